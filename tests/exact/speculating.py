@@ -12,7 +12,7 @@ import torch
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
-from streamserve.protocol.config import Backend, ModelConfig, SpeculationMode
+from streamserve.protocol.config import Backend, KVCacheDType, ModelConfig, SpeculationMode
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, DraftVerified, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
@@ -40,6 +40,7 @@ class Case:
     backend: Backend = "auto"
     dtype: str = "float32"
     quantization: str = "none"
+    kv_cache_dtype: KVCacheDType = "auto"
 
 
 def make_pair(target: Path, draft: Path) -> tuple[Path, Path]:
@@ -116,6 +117,7 @@ def make_engine(pair: tuple[Path, Path], case: Case, mode: SpeculationMode = "co
         path=str(target), dtype=case.dtype, backend=case.backend, threads=1, num_blocks=case.blocks,
         max_model_len=MAX_PROMPT + MAX_OUTPUT, max_num_seqs=32, max_chunk=case.chunk,
         preempt_every=case.preempt_every, speculation_mode=mode, quantization=case.quantization,
+        kv_cache_dtype=case.kv_cache_dtype,
         draft=str(draft) if case.draft == "model" else case.draft,
     )  # fmt: skip
     loaded = load(config, lambda size, eos: vocabulary(Tokenizer.from_folder(target), size, eos))

@@ -53,14 +53,14 @@ class Machine:
         ]
 
 
-def make_machine(folder: Path, dtype: str, backend: Backend = "auto") -> Machine:
+def make_machine(folder: Path, dtype: str, backend: Backend = "auto", quantized: bool = False) -> Machine:
     loaded = load(
         ModelConfig(path=str(folder), dtype=dtype, backend=backend, threads=2, num_blocks=8, max_model_len=64)
     )
     kernels = loaded.model_info.row_invariant
     assert kernels or backend == "reference", "without kernels there is nothing to promise"
     spec = loaded.model.spec
-    cache = KVCache(spec, NUM_BLOCKS, BLOCK, loaded.model.dtype)
+    cache = KVCache(spec, NUM_BLOCKS, BLOCK, loaded.model.dtype, quantized=quantized)
     return Machine(loaded.model, make_attention(cache, spec, loaded.pool), [])
 
 
@@ -78,20 +78,28 @@ def leaves(tree: TokenTree) -> list[int]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("architecture", "fields"), [("llama", {}), ("mistral", {"sliding_window": 9})])
+@pytest.mark.parametrize(
+    ("architecture", "fields", "quantized"),
+    [
+        ("llama", {}, False),
+        ("mistral", {"sliding_window": 9}, False),
+        ("mistral", {"sliding_window": 9}, True),
+    ],
+)
 def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
     tmp_path: Path,
     architecture: str,
     fields: dict[str, int],
+    quantized: bool,
     dtype: str,
     scale: Scale,
     record: Callable[..., None],
 ) -> None:
     """Trees of several sequences in one pass with a prompt chunk; each branch is replayed token by token
     without a tree."""
-    machine = make_machine(make_checkpoint(tmp_path, architecture, **fields), dtype)
+    machine = make_machine(make_checkpoint(tmp_path, architecture, **fields), dtype, quantized=quantized)
     rng, branches, wide = random.Random(scale.seed), 0, 0
-    for _ in range(scale.pick(4, 100)):
+    for _ in range(scale.pick(4, 50)):
         machine.shuffle(rng)
         prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, MAX_PROMPT))] for _ in range(3)]
         tables = [machine.blocks(len(prompt) + MAX_NODES) for prompt in prompts]
@@ -126,7 +134,7 @@ def test_a_tree_read_level_by_level_has_the_logits_of_the_whole(
     """As a draft model computes it: each pass has one level's rows; earlier levels have KV in their slots."""
     machine = make_machine(make_checkpoint(tmp_path, **fields), "float32", backend)
     rng, skipped = random.Random(scale.seed), 0
-    for _ in range(scale.pick(4, 100)):
+    for _ in range(scale.pick(4, 50)):
         machine.shuffle(rng)
         prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, MAX_PROMPT))] for _ in range(3)]
         trees = [by_levels(random_tree(rng, prompt[-1])) for prompt in prompts]

@@ -42,6 +42,9 @@ CASES = {
     "device-goodput": Case(backend="device", policy="goodput", preempt_every=9),
     "int8": Case(quantization="int8", policy="fixed-tree:2x3"),
     "int4-self": Case(quantization="int4:32", draft="self:1", preempt_every=7),
+    "int8-kv": Case(kv_cache_dtype="int8", policy="fixed-tree:2x3", chunk=7),
+    "int8-kv-self": Case(kv_cache_dtype="int8", draft="self:1", policy="fixed-tree:2x3", preempt_every=7),
+    "int8-kv-ngram": Case(kv_cache_dtype="int8", draft="ngram", quantization="int8", blocks=24),
     "odd-chunks": Case(chunk=7, policy="fixed-tree:2x4"),
     "preempted": Case(chunk=64, preempt_every=5, policy="fixed:6"),
     "tiny-cache": Case(blocks=24, policy="fixed-tree:2x3"),
@@ -70,7 +73,10 @@ def test_text_is_that_of_plain_decoding(
 ) -> None:
     case, rng = replace(CASES[name], dtype=dtype), random.Random(scale.seed)
     tokenizer = Tokenizer.from_folder(pair[0])
-    kept = {"backend": case.backend, "dtype": case.dtype, "quantization": case.quantization}
+    kept = {
+        "backend": case.backend, "dtype": case.dtype, "quantization": case.quantization,
+        "kv_cache_dtype": case.kv_cache_dtype,
+    }  # fmt: skip
     plain = make_engine(pair, Case(draft="none", **kept))
     speculating = make_engine(pair, case)
     assert isinstance(speculating.speculation, Watched)

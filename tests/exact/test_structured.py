@@ -77,7 +77,7 @@ def make_requests(folder: Path, seed: int, count: int) -> tuple[list[Submit], li
 def plain_requests(count: int, vocabulary: int) -> list[Submit]:
     """Make requests without a grammar."""
     rng = random.Random(count)
-    prompts = [[rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 60))] for _ in range(count)]
+    prompts = [[rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 40))] for _ in range(count)]
     params = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
     return [Submit(f"p{n}", 0, prompt, params, {0: []}, n / 2) for n, prompt in enumerate(prompts)]
 
@@ -101,7 +101,7 @@ def run(engine: Engine, requests: list[Submit]) -> tuple[Texts, dict[str, str | 
 def test_every_output_is_valid_and_the_same_alone_and_co_batched(
     folder: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
-    count = scale.pick(10, 300)
+    count = scale.pick(10, 120)
     requests, schemas = make_requests(folder, scale.seed, count)
     tokenizer = Tokenizer.from_folder(folder)
     together = make_engine(folder, max_chunk=7)
@@ -129,7 +129,7 @@ def test_every_output_is_valid_and_the_same_alone_and_co_batched(
 def test_preemption_and_speculation_change_no_output(
     folder: Path, name: str, settings: dict[str, Any], scale: Scale, record: Callable[..., None]
 ) -> None:
-    requests, _ = make_requests(folder, scale.seed + 1, scale.pick(6, 60))
+    requests, _ = make_requests(folder, scale.seed + 1, scale.pick(6, 40))
     expected, _ = run(make_engine(folder), requests)
     engine = make_engine(folder, **settings)
     texts, _ = run(engine, requests)
@@ -144,7 +144,7 @@ def test_preemption_and_speculation_change_no_output(
 
 def test_a_draft_model_follows_the_grammar(folder: Path, scale: Scale, record: Callable[..., None]) -> None:
     """With the target as its own draft model all draft tokens are accepted, in spite of the grammar."""
-    requests, _ = make_requests(folder, scale.seed + 3, scale.pick(6, 60))
+    requests, _ = make_requests(folder, scale.seed + 3, scale.pick(6, 40))
     greedy = [
         msgspec.structs.replace(one, params=msgspec.structs.replace(one.params, temperature=0.0))
         for one in requests
@@ -161,7 +161,7 @@ def test_a_draft_model_follows_the_grammar(folder: Path, scale: Scale, record: C
 
 def test_a_resumed_output_continues_where_it_was(folder: Path, scale: Scale) -> None:
     """As after the loss of a worker: the grammar state is rebuilt from the outputs."""
-    requests, _ = make_requests(folder, scale.seed + 2, scale.pick(5, 60))
+    requests, _ = make_requests(folder, scale.seed + 2, scale.pick(5, 40))
     expected, _ = run(make_engine(folder), requests)
     rng = random.Random(scale.seed)
     resumed = make_engine(folder)

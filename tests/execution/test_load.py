@@ -10,7 +10,7 @@ from streamserve.execution.linear import packs
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
 from streamserve.execution.quantization import parse_format
-from streamserve.execution.weights import layer_matrices
+from streamserve.execution.weights import layer_matrices, matrix_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
@@ -139,9 +139,32 @@ def test_weights_are_rounded_while_they_are_loaded(shared_checkpoint, quantizati
     ]
     stored = sum(matrix.nbytes for matrix in matrices)
     format = parse_format(quantization)
-    assert stored == layer_matrices(rounded.model.spec) * format.bytes_per_weight
+    assert stored == matrix_bytes(rounded.model.spec, 2, format)
     saved = plain.model_info.weight_bytes - rounded.model_info.weight_bytes
     assert saved == 2 * layer_matrices(rounded.model.spec) - stored
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("draft", ["none", "model"])
+def test_a_pool_of_8_bits_holds_more_blocks_in_the_same_memory(shared_checkpoint, backend, draft):
+    """The scales are in the blocks; the draft model's KV has 8 bits too."""
+    folder = str(shared_checkpoint("llama", "bfloat16", head_dim=64))
+    settings = {"path": folder, "backend": backend, "kv_cache_bytes": 1 << 22, "swap_space": 0.001}
+    settings |= {"draft": folder} if draft == "model" else {}
+    plain, quantized = (load(config(**settings, kv_cache_dtype=kv)) for kv in ("auto", "int8"))
+    per_block = [loaded.kv_cache_bytes // loaded.engine_config.num_blocks for loaded in (plain, quantized)]
+    assert per_block[1] * 128 == per_block[0] * 68
+    assert quantized.kv_cache_bytes == sum(cache.data.nbytes for cache in quantized.caches) <= 1 << 22
+    assert [cache.quantized for cache in quantized.caches] == [True] * (2 if draft == "model" else 1)
+    for before, after in [
+        (plain.engine_config.num_blocks, quantized.engine_config.num_blocks),
+        (plain.engine_config.swap_blocks, quantized.engine_config.swap_blocks),
+    ]:
+        assert after == pytest.approx(before * 128 / 68, rel=0.02)
+    assert quantized.model_info.fingerprint != plain.model_info.fingerprint
+    assert (quantized.draft_fingerprint == plain.draft_fingerprint) == (draft == "none")
+    assert plain.model_info.precision == "bfloat16"
+    assert quantized.model_info.precision == "bfloat16, KV cache in int8"
 
 
 @pytest.mark.parametrize(
@@ -150,6 +173,7 @@ def test_weights_are_rounded_while_they_are_loaded(shared_checkpoint, quantizati
         ({"quantization": "int5"}, "--quantization 'int5'"),
         ({"quantization": "int8", "backend": "reference"}, "--backend native"),
         ({"quantization": "int4", "backend": "device"}, "--device cpu"),
+        ({"kv_cache_dtype": "int8", "backend": "device"}, "--kv-cache-dtype int8.*not --backend device"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(shared_checkpoint, settings, named):

@@ -36,10 +36,15 @@ def folder(request, tmp_path_factory) -> Path:
     return make_overflowing(tmp_path_factory.mktemp("overflowing"), request.param)
 
 
-def loaded(folder: Path, backend: str):
+def loaded(folder: Path, backend: str, **settings: str):
     return load(
         ModelConfig(
-            path=str(folder), threads=1, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=backend
+            path=str(folder),
+            threads=1,
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            backend=backend,
+            **settings,
         )
     )
 
@@ -54,8 +59,9 @@ def run(executor: TorchExecutor, spans: list[Span], params: SamplingParams = GRE
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_the_sequence_with_the_bad_token_ends(folder, backend, kind):
-    executor, params = loaded(folder, backend).executor, KINDS[kind]
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_only_the_sequence_with_the_bad_token_ends(folder, backend, kind, kv):
+    executor, params = loaded(folder, backend, kv_cache_dtype=kv).executor, KINDS[kind]
     good, bad = [9, 8, 7, 6, 5], [9, 8, TOKEN, 6]
     alone = run_alone(executor, Task(good, params), 4)
     spans = [

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.engine.plan import Span
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
-from streamserve.execution.profile.floor import floor_of
+from streamserve.execution.profile.floor import floor_of, step_floor
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.measure import (
     Effort,
@@ -40,6 +41,7 @@ from streamserve.execution.profile.profile import (
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.scheduling.cost import fit
+from streamserve.speculation.tree import root
 
 SMALL = Effort((1, 2, 8), (0, 20, 6144), span=4, matrix_rows=(2,), rounds=2, seconds=60.0)
 SUBJECT = Subject(Machine("Some CPU @ 2.0GHz", 4, 2), "0123456789abcdef01", "bfloat16", "native-01234567")
@@ -55,6 +57,7 @@ def profile_of(subject: Subject = SUBJECT, **fields: object) -> Profile:
         "rounds": 3,
         "bandwidth": 1e10,
         "matrix_rate": 1e12,
+        "multiplier_rate": 2e12,
         "weight_bytes": 1000,
         "kv_token_bytes": 64,
         "cost": fit((1, 2), (0, 640), [[0.1, 0.2], [0.15, 0.3]]),
@@ -79,7 +82,8 @@ def test_a_measured_profile_is_a_whole_grid_within_the_models_limits(loaded: Loa
     assert profile.cost.kv_bytes == (0, 20 * 512, 49 * 512)
     assert (profile.rounds, profile.quick, profile.model) == (2, False, "tiny")
     assert profile.subject == subject_of(loaded)
-    assert min(profile.bandwidth, profile.matrix_rate) > 0
+    assert min(profile.bandwidth, profile.matrix_rate, profile.peak_rate) > 0
+    assert (profile.multiplier_rate > 0) == (loaded.pool is not None)
     assert profile.cost.byte_seconds == 1 / profile.bandwidth
     assert [len(line) for line in profile.floor] == [3, 3, 3]
     assert profile.swap is not None
@@ -98,6 +102,23 @@ def test_no_step_beats_its_floor(loaded: Loaded) -> None:
         assert [floor(plans[point]) for point in line] == pytest.approx(floors)
     for floors, seconds in zip(profile.floor, profile.cost.seconds, strict=True):
         assert all(low <= cost * (1 + 1e-9) for low, cost in zip(floors, seconds, strict=True))
+
+
+def test_a_profile_with_kv_of_8_bits_is_another_subject(shared_checkpoint: Callable[..., Path]) -> None:
+    """A step's lower bound counts the bytes of KV as they are stored."""
+    path, profiles, reads = str(shared_checkpoint()), [], []
+    for kv in ("auto", "int8"):
+        loaded = load(ModelConfig(path=path, threads=1, num_blocks=4, max_model_len=50, kv_cache_dtype=kv))
+        profiles += measure([("tiny", loaded)], replace(SMALL, rounds=1))
+        step = [Span(0, 30, [0], [0, 1], root(0), (0,))]
+        reads.append(step_floor(loaded, 1.0, 1.0).work(step).bytes)
+    plain, quantized = profiles
+    assert (plain.subject.dtype, quantized.subject.dtype) == ("float32", "float32-kv-int8")
+    assert plain.subject.fingerprint != quantized.subject.fingerprint
+    assert plain.kv_token_bytes == 2 * 2 * 2 * 16 * 4  # layers, k and v, heads, dim, bytes
+    assert quantized.kv_token_bytes == 2 * 2 * 2 * (16 + 4)
+    assert quantized.weight_bytes == plain.weight_bytes
+    assert reads[0] - reads[1] == 31 * (plain.kv_token_bytes - quantized.kv_token_bytes)
 
 
 def test_measuring_leaves_the_models_own_cache_alone(loaded: Loaded) -> None:

@@ -37,9 +37,13 @@ def visible(span: Span, row: int, window: int | None) -> range:
 windows = st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=3).map(tuple)
 
 
-@given(steps(), windows)
-def test_work_equals_a_count_of_single_positions(step: Step, windows: tuple[int | None, ...]) -> None:
-    floor = StepFloor(spec_of(windows), 2, step.block_size, 1.0, 1.0)
+@given(steps(), windows, st.sampled_from([None, 6, 7]))
+def test_work_equals_a_count_of_single_positions(
+    step: Step, windows: tuple[int | None, ...], kv_vector_bytes: int | None
+) -> None:
+    """A key or value has two numbers, of 16 bits or as many bytes as are given."""
+    floor = StepFloor(spec_of(windows), 2, step.block_size, 1.0, 1.0, kv_vector_bytes=kv_vector_bytes)
+    kv_bytes = 0
     rows = sum(span.query_tokens for span in step.spans)
     sampled = sum(len(span.tree) for span in step.spans if span.tree)
     parameters = LAYER * len(windows) + 8 * 50 * bool(sampled)
@@ -51,10 +55,10 @@ def test_work_equals_a_count_of_single_positions(step: Step, windows: tuple[int 
                 positions = visible(span, row, window)
                 pairs += len(positions)
                 slots |= {(span.blocks[p // step.block_size], p % step.block_size) for p in positions}
-        parameters += 2 * 2 * 2 * len(slots)
+        kv_bytes += 2 * 2 * (kv_vector_bytes or 4) * len(slots)
         products += 2 * 3 * 2 * pairs
     work = floor.work(step.spans)
-    assert (work.bytes, work.operations) == (2 * parameters, 2 * products)
+    assert (work.bytes, work.operations) == (2 * parameters + kv_bytes, 2 * products)
 
 
 def test_a_shared_prefix_is_read_once() -> None:

@@ -13,14 +13,15 @@ from streamserve.protocol.errors import CheckpointError
 from tests.execution.test_kv_cache import SPEC
 
 
-def cache(num_blocks: int = 6) -> KVCache:
-    cache = KVCache(SPEC, num_blocks, 4, torch.float32)
-    cache.data.copy_(torch.rand_like(cache.data))
+def cache(num_blocks: int = 6, quantized: bool = False) -> KVCache:
+    cache = KVCache(SPEC, num_blocks, 4, torch.float32, quantized=quantized)
+    cache.data.copy_(100 * torch.rand(cache.data.shape))
     return cache
 
 
-def test_blocks_of_all_groups_come_back_unchanged() -> None:
-    groups = [cache(), cache()]
+@pytest.mark.parametrize("quantized", [False, True])
+def test_blocks_of_all_groups_come_back_unchanged(quantized: bool) -> None:
+    groups = [cache(quantized=quantized), cache(quantized=quantized)]
     before = [group.data.clone() for group in groups]
     host = HostPool(groups, 3)
     with host.copying([(1, 2), (4, 0)], []) as copies:

@@ -165,3 +165,7 @@ def test_errors_are_logged_and_the_worker_continues(
 def test_the_command_names_what_a_profile_depends_on() -> None:
     config = ModelConfig(path="/models/a b", dtype="float32", threads=2)
     assert command_of(config) == "streamserve profile '/models/a b' --dtype float32 --threads 2"
+    config = ModelConfig(path="/model", quantization="int8", kv_cache_dtype="int8")
+    assert command_of(config) == "streamserve profile /model --quantization int8 --kv-cache-dtype int8"
+    config = ModelConfig(path="/model", kernel_path="avx2")
+    assert command_of(config) == "streamserve profile /model --kernel-path avx2"

@@ -240,4 +240,4 @@ class Head:
 
 def head_of(request_id: str, llm: Generator, model: str) -> Head:
     """Return the head for a request that has just arrived."""
-    return Head(request_id, int(time.time()), model, f"fp_{llm.model.fingerprint[:12]}")
+    return Head(request_id, int(time.time()), model, llm.model.system_fingerprint)

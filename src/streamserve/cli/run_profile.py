@@ -12,6 +12,7 @@ from rich.table import Table
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, user_profiles
 from streamserve.fleet.worker_process import WORKER_ENVIRONMENT
+from streamserve.protocol.processors import usable_processors
 from streamserve.settings.options import Settings
 
 WAIT_SECONDS = 120.0
@@ -49,7 +50,7 @@ def _measure(settings: Settings, store: ProfileStore) -> list[Profile]:
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task(f"loading {settings.name}", total=None)
         plain = msgspec.structs.replace(settings.model, draft="none")
-        reserved = reserve_cores(plain.threads or len(os.sched_getaffinity(0)))
+        reserved = reserve_cores(plain.threads or usable_processors().threads)
         cores = reserved.cpus if reserved else ()
         target = load(plain, cores=cores)
         models = [(settings.name, target)]
@@ -105,11 +106,18 @@ def _heading(profile: Profile) -> list[str]:
         ),
         f"{machine.processor}, {machine.threads} threads on {machine.cores} cores",
         f"{profile.bandwidth / 1e9:.1f} GB/s of memory, "
-        f"{profile.matrix_rate / 1e9:.0f} GFLOP/s of matrix products",
+        f"{profile.matrix_rate / 1e9:.0f} GFLOP/s of matrix products{_multipliers(profile)}",
         f"{weights:.1f} MB of weights per step, {kv:.1f} kB of KV per token",
         *_swapping(profile),
         "ms per step (lower bound / measured), by query tokens and tokens of context:",
     ]
+
+
+def _multipliers(profile: Profile) -> str:
+    """Return what the multipliers could do, if that is known."""
+    if not profile.multiplier_rate:
+        return ""
+    return f" of {profile.multiplier_rate / 1e9:.0f} that the multipliers could do"
 
 
 def _swapping(profile: Profile) -> list[str]:

@@ -20,11 +20,13 @@ from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.process_memory import bound_allocator, freeze_started
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
-from streamserve.llm.async_llm import AsyncLLM
+from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings.options import Settings
+from streamserve.settings.resolve import topology
 
 _log = logging.getLogger(__name__)
 
@@ -151,6 +153,7 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
     return f"""
   model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, \
 {model.precision}
+  computed  by {model.backend}{"" if model.backend.startswith("cuda") else _processors(settings)}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
 ({ready.num_blocks} blocks of {ready.block_size} tokens)
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
@@ -160,6 +163,14 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 
     {_curl(llm, url)}
 """
+
+
+def _processors(settings: Settings) -> str:
+    """Return how many threads the workers have together, and on what."""
+    usable, workers = usable_processors(), len(topology(settings.server).names)
+    threads = workers * threads_of_worker(settings.model, workers)
+    more = f", of which {usable.threads} run at the same time" if threads > usable.threads else ""
+    return f": {threads} threads{more} on {usable}"
 
 
 def _curl(llm: AsyncLLM, url: str) -> str:

@@ -288,7 +288,7 @@ class Engine:
         fresh = not any(message.outputs.values())
         parts = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
         for choices in parts:
-            root = namespace(self.model.fingerprint, message.cache_salt)
+            root = namespace(self.model.kv_name, message.cache_salt)
             groups, survival = self.scheduler.tables.groups, self.streams.survival
             sequence = make_sequence(
                 message, choices, self.scheduler.new_id(), root, groups, survival, self.config.check

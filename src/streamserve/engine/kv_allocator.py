@@ -104,7 +104,7 @@ class KVAllocator:
         cached = self._tables.match(sequence)
         if not self._claim_slots(sequence):
             return False
-        blocks_needed = self._swap.blocks_needed(sequence, cached) + 1  # and one block for its next tokens
+        blocks_needed = self._blocks_to_resume(sequence, cached)
         while (missing := blocks_needed - self._free_after(cached) - self._swap.pending_free) > 0:
             if not self._evict_one(sequence, missing):
                 return False
@@ -120,12 +120,7 @@ class KVAllocator:
         swapped out and in again without end.
         """
         cached = self._tables.match(sequence)
-        left = (
-            self._free_after(cached)
-            + self._swap.pending_free
-            - self._swap.blocks_needed(sequence, cached)
-            - 1
-        )
+        left = self._free_after(cached) + self._swap.pending_free - self._blocks_to_resume(sequence, cached)
         above = True
         for other in self._ranked:
             if other is sequence:
@@ -230,6 +225,12 @@ class KVAllocator:
     def _missing(self, sequence: Sequence, cached: list[int]) -> int:
         """Return how many blocks a waiting sequence needs in addition to the blocks `cached`."""
         return self._tables.blocks_for(len(sequence.tokens) + 1) - len(cached)
+
+    def _blocks_to_resume(self, sequence: Sequence, cached: list[int]) -> int:
+        """Return how many blocks a swapped sequence needs in addition to the blocks `cached`: for its KV, and
+        one for its next tokens, or it would soon be evicted again. One that fills the pool by itself has
+        slots for them in its last block."""
+        return min(self._swap.blocks_needed(sequence, cached) + 1, self._tables.pool.size - len(cached))
 
     def _evictable(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences with blocks that may be evicted for this one and are not part of the step yet.

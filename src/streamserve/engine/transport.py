@@ -93,7 +93,7 @@ class Outgoing:
     def held_blocks(self) -> list[int]:
         """Return the blocks that are being read, once for each push."""
         sending = [*self._sending.values(), *self._closing]
-        return [block for one in sending for blocks in one.in_flight.values() for block in blocks]
+        return [block for push in sending for blocks in push.in_flight.values() for block in blocks]
 
     def sequences(self) -> list[Running]:
         """Return the sequences whose KV is sent."""

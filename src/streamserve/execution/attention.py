@@ -29,7 +29,8 @@ class AttentionBackend(Protocol):
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write `k`, `v` [rows, kv head, dim] to the rows' slots, then attend `q` [rows, head, dim] to every
         visible slot: the committed ones up to the row's own, its ancestors in a tree, within the layer's
-        window. Returns [rows, head, dim]."""
+        window. Keys and values are read as the cache stores them, the rows' own too. Returns
+        [rows, head, dim]."""
         ...
 
 

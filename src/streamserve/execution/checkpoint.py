@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,28 +30,32 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
+    def check(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        ignored: Iterable[str] = (),
+        integers: Mapping[str, str] = {},
+    ) -> None:
         """Raise CheckpointError unless the tensors are exactly those of `shapes`, in a supported dtype.
-        Further tensors whose names end in one of `ignored` are allowed."""
+        `integers` are the dtypes, as safetensors names them, of those that are not floats. Further tensors
+        whose names end in one of `ignored` are allowed."""
         for name, shape in shapes.items():
             if name not in self._files:
                 raise CheckpointError(f"{self.folder}: no file holds tensor {name}")
-            path, file = self._files[name]
-            header = file.get_slice(name)
-            if header.get_dtype() not in _DTYPES:
-                raise CheckpointError(
-                    f"{path}: tensor {name} has dtype {header.get_dtype()}, not F32, BF16 or F16"
-                )
+            header = self._files[name][1].get_slice(name)
+            dtypes = (integers[name],) if name in integers else tuple(_DTYPES)
+            if header.get_dtype() not in dtypes:
+                self.refuse(name, f"has dtype {header.get_dtype()}, not {' or '.join(dtypes)}")
             if tuple(header.get_shape()) != shape:
-                raise CheckpointError(
-                    f"{path}: tensor {name} has shape {header.get_shape()}, not {list(shape)}"
-                )
+                self.refuse(name, f"has shape {header.get_shape()}, not {list(shape)}")
         allowed = tuple(ignored)
         for name in sorted(self._files.keys() - shapes.keys()):
             if not name.endswith(allowed):
-                raise CheckpointError(
-                    f"{self._files[name][0]}: tensor {name} is unknown to this architecture"
-                )
+                self.refuse(name, "is unknown to this architecture")
+
+    def refuse(self, name: str, reason: str) -> NoReturn:
+        """Raise CheckpointError for the tensor `name`."""
+        raise CheckpointError(f"{self._files[name][0]}: tensor {name} {reason}")
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype that a checked tensor is stored in."""
@@ -62,6 +66,10 @@ class Checkpoint:
         CheckpointError for a tensor that contains NaN or an infinity, as stored or after conversion to
         `dtype`."""
         return torch.cat([self._finite(name, dtype) for name in names])
+
+    def integers(self, name: str) -> Tensor:
+        """Return a copy of a tensor as it is stored."""
+        return self._mapped(name).clone()
 
     def equal(self, first: str, second: str) -> bool:
         """Return whether two tensors contain the same numbers."""
@@ -88,7 +96,7 @@ class Checkpoint:
             reason = "numbers that are not finite (NaN or infinite)"
             if _is_finite(tensor):
                 reason = f"numbers that {str(dtype).removeprefix('torch.')} cannot hold"
-            raise CheckpointError(f"{self._files[name][0]}: tensor {name} holds {reason}")
+            self.refuse(name, f"holds {reason}")
         return converted
 
     def _mapped(self, name: str) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.execution.native.build import cache_folder
+from streamserve.protocol.processors import usable_processors
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,14 @@ class ReservedCores:
 
 
 def reserve_cores(count: int, folder: Path | None = None) -> ReservedCores | None:
-    """Reserve `count` of the processors that this process may use; None if fewer are free."""
+    """Reserve `count` of the processors that this process may use, of different cores if possible; None if
+    fewer are free."""
     folder = folder or cache_folder().parent / "cores"
     cpus: list[int] = []
     handles: list[int] = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for number in sorted(os.sched_getaffinity(0)):
+        for number in usable_processors().cpus:
             handle = _lock(folder / str(number)) if len(cpus) < count else None
             if handle is not None:
                 cpus.append(number)

@@ -33,9 +33,9 @@ class Fields:
         is None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self.refuse(field, f"must be a positive integer, not {_shown(value)}")
+            self.refuse(field, f"must be a positive integer, not {shown(value)}")
         if value > maximum:
-            self.refuse(field, f"must be at most {maximum}, not {_shown(value)}")
+            self.refuse(field, f"must be at most {maximum}, not {shown(value)}")
         return value
 
     def number(
@@ -45,16 +45,16 @@ class Fields:
         and is refused if that is None."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            self.refuse(field, f"must be a positive number, not {_shown(value)}")
+            self.refuse(field, f"must be a positive number, not {shown(value)}")
         if not minimum <= value <= maximum:
-            self.refuse(field, f"must be from {minimum:g} to {maximum:g}, not {_shown(value)}")
+            self.refuse(field, f"must be from {minimum:g} to {maximum:g}, not {shown(value)}")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:
         """Return true or false; absent or null takes `default`."""
         value = self._present(field, default)
         if not isinstance(value, bool):
-            self.refuse(field, f"must be true or false, not {value!r}")
+            self.refuse(field, f"must be true or false, not {shown(value)}")
         return value
 
     def nested(self, field: str) -> "Fields | None":
@@ -63,7 +63,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            self.refuse(field, f"must be an object, not {value!r}")
+            self.refuse(field, f"must be an object, not {shown(value)}")
         return Fields(f"{self.name}: {field}", value)
 
     def _present(self, field: str, default: Any) -> Any:
@@ -75,7 +75,7 @@ class Fields:
         return value
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value as shown in messages: truncated, as an integer may have thousands of digits."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"

@@ -9,16 +9,15 @@ layers   own, copy, copy, own …   copies do all their work, and their output p
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from streamserve.execution.checkpoint import INDEX, Checkpoint
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.shards import copy_other_files, write_shards
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.weights import EMBEDDING, FINAL_NORM, HEAD, check_weights, weight_shapes
 from streamserve.protocol.errors import CheckpointError
@@ -53,16 +52,17 @@ def inflate(source: Path, target: Path, shape: Shape) -> dict[str, object]:
     if target.exists() and any(target.iterdir()):
         raise CheckpointError(f"{target} is not empty")
     target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and file.name != INDEX:
-            shutil.copyfile(file, target / file.name)
+    copy_other_files(source, target)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _write_shards(target, checkpoint, spec, read_spec(target))
+    inflated = read_spec(target)
+    write_shards(target, _parts(checkpoint, spec, inflated), inflated.num_layers + 1)
     return config
 
 
 def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
     """Return the inflated config, with all sizes validated against the source's."""
+    if spec.stored:
+        raise CheckpointError(f"{source}: its weights are quantized: inflate the 16-bit checkpoint")
     if spec.architecture != "LlamaForCausalLM":
         raise CheckpointError(f"{source}: only LlamaForCausalLM is inflated, not {spec.architecture}")
     if spec.qkv_bias or spec.out_bias or spec.mlp_bias:
@@ -107,21 +107,9 @@ def origin(layer: int, layers: int, source_layers: int) -> tuple[int, bool]:
     return number, layer == first
 
 
-def _write_shards(target: Path, checkpoint: Checkpoint, spec: ModelSpec, inflated: ModelSpec) -> None:
-    """Write one file for embedding, norm and head, and one a layer, so that one layer is in memory at a
-    time."""
-    total, weight_map = 0, dict[str, str]()
-    count = inflated.num_layers + 1
-    for number, tensors in enumerate(_parts(checkpoint, spec, inflated), start=1):
-        name = f"model-{number:05d}-of-{count:05d}.safetensors"
-        save_file(tensors, target / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, name)
-        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
 def _parts(checkpoint: Checkpoint, spec: ModelSpec, inflated: ModelSpec) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of each file: one for embedding, norm and head, and one a layer, so that one layer is
+    in memory at a time."""
     shapes = weight_shapes(inflated)
     root = (inflated.hidden_size // spec.hidden_size) ** 0.5
 

@@ -1,4 +1,7 @@
-"""The pool of KV blocks of one KV cache group: one tensor [layer][block][k|v][head][slot][dim].
+"""The pool of KV blocks of one KV cache group: one tensor [layer][block][k|v][head][slot][vector].
+
+A vector is a token's key or value of one head: `dim` numbers of the model's dtype or, quantized, `dim` 8-bit
+integers with their scale (kv_vectors.py). What moves blocks and slots does not know which.
 
 A block holds `block_size` slots, one for each token. Slots are numbered through the pool: slot s is slot
 s % block_size of block s // block_size. The engine decides which sequence owns which block.
@@ -10,18 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from streamserve.execution.kv_vectors import dequantize_vectors, quantize_vectors, vector_bytes
 from streamserve.execution.layout import Ints
 from streamserve.execution.spec import ModelSpec
 
 
-def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype, quantized: bool = False) -> int:
     """Return the memory of one block over all layers, in bytes."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * dtype.itemsize
+    size = vector_bytes(spec.head_dim, dtype, quantized)
+    return 2 * spec.num_layers * spec.num_kv_heads * block_size * size
 
 
 class KVCache:
-    """Keys and values of all layers. `data` is the underlying tensor, in `memory` (bytes) if given. `written`
-    counts the layers that have been written, over all steps: each step writes all of them in turn."""
+    """Keys and values of all layers, written and read in `dtype`. `data` is the underlying tensor, in
+    `memory` (bytes) if given; int8 if `quantized`. `written` counts the layers that have been written, over
+    all steps: each step writes all of them in turn."""
 
     def __init__(
         self,
@@ -31,29 +37,30 @@ class KVCache:
         dtype: torch.dtype,
         memory: Tensor | None = None,
         device: torch.device | None = None,
+        quantized: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.written = np.zeros(1, np.int64)
+        self.dtype = dtype
+        self.quantized = quantized
         self._heads = spec.num_kv_heads
-        shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, spec.head_dim)
+        stored = torch.int8 if quantized else dtype
+        width = vector_bytes(spec.head_dim, dtype, quantized) // stored.itemsize
+        shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, width)
         # Not cleared: no slot is read before it is written, and memory is committed only as blocks come into
         # use.
         self.data = (
-            torch.empty(shape, dtype=dtype, device=device)
+            torch.empty(shape, dtype=stored, device=device)
             if memory is None
-            else memory.view(dtype).view(shape)
+            else memory.view(stored).view(shape)
         )
-        self._vectors = [layer.view(-1, spec.head_dim) for layer in self.data]
-        self._head_blocks = [layer.view(-1, block_size * spec.head_dim) for layer in self.data]
+        self._vectors = [layer.view(-1, width) for layer in self.data]
+        self._head_blocks = [layer.view(-1, block_size * width) for layer in self.data]
 
     def as_bytes(self) -> Tensor:
         """Return the same memory as [layer, block, bytes]."""
         return self.data.view(torch.uint8).view(self.data.shape[0], self.num_blocks, -1)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.data.dtype
 
     def write_index(self, slots: Ints) -> Tensor:
         """Return the indices at which `write` puts the vectors of these slots: [k|v, slot, head], flat."""
@@ -64,6 +71,8 @@ class KVCache:
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store `keys` and `values` [rows, head, dim] in the slots from which `index` was made."""
         vectors = torch.stack((keys, values))
+        if self.quantized:
+            vectors = quantize_vectors(vectors)
         self._vectors[layer].index_copy_(0, index, vectors.view(-1, vectors.shape[-1]))
         self.written += 1
 
@@ -75,7 +84,8 @@ class KVCache:
     def read(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [head, slot, dim] of all slots, in order, of the blocks in `index`."""
         gathered = self._head_blocks[layer].index_select(0, index)
-        keys, values = gathered.view(2, self._heads, -1, self.data.shape[-1])
+        vectors = gathered.view(2, self._heads, -1, self.data.shape[-1])
+        keys, values = dequantize_vectors(vectors, self.dtype) if self.quantized else vectors
         return keys, values
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from ctypes import CDLL
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path as FilePath
 
 import torch
 from torch import Tensor
@@ -37,9 +37,10 @@ from streamserve.execution.loaded import (
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
-from streamserve.execution.native.library import ThreadPool, kernels
+from streamserve.execution.native.library import Path, ThreadPool, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
+from streamserve.execution.native.paths import best_path, name_of
 from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
 from streamserve.execution.passes import ModelPasses
 from streamserve.execution.quantization import WeightFormat
@@ -48,6 +49,7 @@ from streamserve.execution.swap import HostPool
 from streamserve.execution.weights import LinearMakers, check_weights, load_model
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.processors import usable_processors
 
 
 def load(
@@ -66,7 +68,7 @@ def load(
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
-    folder = Path(config.path)
+    folder = FilePath(config.path)
     spec = read_spec(folder)
     checkpoint = Checkpoint(folder)
     check_weights(checkpoint, spec)
@@ -77,9 +79,10 @@ def load(
         if allocate:
             raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
         return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
-    pool, source = _choose_backend(config, spec, cores), open_source(config, checkpoint, spec)
-    if source.format and pool is None:
-        raise CheckpointError(f"--quantization {source.format} needs the kernels: use --backend native")
+    source = open_source(config, checkpoint, spec)
+    pool = _choose_backend(source, cores)
+    if source.quantized and pool is None:
+        raise CheckpointError(f"{source.quantized} needs the kernels: use --backend native")
     return _load_on_cpu(source, pool, vocabulary, memory_share, allocate)
 
 
@@ -98,7 +101,9 @@ def _load_on_cpu(
     if allocate:
         memory = allocate(sizes.blocks * sizes.block_bytes)
         draft_memory, target_memory = memory.tensor_split([sizes.blocks * sizes.draft_block_bytes])
-    cache = KVCache(spec, sizes.blocks, config.block_size, source.dtype, target_memory)
+    cache = KVCache(
+        spec, sizes.blocks, config.block_size, source.dtype, target_memory, quantized=source.kv_quantized
+    )
     attention = make_attention(cache, spec, pool)
     grammars = make_grammars(vocabulary, spec)
     drafter = _load_drafter(
@@ -110,7 +115,7 @@ def _load_on_cpu(
     return Loaded(
         TorchExecutor(model, cache, attention, spec.eos_token_ids, grammars, chooser, host),
         engine_config(config, sizes),
-        model_info(source, sizes, attention.row_invariant, tied_head_copied),
+        model_info(source, sizes, attention.row_invariant, tied_head_copied, _backend_name(pool, source)),
         sizes.blocks * sizes.block_bytes,
         model,
         pool,
@@ -148,7 +153,9 @@ def _load_drafter(
         return ModelDrafter(passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
     if draft.spec:
         draft_model = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, pool)
-        draft_cache = KVCache(draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory)
+        draft_cache = KVCache(
+            draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory, quantized=cache.quantized
+        )
         attention = make_attention(draft_cache, draft.spec, pool)
         passes = ModelPasses(draft_model, attention)
         return ModelDrafter(passes, draft_cache, DRAFT, rejection_sampling, eos, grammars, selector)
@@ -166,9 +173,10 @@ def make_drafter(loaded: Loaded, group: int = TARGET) -> ModelDrafter:
     return ModelDrafter(passes, loaded.cache, group, eos_token_ids=eos, selector=selector)
 
 
-def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) -> ThreadPool | None:
+def _choose_backend(source: Source, cores: Sequence[int]) -> ThreadPool | None:
     """Return the kernels' thread pool; None where plain torch computes."""
-    threads = config.threads or len(os.sched_getaffinity(0))
+    config, spec = source.config, source.spec
+    threads = config.threads or usable_processors().threads
     fits = spec.num_heads // spec.num_kv_heads <= MAX_QUERY_GROUP
     library = kernels() if config.backend != "reference" and fits else None
     if library is None and config.backend == "native":
@@ -178,7 +186,30 @@ def _choose_backend(config: ModelConfig, spec: ModelSpec, cores: Sequence[int]) 
         )
     # With the kernels, torch runs only small operations: its threads would spin on the kernels' cores.
     torch.set_num_threads(1 if library else threads)
-    return ThreadPool(library, threads, cpus=cores[1:threads]) if library else None
+    if library:
+        return _thread_pool(library, threads, source, cores)
+    if config.kernel_path != "auto":
+        raise CheckpointError(f"--kernel-path {config.kernel_path} is for the kernels: use --backend native")
+    return None
+
+
+def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[int]) -> ThreadPool:
+    """Return a thread pool on the path that the settings name, or on the fastest."""
+    name = source.config.kernel_path
+    path = best_path(library) if name == "auto" else Path[name.upper()]
+    pool = ThreadPool(library, threads, path, cores[1:threads])
+    if name != "auto" and pool.path(source.dtype) != path:
+        available = ", ".join(name_of(path) for path in Path if pool.supports(path, source.dtype))
+        raise CheckpointError(
+            f"--kernel-path {name} is not available on this processor for {source.dtype_name}: use auto, "
+            f"{available}"
+        )
+    return pool
+
+
+def _backend_name(pool: ThreadPool | None, source: Source) -> str:
+    """Return what computes the model, as far as its bits depend on it."""
+    return f"native {name_of(pool.path(source.dtype))}" if pool else f"reference torch {torch.__version__}"
 
 
 def _tied_head_is_copied(pool: ThreadPool | None, dtype: torch.dtype) -> bool:
@@ -194,12 +225,12 @@ def _load_model(
     pool: ThreadPool | None,
     format: WeightFormat | None = None,
 ) -> Model:
-    """Load a model; the weights of its layers are rounded to `format`, tensor by tensor."""
+    """Load a model; the matrices of its layers are rounded to `format` unless they are stored in one."""
     if pool is None:
         return load_model(checkpoint, spec, dtype)
-    linear = partial(NativeLinear, pool, format=format)
+    linear = partial(NativeLinear, pool, dtype=dtype)
     makers = LinearMakers(linear, partial(linear, paired=True), partial(NativeLinear, pool))
-    return NativeModel.of(load_model(checkpoint, spec, dtype, makers), pool)
+    return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format), pool)
 
 
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:

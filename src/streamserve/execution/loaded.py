@@ -46,19 +46,52 @@ class Source:
     dtype: torch.dtype
     draft: DraftChoice
     format: WeightFormat | None = None
-    """What the weights of the target's layers are rounded to."""
+    """What the weights of the target's layers are rounded to, or what the first quantized is stored in."""
+
+    @property
+    def quantization(self) -> str:
+        """The formats of the target's layers in words."""
+        return str(self.spec.stored or self.format or "none")
+
+    @property
+    def quantized(self) -> str | None:
+        """The flag or the folder for which weights are integers; None if all are floats."""
+        if self.spec.stored is None and self.format:
+            return f"--quantization {self.format}"
+        for folder, spec in ((self.checkpoint.folder, self.spec), (self.draft.folder, self.draft.spec)):
+            if spec and spec.stored:
+                return f"{folder} in {spec.stored}"
+        return None
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the target: of its weights, their precision and the configuration."""
-        return _fingerprint(self.checkpoint, self.spec, self.dtype, self.format)
+        """Fingerprint of the target: of its weights, their precision and the KV's, and the configuration."""
+        return self._fingerprint(self.checkpoint, self.spec, self.format)
+
+    @property
+    def dtype_name(self) -> str:
+        """The data type in words."""
+        return _name(self.dtype)
 
     @property
     def draft_fingerprint(self) -> str:
         """Fingerprint of the draft model that has a KV cache group; empty without one."""
         if self.draft.spec is None:
             return ""
-        return _fingerprint(Checkpoint(self.draft.folder), self.draft.spec, self.dtype)
+        return self._fingerprint(Checkpoint(self.draft.folder), self.draft.spec)
+
+    @property
+    def kv_quantized(self) -> bool:
+        """Whether keys and values are stored in 8 bits, in all KV cache groups."""
+        return self.config.kv_cache_dtype == "int8"
+
+    def _fingerprint(
+        self, checkpoint: Checkpoint, spec: ModelSpec, format: WeightFormat | None = None
+    ) -> str:
+        numerics = [_name(self.dtype)]
+        numerics += [str(format)] if format else []
+        numerics += ["KV in int8"] if self.kv_quantized else []
+        return checkpoint.fingerprint(repr(asdict(spec)), *numerics)
 
 
 @dataclass(frozen=True)
@@ -105,6 +138,13 @@ def open_source(config: ModelConfig, checkpoint: Checkpoint, spec: ModelSpec) ->
         format = parse_format(config.quantization)
     except ValueError as error:
         raise CheckpointError(f"--quantization {error}") from None
+    if spec.stored:
+        if format:
+            raise CheckpointError(
+                f"--quantization {format}: the weights of {checkpoint.folder} are quantized already, in "
+                f"{spec.stored}"
+            )
+        format = spec.stored.main
     draft = choose_draft(config.draft, checkpoint.folder, spec)
     return Source(config, checkpoint, spec, dtype, draft, format)
 
@@ -125,8 +165,8 @@ def plan_memory(
     if draft:
         free = after_weights(weight_bytes(draft, dtype, tied_head_copied), free)
     free = max(0, free - reserve)
-    draft_bytes = bytes_per_block(draft, config.block_size, dtype) if draft else 0
-    block_bytes = bytes_per_block(source.spec, config.block_size, dtype) + draft_bytes
+    draft_bytes = bytes_per_block(draft, config.block_size, dtype, source.kv_quantized) if draft else 0
+    block_bytes = bytes_per_block(source.spec, config.block_size, dtype, source.kv_quantized) + draft_bytes
     swap_blocks = size_swap(config, block_bytes, free if swap_memory is None else swap_memory)
     if swap_memory is None:
         free -= swap_blocks * block_bytes
@@ -181,8 +221,10 @@ def engine_config(config: ModelConfig, sizes: PoolSizes) -> EngineConfig:
     )
 
 
-def model_info(source: Source, sizes: PoolSizes, row_invariant: bool, tied_head_copied: bool) -> ModelInfo:
-    """Return what clients may know of the model."""
+def model_info(
+    source: Source, sizes: PoolSizes, row_invariant: bool, tied_head_copied: bool, backend: str
+) -> ModelInfo:
+    """Return what clients may know of the model. `backend`: what computes it."""
     spec = source.spec
     return ModelInfo(
         architecture=spec.architecture,
@@ -191,18 +233,13 @@ def model_info(source: Source, sizes: PoolSizes, row_invariant: bool, tied_head_
         max_model_len=sizes.max_model_len,
         eos_token_ids=spec.eos_token_ids,
         weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied, source.format),
-        dtype=_name(source.dtype),
+        dtype=source.dtype_name,
+        backend=backend,
         row_invariant=row_invariant,
         fingerprint=source.fingerprint,
-        quantization=str(source.format or "none"),
+        quantization=source.quantization,
+        kv_cache_dtype=source.config.kv_cache_dtype,
     )
-
-
-def _fingerprint(
-    checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, format: WeightFormat | None = None
-) -> str:
-    numerics = (_name(dtype), str(format)) if format else (_name(dtype),)
-    return checkpoint.fingerprint(repr(asdict(spec)), *numerics)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,9 +1,11 @@
-"""Weights of 8 or 4 bits: unsigned integers with a scale, and perhaps an offset, for each group of inputs.
+"""Weights of 8 or 4 bits: unsigned integers q with a scale, perhaps a zero point, for each group of inputs.
 
-A weight is scale · (q - 128) in 8 bits, scale · q + offset in 4 bits. Which integers stand for a 16-bit
-weight is decided here, what a product with them is in native/cpp/gemm_int.cpp.
+A weight is scale · (q - zero point); without zero points it is symmetric: scale · (q - 128) in 8 bits,
+scale · (q - 8) in 4. Which integers stand for a 16-bit weight is decided here, what a product with them is in
+native/cpp/gemm_int.cpp.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,21 +17,42 @@ TILE = 64
 GROUPS = (32, 64, 128)
 """Sizes that a group of inputs may have."""
 
+MAX_INPUTS = (2**31 - 1) // (255 * 127)
+"""Inputs of a group up to which no sum of 8-bit products overflows 32 bits."""
+
+SHRINK = (0.95, 0.9)
+"""Parts of a group's range in which weights with zero points are rounded, where that has a smaller squared
+error than the whole range."""
+
+BLOCK = 1 << 20
+"""Weights that are rounded at once."""
+
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """`bits` of a weight (8 or 4) and the inputs of a `group` that share a scale."""
+    """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output), and
+    whether it is `symmetric`: without zero points."""
 
     bits: int
-    group: int
+    group: int | None
+    symmetric: bool
 
     def __str__(self) -> str:
-        return f"int{self.bits}:{self.group}"
+        return f"int{self.bits}:{self.group or 'channel'}"
 
     @property
-    def bytes_per_weight(self) -> float:
-        """Bytes of a weight with its share of scale and offset (float32)."""
-        return self.bits / 8 + (4 if self.bits == 8 else 8) / self.group
+    def middle(self) -> int:
+        """The number that stands for zero in a symmetric weight."""
+        return 1 << (self.bits - 1)
+
+    def groups(self, inputs: int) -> int:
+        """Return the number of groups of so many inputs."""
+        return -(-inputs // self.group) if self.group else 1
+
+    def nbytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight [outputs, inputs] with its scales and offsets (float32)."""
+        tables = 1 if self.symmetric else 2
+        return outputs * (inputs * self.bits // 8 + 4 * tables * self.groups(inputs))
 
 
 DEFAULT_GROUPS = {8: 128, 4: 64}
@@ -44,47 +67,111 @@ def parse_format(text: str) -> WeightFormat | None:
     bits = {"int8": 8, "int4": 4}.get(kind)
     if bits is None or (separator and size not in map(str, GROUPS)):
         choices = ", ".join(map(str, GROUPS))
-        raise ValueError(f"{text!r}: use none, int8, int4, or int4:GROUP with a group of {choices}")
-    return WeightFormat(bits, int(size) if size else DEFAULT_GROUPS[bits])
+        raise ValueError(f"{text!r}: use int8, int4, or int8:GROUP, int4:GROUP with a group of {choices}")
+    return WeightFormat(bits, int(size) if size else DEFAULT_GROUPS[bits], symmetric=bits == 8)
 
 
 @dataclass(frozen=True)
 class IntegerWeight:
-    """A weight [out, in] in `format`: `numbers` [out, padded in] (uint8, one a byte), `scales` and `offsets`
-    [out, groups] (float32; no offsets: symmetric). The padding's numbers stand for zero, or have no scale."""
+    """A weight [out, in] in `format`: `numbers` [out, in] (uint8, one a byte), finite `scales` [out, groups]
+    (float32) and, unless it is symmetric, `zeros` [out, groups] (uint8), the zero points."""
 
     format: WeightFormat
     numbers: Tensor
     scales: Tensor
-    offsets: Tensor | None
+    zeros: Tensor | None
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """What the kernels add for the zero points, -(zero point · scale) [out, groups] in float32."""
+        return None if self.zeros is None else -(self.zeros * self.scales)
 
     def floats(self) -> Tensor:
-        """Return what the numbers stand for, in float32 [out, padded in]."""
-        group = self.format.group
-        scales = self.scales.repeat_interleave(group, 1)[:, : self.numbers.shape[1]]
-        if self.offsets is None:
-            return scales * (self.numbers.float() - (1 << (self.format.bits - 1)))
-        return scales * self.numbers + self.offsets.repeat_interleave(group, 1)[:, : self.numbers.shape[1]]
+        """Return what the numbers stand for, in float32 [out, in]."""
+        inputs = self.numbers.shape[1]
+        group = self.format.group or inputs
+
+        def spread(values: Tensor) -> Tensor:
+            return values.repeat_interleave(group, 1)[:, :inputs]
+
+        zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
+        return spread(self.scales) * (self.numbers.float() - zeros)
+
+
+def join(weights: Sequence[IntegerWeight]) -> IntegerWeight:
+    """Return weights of one format and as many inputs as one, their outputs in order."""
+    zeros = [weight.zeros for weight in weights if weight.zeros is not None]
+    return IntegerWeight(
+        weights[0].format,
+        torch.cat([weight.numbers for weight in weights]),
+        torch.cat([weight.scales for weight in weights]),
+        torch.cat(zeros) if zeros else None,
+    )
 
 
 def quantize(weight: Tensor, format: WeightFormat) -> IntegerWeight:
-    """Return `weight` [out, in] rounded to `format`: symmetric in 8 bits, from least to largest in 4."""
-    rows, columns = weight.shape
-    width = -(-columns // TILE) * TILE
-    groups = -(-width // format.group)
-    padded = torch.nn.functional.pad(weight.float(), (0, groups * format.group - columns))
-    grouped = padded.view(rows, groups, format.group)
-    if format.bits == 8:
-        scales = grouped.abs().amax(2) / 127
-        numbers = (grouped / _divisor(scales)).round().clamp(-127, 127) + 128
-        offsets = None
+    """Return `weight` [out, in] rounded to `format`. Scales are numbers of bfloat16, so that every checkpoint
+    format holds them exactly."""
+    rows = max(1, BLOCK // weight.shape[1])
+    return join([_quantize(block, format) for block in torch.split(weight, rows)])
+
+
+def _quantize(weight: Tensor, format: WeightFormat) -> IntegerWeight:
+    rows, inputs = weight.shape
+    groups, group = format.groups(inputs), format.group or inputs
+    padded = torch.nn.functional.pad(weight.float(), (0, groups * group - inputs))
+    grouped = padded.view(rows, groups, group)
+    if format.symmetric:
+        scales, numbers, zeros = *_round_symmetric(grouped, format.middle), None
     else:
-        least, most = grouped.amin(2), grouped.amax(2)
-        scales, offsets = (most - least) / 15, least
-        numbers = ((grouped - least[:, :, None]) / _divisor(scales)).round().clamp(0, 15)
-    numbers = numbers.to(torch.uint8).view(rows, -1)[:, :width].contiguous()
-    return IntegerWeight(format, numbers, scales, offsets)
+        scales, numbers, zeros = _round_with_zeros(grouped, 2 * format.middle - 1)
+    return IntegerWeight(format, numbers.view(rows, -1)[:, :inputs].contiguous(), scales, zeros)
+
+
+def _round_symmetric(grouped: Tensor, middle: int) -> tuple[Tensor, Tensor]:
+    """Return scales [out, groups] and numbers [out, groups, group]."""
+    largest = middle - 1
+    scales = _storable(grouped.abs().amax(2) / largest)
+    numbers = (grouped / _divisor(scales)[:, :, None]).round_().clamp_(-largest, largest) + middle
+    return scales, numbers.to(torch.uint8)
+
+
+def _round_with_zeros(grouped: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales [out, groups], numbers [out, groups, group] and zero points [out, groups]. Zero is a
+    number of every group."""
+    low, high = grouped.amin(2, keepdim=True).clamp_(max=0), grouped.amax(2, keepdim=True).clamp_(min=0)
+    best = _round_range(grouped, low, high, largest)
+    for part in SHRINK:
+        other = _round_range(grouped, low * part, high * part, largest)
+        better = other[0] < best[0]
+        best = [torch.where(better, new, old) for new, old in zip(other, best, strict=True)]
+    _, scales, zeros, numbers = best
+    return scales[:, :, 0], numbers.to(torch.uint8), zeros[:, :, 0].to(torch.uint8)
+
+
+def _round_range(grouped: Tensor, low: Tensor, high: Tensor, largest: int) -> list[Tensor]:
+    """Return squared errors, scales and zero points [out, groups, 1] and numbers [out, groups, group] that
+    represent the range from `low` to `high` [out, groups, 1]."""
+    scales = _storable(high / largest - low / largest)
+    divisor = _divisor(scales)
+    zeros = (low / -divisor).round_().clamp_(0, largest)
+    numbers = (grouped / divisor).round_().add_(zeros).clamp_(0, largest)
+    errors = (numbers - zeros).mul_(scales).sub_(grouped).square_()
+    return [_sum(errors), scales, zeros, numbers]
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Return sums over the last dimension, added in the same order on every processor."""
+    while values.shape[-1] > 1:
+        half = -(-values.shape[-1] // 2)
+        first, second = values[..., :half], values[..., half:]
+        values = first + torch.nn.functional.pad(second, (0, half - second.shape[-1]))
+    return values
+
+
+def _storable(scales: Tensor) -> Tensor:
+    return scales.bfloat16().float()
 
 
 def _divisor(scales: Tensor) -> Tensor:
-    return torch.where(scales > 0, scales, 1.0)[:, :, None]
+    return torch.where(scales > 0, scales, 1.0)

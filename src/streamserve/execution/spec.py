@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from streamserve.execution.compressed_tensors.config import StoredFormats, read_stored_formats
 from streamserve.execution.fields import Fields, read_fields
 
 MAX_LAYERS = 10_000
@@ -66,7 +67,8 @@ class RopeSpec:
 class ModelSpec:
     """Everything the forward pass depends on, apart from the weights. `windows[layer]` is the number of
     latest tokens that a token sees in that layer, itself included (None: all). `dtype` is the weights' dtype
-    according to the config, if given. `eos_token_ids` end a text."""
+    according to the config, if given. `eos_token_ids` end a text. `stored` is how the layers' matrices are
+    stored if any is quantized already."""
 
     architecture: str
     vocab_size: int
@@ -87,6 +89,7 @@ class ModelSpec:
     qk_norm: bool
     dtype: str | None
     eos_token_ids: tuple[int, ...]
+    stored: StoredFormats | None = None
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -100,6 +103,7 @@ def read_spec(folder: Path) -> ModelSpec:
     layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
     attention_bias = config.flag("attention_bias", False)
+    tied = config.flag("tie_word_embeddings", False)
     spec = ModelSpec(
         architecture=name,
         vocab_size=vocab_size,
@@ -113,13 +117,14 @@ def read_spec(folder: Path) -> ModelSpec:
         rope=_rope(config),
         windows=_windows(config, family.windows, family.window, layers),
         max_position_embeddings=config.integer("max_position_embeddings"),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
+        tied_embeddings=tied,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias if family.out_bias is None else family.out_bias,
         mlp_bias=config.flag("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         dtype=_dtype(config),
         eos_token_ids=_eos_token_ids(folder, config, vocab_size),
+        stored=read_stored_formats(config, layers, tied),
     )
     if spec.num_heads % spec.num_kv_heads:
         config.refuse("num_attention_heads", f"must be a multiple of {spec.num_kv_heads} key-value heads")
@@ -137,10 +142,6 @@ def _architecture_name(config: Fields) -> str:
 
 
 def _refuse_unsupported(config: Fields) -> None:
-    if config.get("quantization_config") is not None:
-        config.refuse(
-            "quantization_config", "is not supported: only float32, bfloat16 and float16 weights are"
-        )
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         config.refuse("hidden_act", f"{config.get('hidden_act')!r} is not supported (supported: 'silu')")
     if config.get("partial_rotary_factor") not in (None, 1, 1.0):

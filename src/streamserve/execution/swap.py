@@ -22,7 +22,7 @@ class Copying:
 
 class HostPool:
     """`num_blocks` blocks of host memory for all KV cache groups: for each of the `caches` one tensor
-    [block][layer][k|v][head][slot][dim]. A separate thread copies."""
+    [block][layer][k|v][head][slot][vector]. A separate thread copies."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -30,7 +30,7 @@ class HostPool:
         # Not cleared: blocks are written before they are read, and memory is committed only as it comes into
         # use.
         self._blocks = [
-            torch.empty((num_blocks, len(cache.data), *cache.data.shape[2:]), dtype=cache.dtype)
+            torch.empty((num_blocks, len(cache.data), *cache.data.shape[2:]), dtype=cache.data.dtype)
             for cache in caches
         ]
         self._thread = ThreadPoolExecutor(1, "swap")

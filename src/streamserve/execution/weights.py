@@ -3,22 +3,24 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.compressed_tensors.tensors import check_group_index, headers, read_weight
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
-from streamserve.execution.quantization import WeightFormat
+from streamserve.execution.quantization import MAX_INPUTS, IntegerWeight, WeightFormat, join, quantize
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.errors import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
-LinearMaker = Callable[[Tensor, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in] and optionally a bias [out]."""
+LinearMaker = Callable[[Any, Tensor | None], LinearMap]
+"""Makes a linear map of a weight [out, in], a Tensor or an IntegerWeight, and optionally a bias [out]."""
 
 CPU = torch.device("cpu")
 
@@ -36,9 +38,13 @@ class LinearMakers:
 IGNORED = (".rotary_emb.inv_freq",)
 """Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
 
+GROUP_INDEX = ".weight_g_idx"
+"""The ending of a quantized weight's optional tensor that says which group an input is in."""
+
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of exactly the tensors that a checkpoint of this model contains."""
+    """Return names and shapes of exactly the tensors that a checkpoint of this model contains, unless it is
+    quantized."""
     hidden = spec.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not spec.tied_embeddings:
@@ -78,36 +84,85 @@ def count_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
 
 
-def layer_matrices(spec: ModelSpec) -> int:
-    """Return the number of weights of all layers' matrices."""
-    return sum(
-        math.prod(shape)
+def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Return the shapes [out, in] of all layers' matrices, by module."""
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
         for name, shape in weight_shapes(spec).items()
         if name.startswith("model.layers.") and len(shape) == 2
-    )
+    }
+
+
+def layer_matrices(spec: ModelSpec) -> int:
+    """Return the number of weights of all layers' matrices."""
+    return sum(math.prod(shape) for shape in matrix_shapes(spec).values())
+
+
+def matrix_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat | None = None) -> int:
+    """Return the bytes of all layers' matrices as they are loaded: of `itemsize` each, unless they are stored
+    in integers or are rounded to `format`."""
+    total = 0
+    for module, shape in matrix_shapes(spec).items():
+        loaded = _loaded_format(spec, module, format)
+        total += loaded.nbytes(*shape) if loaded else math.prod(shape) * itemsize
+    return total
+
+
+def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) -> WeightFormat | None:
+    """Return the integers that a matrix is loaded in, if any, where matrices are rounded to `format`."""
+    if spec.stored is None:
+        return format
+    stored = spec.stored.of(module)
+    return stored.weights if stored else None
 
 
 def weight_bytes(
     spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool, format: WeightFormat | None = None
 ) -> int:
-    """Return the bytes of the loaded weights, those of the layers' matrices in `format`. `tied_head_copied`:
-    a tied head is packed in addition to the embedding."""
+    """Return the bytes of the loaded weights, the layers' matrices rounded to `format` unless they are stored
+    in integers. `tied_head_copied`: a tied head is packed in addition to the embedding."""
     copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
-    plain, rounded = count_parameters(spec) + copied, 0.0
-    if format:
-        plain -= layer_matrices(spec)
-        rounded = layer_matrices(spec) * format.bytes_per_weight
-    return plain * dtype.itemsize + int(rounded)
+    others = count_parameters(spec) + copied - layer_matrices(spec)
+    return others * dtype.itemsize + matrix_bytes(spec, dtype.itemsize, format)
 
 
 def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """Raise CheckpointError, naming file and tensor, unless the checkpoint is exactly this model's."""
     tied_head = spec.tied_embeddings and HEAD in checkpoint
-    checkpoint.check(weight_shapes(spec), (*IGNORED, HEAD) if tied_head else IGNORED)
+    shapes, integers = _stored_shapes(spec)
+    allowed = (*IGNORED, GROUP_INDEX) if spec.stored else IGNORED
+    checkpoint.check(shapes, (*allowed, HEAD) if tied_head else allowed, integers)
+    if spec.stored:
+        for module, (_, columns) in matrix_shapes(spec).items():
+            stored = spec.stored.of(module)
+            if stored is None:
+                continue
+            check_group_index(checkpoint, module, columns, stored.weights.group)
+            if (stored.weights.group or columns) > MAX_INPUTS:
+                raise CheckpointError(
+                    f"{checkpoint.folder}: {module} has more than {MAX_INPUTS} inputs with one scale"
+                )
     if tied_head and not checkpoint.equal(HEAD, EMBEDDING):
         raise CheckpointError(
             f"{checkpoint.folder}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
         )
+
+
+def _stored_shapes(spec: ModelSpec) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Return the shapes of a checkpoint's tensors, and the dtypes of those that contain integers."""
+    shapes, integers = weight_shapes(spec), dict[str, str]()
+    if spec.stored is None:
+        return shapes, integers
+    for module, shape in matrix_shapes(spec).items():
+        stored = spec.stored.of(module)
+        if stored is None:
+            continue
+        del shapes[f"{module}.weight"]
+        for name, (size, dtype) in headers(module, shape, stored).items():
+            shapes[name] = size
+            if dtype:
+                integers[name] = dtype
+    return shapes, integers
 
 
 def load_model(
@@ -116,21 +171,37 @@ def load_model(
     dtype: torch.dtype,
     makers: LinearMakers = LinearMakers(),
     device: torch.device = CPU,
+    format: WeightFormat | None = None,
 ) -> Model:
     """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
-    and linear maps made by `makers`."""
+    and linear maps made by `makers`. The layers' matrices are IntegerWeight if they are stored so or are
+    rounded to `format`, matrix by matrix."""
+    shapes = matrix_shapes(spec)
 
     def load(names: Sequence[str]) -> Tensor:
         return checkpoint.tensor(names, dtype).to(device)
 
-    layers = [_load_layer(load, spec, number, makers) for number in range(spec.num_layers)]
+    def load_matrix(modules: Sequence[str]) -> Tensor | IntegerWeight:
+        stored = spec.stored.of(modules[0]) if spec.stored else None
+        if stored:
+            return join([read_weight(checkpoint, module, shapes[module], stored) for module in modules])
+        names = [f"{module}.weight" for module in modules]
+        if format and spec.stored is None:
+            return join([quantize(checkpoint.tensor([name], torch.float32), format) for name in names])
+        return load(names)
+
+    layers = [_load_layer(load, load_matrix, spec, number, makers) for number in range(spec.num_layers)]
     embedding = load([EMBEDDING])
     head = makers.head(embedding if spec.tied_embeddings else load([HEAD]), None)
     return Model(spec, embedding, layers, load([FINAL_NORM]), head)
 
 
 def _load_layer(
-    load: Callable[[Sequence[str]], Tensor], spec: ModelSpec, number: int, makers: LinearMakers
+    load: Callable[[Sequence[str]], Tensor],
+    load_matrix: Callable[[Sequence[str]], Tensor | IntegerWeight],
+    spec: ModelSpec,
+    number: int,
+    makers: LinearMakers,
 ) -> LayerWeights:
     prefix = f"model.layers.{number}."
 
@@ -138,7 +209,7 @@ def _load_layer(
         return load([f"{prefix}{name}.weight"])
 
     def maps(make: LinearMaker, has_bias: bool, *names: str) -> LinearMap:
-        weight = load([f"{prefix}{name}.weight" for name in names])
+        weight = load_matrix([f"{prefix}{name}" for name in names])
         bias = load([f"{prefix}{name}.bias" for name in names]) if has_bias else None
         return make(weight, bias)
 

@@ -170,7 +170,7 @@ class Placement:
         if state.ready is None:
             return []
         hashes: list[bytes] = []
-        root = namespace(state.ready.model.fingerprint, salt)
+        root = namespace(state.ready.model.kv_name, salt)
         extend_hashes(hashes, root, tokens, state.block_size, len(tokens))
         return hashes
 

@@ -87,4 +87,4 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
 
 
 def _kv_format(ready: Ready) -> str:
-    return kv_fingerprint(ready.model.fingerprint, ready.block_size, ready.draft)
+    return kv_fingerprint(ready.model.kv_name, ready.block_size, ready.draft)

@@ -30,6 +30,7 @@ from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Ready
+from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings.checkpoints import root_name
@@ -281,13 +282,17 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
     Prefill workers do not draft. A separate draft model still runs on them, as its KV is transferred too.
     """
     model, own_role = settings.model, role(worker)
-    count = len(topology.names)
-    threads = model.threads or (max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else 0)
+    threads = threads_of_worker(model, len(topology.names))
     separate_draft = Path(model.draft).is_dir()
     draft = "none" if own_role == "prefill" and not separate_draft else model.draft
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}
     return msgspec.structs.replace(model, threads=threads, draft=draft, **overrides)
+
+
+def threads_of_worker(model: ModelConfig, workers: int) -> int:
+    """Return how many threads each of so many workers has: by default its share of the processors."""
+    return model.threads or max(1, usable_processors().threads // workers)
 
 
 def recorder(server: ServerConfig) -> Recorder | None:

@@ -13,7 +13,9 @@ from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES
 from streamserve.protocol.logs import LogFormat
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "int8"]
 Backend = Literal["auto", "native", "reference", "device"]
+KernelPath = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 SpeculationMode = Literal["coupled", "rejection"]
 ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
@@ -61,6 +63,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Annotated[
         DType, Meta(description="data type of weights and KV cache; auto: that of the checkpoint")
     ] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDType,
+        Meta(
+            description="data type of the KV cache: int8, with a scale for each token's key and value of a "
+            "head; auto: that of the model"
+        ),
+    ] = "auto"
     device: Annotated[
         str,
         Meta(
@@ -75,6 +84,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "available, else reference"
         ),
     ] = "auto"
+    kernel_path: Annotated[
+        KernelPath,
+        Meta(
+            description="instructions that the native kernels use; auto: those with which this processor "
+            "multiplies fastest, measured once"
+        ),
+    ] = "auto"
     quantization: Annotated[
         str,
         Meta(
@@ -84,7 +100,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "none"
     threads: Annotated[
         int,
-        Meta(ge=0, description="CPU threads of a worker; 0: all available cores, divided among the workers"),
+        Meta(
+            ge=0,
+            description="CPU threads of a worker; 0: the processors of affinity mask and CPU quota, divided "
+            "among the workers",
+        ),
     ] = 0
     max_model_len: (
         Annotated[

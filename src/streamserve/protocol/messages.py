@@ -4,10 +4,12 @@ control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Re
 worker  → control   Ready, Failed, Events, Transfers, Traced, Report
 """
 
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
 
+from streamserve import __version__
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import (
@@ -199,11 +201,36 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     quantization: str = "none"
     """How the weights of the layers were rounded."""
+    kv_cache_dtype: str = "auto"
+    """Data type of the KV cache; auto: `dtype`."""
+    backend: str = ""
+    """What computes it: implementation and instructions, as far as bits depend on them."""
+
+    @property
+    def numerics(self) -> str:
+        """What the bits of a step depend on besides weights, configuration and, where plain torch computes,
+        the host. Workers share KV, and take over each other's requests, only if it is equal."""
+        return f"{self.backend}, {self.precision}, streamserve {__version__}"
+
+    @property
+    def kv_name(self) -> str:
+        """The name of the model in those of its KV: KV of another one is never used."""
+        return f"{self.fingerprint}/{self.numerics}"
+
+    @property
+    def system_fingerprint(self) -> str:
+        """OpenAI's field: a request with a seed has the same text while it is equal."""
+        return f"fp_{blake2b(self.kv_name.encode(), digest_size=6).hexdigest()}"
 
     @property
     def precision(self) -> str:
-        """Data type and quantization in words."""
-        return self.dtype if self.quantization == "none" else f"{self.dtype}, layers in {self.quantization}"
+        """Data types and quantization in words."""
+        parts = [self.dtype]
+        if self.quantization != "none":
+            parts.append(f"layers in {self.quantization}")
+        if self.kv_cache_dtype != "auto":
+            parts.append(f"KV cache in {self.kv_cache_dtype}")
+        return ", ".join(parts)
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from typing import Annotated
 import msgspec
 
 LAYOUT_VERSION = 1
-"""Version of the layout [layer][block][k|v][head][slot][dim]; workers with different layouts do not exchange
-KV."""
+"""Version of the layout [layer][block][k|v][head][slot][vector]; workers with different layouts do not
+exchange KV."""
 
 AttemptNumber = Annotated[int, msgspec.Meta(le=2**63 - 1)]
 """Number of an attempt of a request, unique in a fleet. Journals hold it in 64 bits with a sign."""
@@ -22,8 +22,8 @@ AttemptNumber = Annotated[int, msgspec.Meta(le=2**63 - 1)]
 
 class CacheAddress(msgspec.Struct, frozen=True):
     """The location and format of a worker's KV pool. `path` opens its memory on this host, `size` bytes with
-    this `inode`. `fingerprint` covers weights, configuration, KV format, block size and layout version. For
-    NIXL: the address of the memory in its process (`base`), and its `agent`'s metadata."""
+    this `inode`. `fingerprint` covers weights, configuration, numerics, KV format, block size and layout
+    version. For NIXL: the address of the memory in its process (`base`), and its `agent`'s metadata."""
 
     path: str
     size: int
@@ -35,8 +35,8 @@ class CacheAddress(msgspec.Struct, frozen=True):
 
 
 def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:
-    """Return the fingerprint that two workers must share to exchange KV, from those of their model and of the
-    draft model whose KV is stored with it, if any."""
+    """Return the fingerprint that two workers must share to exchange KV: from the name of their model
+    (ModelInfo.kv_name), and the draft model whose KV is stored with it, if any."""
     return "/".join(filter(None, (model, draft, str(block_size), str(LAYOUT_VERSION))))
 
 

@@ -10,7 +10,8 @@ from streamserve.settings.checkpoints import locate
 from streamserve.settings.options import Option, SettingsError, convert, options
 
 MODEL_OPTIONS = (
-    "dtype", "backend", "threads", "max_model_len", "kv_cache_bytes", "num_blocks", "block_size",
+    "dtype", "backend", "kernel_path", "threads", "max_model_len", "kv_cache_bytes",
+    "num_blocks", "block_size",
 )  # fmt: skip
 """The model settings that apply to a draft model."""
 

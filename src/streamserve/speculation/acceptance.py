@@ -27,7 +27,7 @@ class Acceptance:
     """Counts of one engine's draft tokens by [class, bin]; a class is (sampled?, sibling?)."""
 
     def __init__(self) -> None:
-        centre = [(place + 0.5) / BINS for place in range(BINS)]
+        centre = [(bin + 0.5) / BINS for bin in range(BINS)]
         half = [share / 2 for share in centre]
         self.tested = [[PRIOR] * BINS for _ in range(4)]
         self.accepted = [[PRIOR * share for share in row] for row in (centre, half, centre, half)]

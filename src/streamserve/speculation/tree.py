@@ -83,14 +83,14 @@ class TokenTree:
         """Return the subtree of `nodes`: ascending, with the root, and every node's parent among them."""
         if len(nodes) == len(self.tokens):
             return self
-        place = {node: i for i, node in enumerate(nodes)}
-        parents = (-1, *(place[self.parents[node]] for node in nodes[1:]))
+        index = {node: i for i, node in enumerate(nodes)}
+        parents = (-1, *(index[self.parents[node]] for node in nodes[1:]))
         return TokenTree(
             tuple(self.tokens[node] for node in nodes),
             parents,
             tuple(self.scores[node] for node in nodes),
             tuple(self.accept[node] for node in nodes),
-            {place[node]: self.draws[node] for node in nodes if node in self.draws},
+            {index[node]: self.draws[node] for node in nodes if node in self.draws},
         )
 
 

@@ -113,13 +113,16 @@ def _check_request(
 
 
 def _plain_message(message: Message, index: int) -> dict[str, Any]:
-    """Return a message as the template sees it: fields that are not None, and content as one string."""
+    """Return a message as the template sees it: fields that are not None, and content as one string. A call
+    of tools has an empty one, as clients leave it out and templates read it."""
     plain = {name: value for name, value in message.items() if value is not None}
     content = plain.get("content")
     if isinstance(content, list | tuple):
         plain["content"] = "\n".join(_part_text(part, index) for part in content)
     elif not isinstance(content, str | None):
         raise RequestError(f"messages[{index}].content must be a string or a list of parts", field="messages")
+    elif content is None and plain.get("tool_calls"):
+        plain["content"] = ""
     return plain
 
 

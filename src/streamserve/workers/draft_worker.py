@@ -7,7 +7,6 @@ They share the service under one lock, which is not held while the model compute
 workers/draft_runtime.py.
 """
 
-import os
 import secrets
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from streamserve.protocol.config import DraftingConfig, WorkerConfig
 from streamserve.protocol.drafting import DraftReady, encode_report
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
+from streamserve.protocol.processors import usable_processors
 from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.pinning import pin_threads
@@ -37,7 +37,7 @@ def run(config: WorkerConfig) -> int:
     assert config.drafting is not None
     with zmq.Context() as context, _parent(context, config) as parent:
         started = time.monotonic()
-        cores = reserve_cores(config.model.threads or len(os.sched_getaffinity(0)))
+        cores = reserve_cores(config.model.threads or usable_processors().threads)
         try:
             loaded = load(config.model, None, cores.cpus if cores else ())
             service = make_service(config.drafting, loaded, Path(config.model.path))

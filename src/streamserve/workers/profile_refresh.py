@@ -103,6 +103,8 @@ def command_of(model: ModelConfig) -> str:
     words = ["streamserve", "profile", model.path]
     words += ["--dtype", model.dtype] if model.dtype != "auto" else []
     words += ["--backend", model.backend] if model.backend != "auto" else []
+    words += ["--kernel-path", model.kernel_path] if model.kernel_path != "auto" else []
     words += ["--quantization", model.quantization] if model.quantization != "none" else []
+    words += ["--kv-cache-dtype", model.kv_cache_dtype] if model.kv_cache_dtype != "auto" else []
     words += ["--threads", str(model.threads)] if model.threads else []
     return shlex.join(words)

@@ -43,6 +43,7 @@ from streamserve.protocol.messages import (
     decode_to_worker,
     encode,
 )
+from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
@@ -143,14 +144,14 @@ def _load(config: WorkerConfig) -> _Parts:
     model, disaggregated = config.model, config.role in ("prefill", "decode")
     make_memory, make_transport = TRANSPORTS[config.kv_transport]
     memory = make_memory()
-    cores = reserve_cores(model.threads or len(os.sched_getaffinity(0)))
+    cores = reserve_cores(model.threads or usable_processors().threads)
     make_vocabulary = partial(_vocabulary, model.path)
     cpus = cores.cpus if cores else ()
     loaded = load(
         model, make_vocabulary, cpus, config.memory_share, memory.allocate if disaggregated else None
     )
     fingerprint = kv_fingerprint(
-        loaded.model_info.fingerprint, loaded.engine_config.block_size, loaded.draft_fingerprint
+        loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
     pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
     transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if disaggregated else None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from streamserve.engine.plan import Span
 from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.kv_vectors import dequantize_vectors
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import Path, ThreadPool
@@ -18,6 +19,7 @@ from tests.execution.native.paths import EVERY_PATH
 from tests.execution.strategies import steps
 from tests.execution.test_attention import dense
 from tests.execution.test_kv_cache import SPEC
+from tests.execution.test_kv_vectors import reference_bytes, reference_numbers
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -37,6 +39,7 @@ class Sequence:
         window: int | None = None,
         block_size: int = 16,
         spare: int = 64,
+        quantized: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         heads = kv_heads * group
@@ -46,8 +49,8 @@ class Sequence:
         )
         spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
         count = -(-(length + spare) // block_size)
-        self.cache = KVCache(spec, count, block_size, dtype)
-        self.cache.data.fill_(torch.nan)
+        self.cache = KVCache(spec, count, block_size, dtype, quantized=quantized)
+        self.cache.data.fill_(-1 if quantized else torch.nan)  # the scale of all ones is NaN too
         self.blocks = np.random.default_rng(0).permutation(count).tolist()
         self.attention = NativeAttention(pool, self.cache, [window], group)
 
@@ -76,12 +79,18 @@ class Sequence:
     dim=st.sampled_from([8, 24, 32, 64]),
     window=st.none() | st.integers(1, 20),
     threads=st.sampled_from([1, 2]),
+    quantized=st.booleans(),
 )
-def test_attention_is_a_dense_masked_softmax(pool, path, dtype, step, kv_heads, group, dim, window, threads):
+def test_attention_is_a_dense_masked_softmax(
+    pool, path, dtype, step, kv_heads, group, dim, window, threads, quantized
+):
+    """Over what is read where the keys and values were written, those of the step's own rows too."""
     heads = kv_heads * group
     spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
-    cache = KVCache(spec, step.num_blocks, step.block_size, dtype)
-    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(1)))
+    cache = KVCache(spec, step.num_blocks, step.block_size, dtype, quantized=quantized)
+    shape = (*cache.data.shape[:-1], dim)
+    written = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    cache.data.copy_(reference_bytes(written) if quantized else written)
     attention = NativeAttention(pool(threads, path, dtype), cache, [window], group)
     layout = lay_out(step.spans, step.block_size)
     attention.plan(layout)
@@ -89,10 +98,14 @@ def test_attention_is_a_dense_masked_softmax(pool, path, dtype, step, kv_heads, 
     qkv = torch.randn(len(layout.tokens), heads + 2 * kv_heads, dim, generator=generator).to(dtype)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     out = attention.run(0, q, k, v)
+    block, slot = np.divmod(layout.slots, step.block_size)
+    written[0, block, 0, :, slot], written[0, block, 1, :, slot] = k, v
+    assert torch.equal(cache.data, reference_bytes(written) if quantized else written)
+    numbers = reference_numbers(written[0]) if quantized else written[0]
     bound = 1e-5 if dtype == torch.float32 else 2**-6
     for part in layout.parts:
         for row in range(part.span.query_tokens):
-            expected = dense(part, row, q[part.offset + row], cache.data[0], window)
+            expected = dense(part, row, q[part.offset + row], numbers, window)
             torch.testing.assert_close(out[part.offset + row].double(), expected, rtol=bound, atol=bound)
 
 
@@ -105,6 +118,9 @@ def test_attention_is_a_dense_masked_softmax(pool, path, dtype, step, kv_heads, 
         {"dim": 64, "group": 4},
         {"block_size": 5, "dim": 24},
         {"group": 20, "kv_heads": 1, "block_size": 32},
+        {"quantized": True},
+        {"quantized": True, "block_size": 5, "dim": 24, "window": 150},
+        {"quantized": True, "dim": 64, "group": 4},
     ],
     ids=str,
 )
@@ -124,7 +140,7 @@ def test_bits_do_not_depend_on_chunks_or_threads(pool, path, dtype, shape):
 def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):
     """Lengths, heads, windows, chunks and thread pools at random; each case compares every row."""
     rng = np.random.default_rng(scale.seed)
-    cases = scale.pick(12, 400)
+    cases = scale.pick(12, 150)
     for _ in range(cases):
         dtype = DTYPES[rng.integers(2)]
         length = int(rng.integers(2, 700))
@@ -134,6 +150,7 @@ def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):
             "group": int(rng.integers(1, 6)),
             "block_size": int(rng.choice([5, 16])),
             "window": [None, 100][rng.integers(2)],
+            "quantized": bool(rng.integers(2)),
         }
         sizes = np.sort(rng.choice(np.arange(1, length), size=min(length - 1, 5), replace=False))
         sizes = np.diff([0, *sizes, length]).tolist()
@@ -147,13 +164,14 @@ def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize("start", [0, 5, 120, 127, 128, 500, 700])
 @pytest.mark.parametrize("window", [None, 40])
-def test_a_tree_branch_has_the_bits_of_the_chain(pool, path, dtype, start, window):
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_tree_branch_has_the_bits_of_the_chain(pool, path, dtype, start, window, quantized):
     """Each node's row, and its path written after the root as plain tokens."""
     parents = (-1, 0, 0, 1, 2, 2, 5, 3, 7, 6)
     tree = TokenTree((0,) * 10, parents, (0.0,) * 10, (1.0,) * 10)
     length = start + 3 + len(parents) - 1
     indices = list(range(start, length))
-    sequence = Sequence(pool(2, path, dtype), length, dtype, window=window)
+    sequence = Sequence(pool(2, path, dtype), length, dtype, window=window, quantized=quantized)
     if start:
         sequence.whole([start])
     in_tree = sequence.run(sequence.span(start, 3, tree), indices)
@@ -161,7 +179,7 @@ def test_a_tree_branch_has_the_bits_of_the_chain(pool, path, dtype, start, windo
         along = [start + 2 + ancestor for ancestor in tree.path(node)]
         for size in (len(along) + 2, 1):  # all at once, and the last one alone
             rows = [start, start + 1, *along]
-            replay = Sequence(pool(1, path, dtype), length, dtype, window=window)
+            replay = Sequence(pool(1, path, dtype), length, dtype, window=window, quantized=quantized)
             replay.cache.data.copy_(sequence.cache.data)
             if size == 1 and len(rows) > 1:
                 replay.run(replay.span(start, len(rows) - 1), rows[:-1])
@@ -178,6 +196,24 @@ def test_a_long_context_split_between_threads_has_the_bits_of_one_thread(pool, d
         outputs.append(sequence.run(sequence.span(2990, 3), [2990, 2991, 2992]))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_path_stores_the_same_bytes_and_reads_what_a_plain_cache_of_those_numbers_holds(pool, dtype):
+    """Attention over 8 bits has the bits of attention over the numbers that they stand for."""
+    vectors = torch.randn(40, 2, 36, generator=torch.Generator().manual_seed(1)) * torch.logspace(-42, 38, 36)
+    vectors[3, 0], vectors[5, 1, 7], vectors[6, 0, 35] = 0.0, torch.nan, -torch.inf
+    for path in [path for path in Path if pool().supports(path, dtype)]:
+        quantized = Sequence(pool(1, path, dtype), 40, dtype, dim=36, quantized=True)
+        plain = Sequence(pool(1, path, dtype), 40, dtype, dim=36)
+        plain.k, plain.v = reference_numbers(quantized.k), reference_numbers(quantized.v)
+        assert torch.equal(quantized.whole([40]), plain.whole([40]))
+        read = dequantize_vectors(quantized.cache.data[0, quantized.blocks[:2]], dtype)
+        assert torch.equal(read, plain.cache.data[0, quantized.blocks[:2]])
+        quantized.v = vectors.to(dtype)
+        quantized.whole([40])
+        slots = quantized.cache.data[0, quantized.blocks[:3], 1].transpose(1, 2).flatten(0, 1)[:40]
+        assert torch.equal(slots, reference_bytes(quantized.v))
 
 
 @pytest.mark.parametrize("path", Path)

@@ -63,7 +63,10 @@ def test_of_old_libraries_those_used_last_stay(small_source, cache, monkeypatch)
     (small_source / "one.h").write_text("// 0\n")
     assert build(cache) == compiled[0]  # used again, so the other one is the oldest
     (small_source / "one.h").write_text("// 2\n")
+    for path in compiled:
+        path.with_suffix(".json").write_text("{}")
     assert {build(cache), compiled[0]} == set(cache.glob("*.so"))
+    assert list(cache.glob("*.json")) == [compiled[0].with_suffix(".json")], "rates go with their library"
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])

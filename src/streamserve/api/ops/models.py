@@ -12,8 +12,8 @@ from streamserve.protocol.errors import RequestError
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One name of the model. `root` is where its tokenizer can be loaded from. `row_invariant`: the backend
-    guarantees that the output of a request does not depend on co-batched requests. `precision`: of the
-    weights."""
+    guarantees that the output of a request does not depend on co-batched requests. `precision`: of weights
+    and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings."""
 
     id: str
     object: str = "model"
@@ -23,6 +23,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     row_invariant: bool
     precision: str
+    numerics: str
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,7 @@ def _card(llm: Generator, name: str) -> ModelCard:
         max_model_len=llm.model.max_model_len,
         row_invariant=llm.model.row_invariant,
         precision=llm.model.precision,
+        numerics=llm.model.numerics,
     )
 
 

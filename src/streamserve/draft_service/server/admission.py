@@ -110,7 +110,7 @@ class Admission:
             return "nodes"
         if not message.deltas:
             return None
-        accounts = {one.account for one in sessions}
+        accounts = {other.account for other in sessions}
         total = len(message.deltas) + sum(account.in_flight for account in accounts)
         own = len(message.deltas) + session.account.in_flight
         return "in-flight" if own > limits.in_flight or total > limits.total_in_flight else None

@@ -135,7 +135,7 @@ class FairBatcher:
         again."""
         alone = len(done.members) == 1
         failures = [session.failures for session, _ in done.members]
-        sequences = [one for _, members in done.members for one in members]
+        sequences = [sequence for _, members in done.members for sequence in members]
         if alone:
             for sequence in sequences:
                 sequence.set_request(None)
@@ -162,8 +162,8 @@ class FairBatcher:
     def _seconds(self, sequences: list[DraftedSequence]) -> float:
         """Return the estimated seconds to draft for these sequences in one batch; the first pass reads their
         unread tokens."""
-        seconds = self._cost(max(sum(self._sequence_store.unread(one) for one in sequences), 1), 0)
-        requested = [one.requested for one in sequences if one.requested]
+        seconds = self._cost(max(sum(self._sequence_store.unread(sequence) for sequence in sequences), 1), 0)
+        requested = [sequence.requested for sequence in sequences if sequence.requested]
         for level in range(1, max((delta.depth for delta in requested), default=0)):
             seconds += self._cost(sum(delta.width for delta in requested if delta.depth > level), 0)
         return seconds

@@ -27,8 +27,8 @@ class Memory:
         any change, if that is not enough."""
         missing = self._blocks(length) - len(sequence.blocks)
         if missing > self.pool.free:
-            idle = [one for one in self._holders if not one.running and one is not sequence]
-            if missing > self.pool.free + sum(len(one.blocks) for one in idle):
+            idle = [other for other in self._holders if not other.running and other is not sequence]
+            if missing > self.pool.free + sum(len(other.blocks) for other in idle):
                 return False
             for victim in self._victims(idle):
                 if missing <= self.pool.free:
@@ -52,13 +52,13 @@ class Memory:
 
     def _victims(self, idle: list[DraftedSequence]) -> Iterator[DraftedSequence]:
         """Yield sequences in eviction order: first those of accounts with more than their share."""
-        share = self.pool.size / max(len({one.account for one in self._holders}), 1)
+        share = self.pool.size / max(len({holder.account for holder in self._holders}), 1)
         spared = []
-        for one in idle:
-            if one.account.blocks > share:
-                yield one
+        for sequence in idle:
+            if sequence.account.blocks > share:
+                yield sequence
             else:
-                spared.append(one)
+                spared.append(sequence)
         yield from spared
 
     def _blocks(self, length: int) -> int:

@@ -83,8 +83,8 @@ def batch(
             spent = whole
         chosen.append((session, own))
         together += own
-        nodes -= sum(one.requested.nodes for one in own if one.requested)
-        tokens -= sum(unread(one) for one in own)
+        nodes -= sum(sequence.requested.nodes for sequence in own if sequence.requested)
+        tokens -= sum(unread(sequence) for sequence in own)
     return chosen
 
 
@@ -113,4 +113,4 @@ def _deeper(own: list[DraftedSequence], together: list[DraftedSequence]) -> bool
 
 
 def _depth(sequences: list[DraftedSequence]) -> int:
-    return max((one.requested.depth for one in sequences if one.requested), default=0)
+    return max((sequence.requested.depth for sequence in sequences if sequence.requested), default=0)

@@ -35,8 +35,8 @@ def pack_draws(draws: Iterable[Draw]) -> NDArray[np.int32]:
 
 
 def _of(params: SamplingParams) -> tuple[float, float, float, int]:
-    least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    return params.temperature, params.top_p, least, 0 if params.greedy else seed_of(params)
+    min_score = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    return params.temperature, params.top_p, min_score, 0 if params.greedy else seed_of(params)
 
 
 def _filters(params: SamplingParams) -> tuple[int, int]:

@@ -123,14 +123,29 @@ def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
     return GRAPH_BYTES + ROWS[-1] * widest * dtype.itemsize + 2 * max_nodes * spec.vocab_size * 4
 
 
+def _backend_name(device: torch.device) -> str:
+    """Return what computes the model, as far as its bits depend on it."""
+    if device.type != "cuda":
+        return f"device torch {torch.__version__}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"cuda sm_{major}{minor} torch {torch.__version__}"
+
+
 def load_on_device(
     source: Source, device: torch.device, vocabulary: Vocabulary | None, memory_share: float
 ) -> Loaded:
     """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of the
     free memory that may be used. Raises CheckpointError for what cannot be served there."""
     config, spec = source.config, source.spec
-    if source.format:
-        raise CheckpointError(f"--quantization {source.format} is for the CPU: use --device cpu")
+    if source.quantized:
+        raise CheckpointError(f"{source.quantized} is for the CPU: use --device cpu")
+    if config.kernel_path != "auto":
+        raise CheckpointError(f"--kernel-path {config.kernel_path} is for the CPU: use --device cpu")
+    if source.kv_quantized:
+        raise CheckpointError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} is for the CPU's backends: use --device cpu, and not "
+            "--backend device"
+        )
     if config.backend in ("native", "reference"):
         raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
     sizes = plan_memory(
@@ -147,7 +162,7 @@ def load_on_device(
     return Loaded(
         DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False),
+        model_info(source, sizes, False, False, _backend_name(device)),
         sizes.blocks * sizes.block_bytes,
         model,
         None,

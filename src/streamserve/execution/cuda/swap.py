@@ -42,7 +42,7 @@ class DeviceHostPool:
         self._blocks = [
             torch.empty(
                 (num_blocks, len(cache.data), *cache.data.shape[2:]),
-                dtype=cache.dtype,
+                dtype=cache.data.dtype,
                 pin_memory=self._stream is not None,
             )
             for cache in caches

@@ -95,6 +95,7 @@ class NativeAttention:
             kv_heads=k.shape[1],
             dim=k.shape[2],
             type=TYPES[self.cache.dtype],
+            quantized=self.cache.quantized,
         )
         self._pool.library.ss_attend(
             self._pool.handle,

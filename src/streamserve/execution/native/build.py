@@ -33,6 +33,9 @@ FLAGS = (
 )
 
 
+LOCK = "lock"
+"""The file whose lock is held while files of the folder are made or deleted."""
+
 MAX_LIBRARIES = 8
 """How many libraries stay in the cache: a few versions, or processors that share a home directory."""
 
@@ -75,7 +78,7 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
         raise BuildFailed(f"{folder} cannot be made: {error}") from error
     _check_owner(folder)
     library = folder / f"{_key(compiler, flags)}.so"
-    with _locked(folder / "lock"):
+    with locked(folder / LOCK):
         if not library.exists():
             _compile(compiler, flags, library)
         else:
@@ -91,6 +94,9 @@ def _prune(folder: Path) -> None:
     libraries = sorted(folder.glob("*.so"), key=lambda path: path.lstat().st_mtime_ns)
     for path in libraries[:-MAX_LIBRARIES]:
         path.unlink()
+    for path in folder.glob("*.json"):  # rates measured with a library (paths.py)
+        if not path.with_suffix(".so").exists():
+            path.unlink()
 
 
 def _key(compiler: str, flags: Sequence[str]) -> str:
@@ -145,7 +151,8 @@ def _check_owner(path: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the file at `path`, which is made if there is none. Raises OSError."""
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -5,7 +5,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path as FilePath
 from typing import Any
@@ -73,6 +73,7 @@ class CacheLayerStruct(ctypes.Structure):
         ("kv_heads", c_int32),
         ("dim", c_int32),
         ("type", c_int32),
+        ("quantized", c_int32),
     )
 
 
@@ -127,11 +128,13 @@ class CacheStruct(ctypes.Structure):
         ("layer_stride", c_size_t),
         ("written", c_void_p),
         ("block_size", c_int32),
+        ("quantized", c_int32),
     )
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ss_path_supported": (c_int, [c_int, c_int]),
+    "ss_multiply_registers": (c_double, [c_void_p, c_int, c_int, c_int]),
     "ss_pool_new": (c_void_p, [c_int, c_void_p]),
     "ss_pool_delete": (None, [c_void_p]),
     "ss_pack": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p, c_void_p]),

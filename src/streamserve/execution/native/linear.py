@@ -7,7 +7,7 @@ from torch import Tensor
 
 from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
-from streamserve.execution.quantization import TILE, IntegerWeight, WeightFormat, quantize
+from streamserve.execution.quantization import TILE, IntegerWeight
 
 STRIP = 16
 """Outputs whose integers lie together."""
@@ -19,28 +19,30 @@ class NativeLinear:
     """`y = x Wᵀ + b` like execution.linear.Linear, with bits of a row that depend on that row only.
 
     `paired`: the weight is two halves, gates and values, packed in alternating groups of 32 for the SwiGLU
-    that follows; such a map can be used only by the layers' kernel and cannot be called. `format`: the
-    weight is rounded to integers.
+    that follows; such a map can be used only by the layers' kernel and cannot be called. `dtype` (float32 or
+    bfloat16): of x and y where the weight is of integers; otherwise they have the weight's.
     """
 
     def __init__(
         self,
         pool: ThreadPool,
-        weight: Tensor,
+        weight: Tensor | IntegerWeight,
         bias: Tensor | None = None,
         paired: bool = False,
-        format: WeightFormat | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self.format: Format = f"int{format.bits}" if format else _FORMATS[weight.dtype]  # type: ignore[assignment]
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
+        integers = weight if isinstance(weight, IntegerWeight) else None
+        numbers = weight.numbers if isinstance(weight, IntegerWeight) else weight
+        self.dtype = dtype if integers else numbers.dtype
+        self.format = _format(integers, self.dtype)
+        self.out_features, self.in_features = numbers.shape
         self._pool = pool
         self._paired = paired
         order = _pairs(self.out_features // 2) if paired else torch.arange(self.out_features)
         padded = _round_up(len(order), PANEL)
         order = torch.cat([order, torch.full((padded - len(order),), -1)]).to(torch.int32)
-        depth = _round_up(self.in_features, TILE if format else CHUNK)
-        itemsize = format.bits / 8 if format else weight.itemsize
+        depth = _round_up(self.in_features, TILE if integers else CHUNK)
+        itemsize = integers.format.bits / 8 if integers else numbers.itemsize
         self._scales: Tensor | None = None
         self._offsets: Tensor | None = None
         self._memory = pool.memory(int(padded * depth * itemsize))
@@ -54,39 +56,43 @@ class NativeLinear:
             k=self.in_features,
             n_padded=padded,
             k_padded=depth,
-            path=pool.path(weight.dtype),
-            type=TYPES[weight.dtype],
+            path=pool.path(self.dtype),
+            type=TYPES[self.dtype],
         )
-        if format:
-            self._pack_integers(quantize(weight, format), order)
+        if integers:
+            self._pack_integers(integers, order, depth)
             return
-        plain = weight.contiguous()
+        plain = numbers.contiguous()
         pool.library.ss_pack(
             pool.handle, self.struct, plain.data_ptr(), order.data_ptr(), self._memory.data_ptr()
         )
 
-    def _pack_integers(self, weight: IntegerWeight, order: Tensor) -> None:
+    def _pack_integers(self, weight: IntegerWeight, order: Tensor, depth: int) -> None:
         """Pack integers, scales and offsets as native/cpp/gemm_int.cpp draws them; outputs in `order`, -1 is
-        padding."""
+        padding. Inputs are padded to `depth`, where x is zero."""
+        format, group = weight.format, weight.format.group or depth
         chosen, empty = order.clamp(min=0).long(), order < 0
-        numbers = weight.numbers[chosen]
+        numbers = torch.nn.functional.pad(weight.numbers[chosen], (0, depth - self.in_features))
         columns = len(order) // STRIP, STRIP
-        if weight.format.bits == 8:
+        if format.bits == 8:
             packed = numbers.view(*columns, -1, 4).permute(0, 2, 1, 3)
         else:
             halves = numbers.view(*columns, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
             packed = halves[0] | halves[1] << 4
         self._memory.copy_(packed.reshape(-1))
+        groups = -(-depth // group)
 
         def by_panel(values: Tensor) -> Tensor:
             kept = torch.where(empty[:, None], 0.0, values[chosen])
-            return kept.view(-1, PANEL, values.shape[1]).permute(0, 2, 1).contiguous()
+            kept = torch.nn.functional.pad(kept, (0, groups - kept.shape[1]))
+            return kept.view(-1, PANEL, groups).permute(0, 2, 1).contiguous()
 
+        offsets = weight.offsets
         self._scales = by_panel(weight.scales)
-        self._offsets = None if weight.offsets is None else by_panel(weight.offsets)
+        self._offsets = None if offsets is None else by_panel(offsets)
         self.struct.scales = self._scales.data_ptr()
         self.struct.offsets = None if self._offsets is None else self._offsets.data_ptr()
-        self.struct.bits, self.struct.group = weight.format.bits, weight.format.group
+        self.struct.bits, self.struct.group = format.bits, group
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +136,12 @@ class NativeLinear:
             self._pool.handle, ctypes.byref(self.struct), numbers.data_ptr(), count, out.data_ptr()
         )
         return out
+
+
+def _format(weight: IntegerWeight | None, dtype: torch.dtype) -> Format:
+    if weight is None:
+        return _FORMATS[dtype]
+    return "int8" if weight.format.bits == 8 else "int4"
 
 
 def _pairs(half: int) -> Tensor:

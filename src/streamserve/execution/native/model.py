@@ -65,9 +65,10 @@ class NativeModel(Model):
         step = attention.spans.step(cos, sin)
         cache = CacheStruct(
             data=data.data_ptr(),
-            layer_stride=data.stride(0),
+            layer_stride=data.stride(0) * data.itemsize,
             written=attention.cache.written.ctypes.data,
             block_size=attention.cache.block_size,
+            quantized=attention.cache.quantized,
         )
         self._pool.library.ss_layers(
             self._pool.handle,

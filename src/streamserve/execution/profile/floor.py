@@ -7,18 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.engine.plan import Span, StepPlan
+from streamserve.execution.kv_vectors import vector_bytes
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import layer_matrices
+from streamserve.execution.weights import layer_matrices, matrix_bytes
 
 
 def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":
     """Return the floor of a loaded model's steps on a machine with this profile."""
-    model, size = loaded.model, loaded.engine_config.block_size
+    return step_floor(loaded, profile.bandwidth, profile.peak_rate)
+
+
+def step_floor(loaded: Loaded, bandwidth: float, matrix_rate: float) -> "StepFloor":
+    """Return the floor of a loaded model's steps at `bandwidth` in bytes and `matrix_rate` in operations a
+    second."""
+    spec, dtype = loaded.model.spec, loaded.model.dtype
     return StepFloor(
-        model.spec, model.dtype.itemsize, size, profile.bandwidth, profile.matrix_rate, loaded.format
+        spec,
+        dtype.itemsize,
+        loaded.engine_config.block_size,
+        bandwidth,
+        matrix_rate,
+        loaded.format,
+        vector_bytes(spec.head_dim, dtype, loaded.cache.quantized),
     )
 
 
@@ -33,7 +46,7 @@ class Work:
 class StepFloor:
     """Callable that returns the floor of a plan's step in seconds. `bandwidth` is in bytes and `matrix_rate`
     in operations a second; each number of weights and cache takes `itemsize` bytes, those of the layers'
-    matrices what their `format` takes."""
+    matrices what their `format` takes. A key or value of one head takes `kv_vector_bytes` if given."""
 
     def __init__(
         self,
@@ -43,9 +56,10 @@ class StepFloor:
         bandwidth: float,
         matrix_rate: float,
         format: WeightFormat | None = None,
+        kv_vector_bytes: int | None = None,
     ) -> None:
         self.layer_parameters = layer_matrices(spec)
-        self.layer_bytes = round(self.layer_parameters * (format.bytes_per_weight if format else itemsize))
+        self.layer_bytes = matrix_bytes(spec, itemsize, format)
         self.head_parameters = spec.vocab_size * spec.hidden_size
         self._itemsize = itemsize
         self._block_size = block_size
@@ -53,7 +67,7 @@ class StepFloor:
         self._matrix_rate = matrix_rate
         self._windows = Counter(spec.windows)
         self._query_size = spec.num_heads * spec.head_dim
-        self._kv_size = 2 * spec.num_kv_heads * spec.head_dim
+        self._kv_bytes = 2 * spec.num_kv_heads * (kv_vector_bytes or spec.head_dim * itemsize)
 
     def __call__(self, plan: StepPlan) -> float:
         if not plan.spans:
@@ -67,13 +81,13 @@ class StepFloor:
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
-        read = self.head_parameters if sampled else 0
+        read = self.layer_bytes + (self.head_parameters * self._itemsize if sampled else 0)
         products = query_tokens * self.layer_parameters + sampled * self.head_parameters
         for window, layers in self._windows.items():
             slots, pairs = _visible(extents, window, self._block_size)
-            read += layers * self._kv_size * slots
+            read += layers * self._kv_bytes * slots
             products += layers * 2 * self._query_size * pairs
-        return Work(self.layer_bytes + read * self._itemsize, 2 * products)
+        return Work(read, 2 * products)
 
 
 def _visible(

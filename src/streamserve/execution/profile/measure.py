@@ -23,10 +23,12 @@ from streamserve.execution.loaded import Loaded
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.profile.floor import StepFloor
+from streamserve.execution.native.paths import multiplier_rate, name_of
+from streamserve.execution.profile.floor import step_floor
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
+from streamserve.execution.quantization import quantize
 from streamserve.scheduling.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
 
 log = logging.getLogger(__name__)
@@ -146,8 +148,8 @@ class Bench:
     def __init__(self, name: str, loaded: Loaded, effort: Effort) -> None:
         self._name, self._loaded, self._effort = name, loaded, effort
         spec, dtype, limits = loaded.model.spec, loaded.model.dtype, loaded.engine_config
-        self._kv_token_bytes = bytes_per_block(spec, 1, dtype)
-        self._work = StepFloor(spec, dtype.itemsize, limits.block_size, 1.0, 1.0, loaded.format)
+        self._kv_token_bytes = bytes_per_block(spec, 1, dtype, loaded.cache.quantized)
+        self._work = step_floor(loaded, 1.0, 1.0)
         self._weight_bytes = self._work.layer_bytes + self._work.head_parameters * dtype.itemsize
         # As much as the weights, so that a model which fits a CPU cache is compared with that cache's
         # bandwidth.
@@ -184,11 +186,8 @@ class Bench:
         """Return the profile measured so far; `stable`: no other process measured or computed meanwhile."""
         lines = [line for line in self._grid if all(self._points[point].seconds for point in line)]
         bandwidth, matrix_rate = self._rates([point for line in lines for point in line])
-        model = self._loaded.model
-        floor = StepFloor(
-            model.spec, model.dtype.itemsize, self._loaded.engine_config.block_size, bandwidth, matrix_rate,
-            self._loaded.format,
-        )  # fmt: skip
+        multipliers = _multiplier_rate(self._loaded)
+        floor = step_floor(self._loaded, bandwidth, max(matrix_rate, multipliers))
         curve = fit(
             [line[0].query_tokens for line in lines],
             [point.context * self._kv_token_bytes for point in lines[0]],
@@ -205,6 +204,7 @@ class Bench:
             rounds=max(len(series.seconds) for series in self._points.values()),
             bandwidth=bandwidth,
             matrix_rate=matrix_rate,
+            multiplier_rate=multipliers,
             weight_bytes=self._weight_bytes,
             kv_token_bytes=self._kv_token_bytes,
             cost=replace(curve, pair_seconds=self._pair_seconds(curve)),
@@ -257,19 +257,28 @@ def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
     """Return a function that multiplies `rows` rows with a weight, as the model's linear maps do."""
     weight = torch.full(MATRIX_SHAPE, 0.5, dtype=loaded.model.dtype)
     pool, format = loaded.pool, loaded.format
-    linear = NativeLinear(pool, weight, format=format) if pool else Linear(weight)
+    rounded = quantize(weight, format) if format else weight
+    linear = NativeLinear(pool, rounded, dtype=weight.dtype) if pool else Linear(weight)
     x = torch.full((rows, MATRIX_SHAPE[1]), 0.5, dtype=loaded.model.dtype)
     return lambda: linear(x)
+
+
+def _multiplier_rate(loaded: Loaded) -> float:
+    """Return the rate of all threads' multipliers on the model's path; 0 where plain torch computes."""
+    pool = loaded.pool
+    return multiplier_rate(pool, pool.path(loaded.model.dtype), 8 if loaded.format else 16) if pool else 0.0
 
 
 def subject_of(loaded: Loaded) -> Subject:
     """Return the subject of a profile of this loaded model."""
     backend, threads = "reference", torch.get_num_threads()
     if loaded.pool is not None:
-        backend = f"native-{Path(loaded.pool.library._name).stem[:8]}"
+        path = name_of(loaded.pool.path(loaded.model.dtype))
+        backend = f"native-{Path(loaded.pool.library._name).stem[:8]}-{path}"
         threads = loaded.pool.threads
     info = loaded.model_info
     width = info.dtype if loaded.format is None else f"{info.dtype}-int{loaded.format.bits}"
+    width += "" if info.kv_cache_dtype == "auto" else f"-kv-{info.kv_cache_dtype}"
     return Subject(this_machine(threads), info.fingerprint, width, backend)
 
 

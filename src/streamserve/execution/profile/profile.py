@@ -13,7 +13,7 @@ from streamserve.scheduling.cost import StepCost, SwapCost
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 MAX_BYTES = 1 << 20
 
 
@@ -27,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The subject of a profile: a machine, a model by its fingerprint, and the backend ("native" with the key
-    of the compiled kernels, or "reference")."""
+    of the compiled kernels and their path, or "reference")."""
 
     machine: Machine
     fingerprint: str
@@ -36,10 +36,11 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bandwidth in bytes and matrix rate in floating point operations a second; the cost of steps and their
-    floor in seconds, over the same grid; the cost of swapping KV, by bytes. `quick`: measured while a server
-    started, on a coarse grid. `stable`: no other process measured or computed meanwhile, and rounds agreed;
-    an unstable profile is used until it is measured again."""
+    """Bandwidth in bytes and matrix rate in operations a second; the multipliers' rate with all numbers in
+    registers (0 if it is not known), on which the floor rests; the cost of steps and their floor in seconds,
+    over the same grid; the cost of swapping KV, by bytes. `quick`: measured while a server started, on a
+    coarse grid. `stable`: no other process measured or computed meanwhile, and rounds agreed; an unstable
+    profile is used until it is measured again."""
 
     subject: Subject
     model: str
@@ -49,12 +50,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rounds: int
     bandwidth: float
     matrix_rate: float
+    multiplier_rate: float
     weight_bytes: int
     kv_token_bytes: int
     cost: StepCost
     floor: tuple[tuple[float, ...], ...]
     swap: SwapCost | None = None
     format: int = FORMAT
+
+    @property
+    def peak_rate(self) -> float:
+        """The rate of matrix products that no kernel exceeds on this path."""
+        return max(self.matrix_rate, self.multiplier_rate)
 
     @property
     def summary(self) -> str:

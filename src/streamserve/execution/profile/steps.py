@@ -84,8 +84,10 @@ class Steps:
 
     def __init__(self, loaded: Loaded, points: Sequence[Point]) -> None:
         size, model = loaded.engine_config.block_size, loaded.model
-        cache = KVCache(model.spec, max(point.blocks(size) for point in points), size, model.dtype)
-        cache.data.fill_(0.01)  # pages that were never written are not read from memory
+        num_blocks = max(point.blocks(size) for point in points)
+        cache = KVCache(model.spec, num_blocks, size, model.dtype, quantized=loaded.cache.quantized)
+        # Pages that were never written are not read from memory. Integers become 0.
+        cache.data.fill_(0.01)
         self._cache = cache
         self._executor = TorchExecutor(model, cache, make_attention(cache, model.spec, loaded.pool), ())
         self.plans: dict[Point, StepPlan] = {}

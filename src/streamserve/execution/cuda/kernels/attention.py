@@ -187,13 +187,13 @@ def _attend(
         )  # fmt: skip
         if partial < 0:
             result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
-            place = row.to(tl.int64) * OUT_STRIDE + head * DIM
-            tl.store(out + place[:, None] + dims[None, :], result.to(out.dtype.element_ty), stored)
+            vector = row.to(tl.int64) * OUT_STRIDE + head * DIM
+            tl.store(out + vector[:, None] + dims[None, :], result.to(out.dtype.element_ty), stored)
         else:
-            place = (partial + token).to(tl.int64) * HEADS + head
-            tl.store(partials + place[:, None] * DIM + dims[None, :], acc * v_scale, stored)
-            tl.store(partial_sums + place * 2, peak, live)
-            tl.store(partial_sums + place * 2 + 1, total, live)
+            vector = (partial + token).to(tl.int64) * HEADS + head
+            tl.store(partials + vector[:, None] * DIM + dims[None, :], acc * v_scale, stored)
+            tl.store(partial_sums + vector * 2, peak, live)
+            tl.store(partial_sums + vector * 2 + 1, total, live)
 
 
 @triton.jit
@@ -215,11 +215,11 @@ def _combine(
         for start in range(0, count, PARTS):
             part = start + tl.arange(0, PARTS)
             inside = part < count
-            place = (first + part * stride).to(tl.int64) * HEADS + head
-            peaks = tl.load(partial_sums + place * 2, inside, float("-inf"))
-            totals = tl.load(partial_sums + place * 2 + 1, inside, 0.0)
+            vector = (first + part * stride).to(tl.int64) * HEADS + head
+            peaks = tl.load(partial_sums + vector * 2, inside, float("-inf"))
+            totals = tl.load(partial_sums + vector * 2 + 1, inside, 0.0)
             loaded = inside[:, None] & (dims < DIM)[None, :]
-            values = tl.load(partials + place[:, None] * DIM + dims[None, :], loaded, 0.0)
+            values = tl.load(partials + vector[:, None] * DIM + dims[None, :], loaded, 0.0)
             highest = tl.maximum(peak, tl.max(peaks, 0))
             base = tl.where(highest == float("-inf"), 0.0, highest)
             weights = tl.exp2(peaks - base)
@@ -227,8 +227,8 @@ def _combine(
             total = total * keep + tl.sum(weights * totals, 0)
             acc = acc * keep + tl.sum(weights[:, None] * values, 0)
             peak = highest
-        place = row.to(tl.int64) * OUT_STRIDE + head * DIM
-        tl.store(out + place + dims, (acc / total).to(out.dtype.element_ty), dims < DIM)
+        vector = row.to(tl.int64) * OUT_STRIDE + head * DIM
+        tl.store(out + vector + dims, (acc / total).to(out.dtype.element_ty), dims < DIM)
 
 
 def attend(

@@ -92,10 +92,10 @@ def _rotate_and_store(
     tl.store(source + DIM // 2, second, query)
     slot = tl.load(slots + row).to(tl.int64)
     # Key heads follow the query heads, value heads follow them: numbered on, as [k|v][head] in a block.
-    place = ((slot // BLOCK_SIZE) * 2 * KV_HEADS + head - HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
+    vector = ((slot // BLOCK_SIZE) * 2 * KV_HEADS + head - HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
     stored = inside & (head >= HEADS)[:, None]
-    tl.store(cache + place[:, None] * DIM + half[None, :], first, stored)
-    tl.store(cache + place[:, None] * DIM + half[None, :] + DIM // 2, second, stored)
+    tl.store(cache + vector[:, None] * DIM + half[None, :], first, stored)
+    tl.store(cache + vector[:, None] * DIM + half[None, :] + DIM // 2, second, stored)
 
 
 @triton.jit

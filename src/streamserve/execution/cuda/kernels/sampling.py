@@ -69,9 +69,9 @@ def _peaks(logits, peaks, finite, vocabulary, CHUNK: tl.constexpr):
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row * vocabulary + token, token < vocabulary, float("-inf")).to(tl.float32)
     is_finite = (x - x == 0.0) | (token >= vocabulary)
-    place = row * tl.num_programs(1) + chunk
-    tl.store(peaks + place, tl.max(x))
-    tl.store(finite + place, tl.min(is_finite.to(tl.int32)))
+    chunk_index = row * tl.num_programs(1) + chunk
+    tl.store(peaks + chunk_index, tl.max(x))
+    tl.store(finite + chunk_index, tl.min(is_finite.to(tl.int32)))
 
 
 @triton.jit
@@ -176,11 +176,11 @@ def _best(
 ):  # fmt: skip
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     draw = draws + row * DRAW_WORDS
-    place = row * chunks + number
+    chunk_index = row * chunks + number
     temperature = _float64(draw)
     chunk = tl.arange(0, CHUNKS)
     peak = tl.max(tl.load(peaks + row * chunks + chunk, chunk < chunks, float("-inf")))
-    own = tl.load(peaks + place)
+    own = tl.load(peaks + chunk_index)
     sampled = temperature > 0.0
     divisor = tl.where(sampled, temperature, 1.0)
     best = peak.to(tl.float64) / divisor
@@ -210,8 +210,8 @@ def _best(
         values = tl.where(inside, values, float("-inf"))
         score = tl.max(values)
         winner = tl.min(tl.where(inside & (values == score), token, 2147483647))
-    tl.store(scores + place, score)
-    tl.store(tokens + place, winner)
+    tl.store(scores + chunk_index, score)
+    tl.store(tokens + chunk_index, winner)
 
 
 @triton.jit
@@ -254,7 +254,7 @@ def examples(capability: int) -> list[KernelExample]:
     """Return the launches for a vocabulary of 128 Ki tokens, the same on any device."""
     sizes = {"vocabulary": "i32", "chunks": "i32"}
     logits = {"logits": "*fp32", "draws": "*i32", "peaks": "*fp32", "thresholds": "*i32"}
-    found = {"scores": "*fp64", "tokens": "*i32"}
+    outputs = {"scores": "*fp64", "tokens": "*i32"}
     return [
         KernelExample(
             "choose: peaks", _peaks,
@@ -265,10 +265,10 @@ def examples(capability: int) -> list[KernelExample]:
             {"DRAW_WORDS": DRAW_WORDS, "SLICE": SLICE, "CHUNKS": 64}, 8,
         ),
         KernelExample(
-            "choose: best", _best, logits | found | sizes,
+            "choose: best", _best, logits | outputs | sizes,
             {"DRAW_WORDS": DRAW_WORDS, "CHUNK": CHUNK, "CHUNKS": 64}, 8,
         ),
         KernelExample(
-            "choose", _choose, found | {"finite": "*i32", "out": "*i32", "chunks": "i32"}, {"CHUNKS": 64}, 1
+            "choose", _choose, outputs | {"finite": "*i32", "out": "*i32", "chunks": "i32"}, {"CHUNKS": 64}, 1
         ),
     ]  # fmt: skip

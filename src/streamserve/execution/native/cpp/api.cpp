@@ -52,6 +52,17 @@ extern "C" {
 
 int ss_path_supported(int path, int type) { return path_supported(path, type); }
 
+// Operations of all threads together; see multiply_registers.
+double ss_multiply_registers(void* pool_, int path, int bits, int rounds) {
+    Pool& pool = *static_cast<Pool*>(pool_);
+    double operations = 0;
+    pool.run([&](int thread) {
+        double done = multiply_registers(path, bits, rounds);
+        if (thread == 0) operations = done * pool.threads();
+    });
+    return operations;
+}
+
 void* ss_pool_new(int threads, const int32_t* cpus) { return new Pool(threads, cpus); }
 void ss_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
 

@@ -5,7 +5,7 @@
 
 #include "attention_amx.h"
 #include "attention_engine.h"
-#include "elementwise.h"
+#include "kv_vectors.h"
 
 namespace streamserve {
 
@@ -95,6 +95,7 @@ class Worker {
         scores_ = at;
         results_ = scores_ + QUERY_TILE * KEY_TILE;
         weights_ = reinterpret_cast<typename Engine::Weight*>(results_ + QUERY_TILE * stride_);
+        numbers_ = reinterpret_cast<T*>(weights_ + QUERY_TILE * KEY_TILE);
     }
 
     // Attends an item with one key-value head; `parts` is where its ranges go if others merge them. What
@@ -141,7 +142,8 @@ class Worker {
   private:
     size_t bytes() const {
         size_t floats = 2 * State::floats(max_queries_, stride_) + size_t(QUERY_TILE) * (2 * KEY_TILE + stride_);
-        return Engine::bytes(dim_) + 64 + floats * sizeof(float);
+        size_t numbers = a_.cache.quantized ? 2 * KEY_TILE * size_t(stride_) : 0;
+        return Engine::bytes(dim_) + 64 + floats * sizeof(float) + numbers * sizeof(T);
     }
 
     void begin(const Item& item, int kv_head) {
@@ -188,6 +190,7 @@ class Worker {
         int begin = row * group_, end = begin + rows * group_;
         int from = begin / QUERY_TILE * QUERY_TILE;
         find(keys_, *span_, kv_head_, first, last + 1, path);
+        if (a_.cache.quantized) dequantize(keys_);
         engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), prefetch_);
         prefetch_.count = 0;
         for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
@@ -201,31 +204,47 @@ class Worker {
     int lowest_key(int row) const { return a_.window ? std::max(0, position_[row] - a_.window + 1) : 0; }
 
     // The keys of a span from position `first` to `end`, as many as a tile has; after the root those of `path`.
+    // Quantized ones are found as they are stored.
     void find(KeyTile<T>& to, const Span& span, int kv_head, int first, int end, const int* path) const {
         const CacheLayer& cache = a_.cache;
         int root = span.start + span.linear - 1, count = std::min(KEY_TILE, end - first);
         int linear = path ? std::min(count, std::max(0, root + 1 - first)) : count;
         to.count = count;
         to.whole = cache.block_size % 16 == 0 && linear == count;
+        to.bytes = int(cache.vector_bytes());
         int block = first / cache.block_size, slot = first % cache.block_size;
         for (int i = 0; i < linear; block++, slot = 0) {
-            const T *key = at(span, kv_head, block, 0, slot), *value = at(span, kv_head, block, 1, slot);
-            for (; i < linear && slot < cache.block_size; i++, slot++, key += dim_, value += dim_) {
-                to.keys[i] = key;
-                to.values[i] = value;
+            const char *key = at(span, kv_head, block, 0, slot), *value = at(span, kv_head, block, 1, slot);
+            for (; i < linear && slot < cache.block_size; i++, slot++, key += to.bytes, value += to.bytes) {
+                to.keys[i] = reinterpret_cast<const T*>(key);
+                to.values[i] = reinterpret_cast<const T*>(value);
             }
         }
         for (int i = linear; i < count; i++) {
             int place = root + path[first + i - root - 1];
-            to.keys[i] = at(span, kv_head, place / cache.block_size, 0, place % cache.block_size);
-            to.values[i] = at(span, kv_head, place / cache.block_size, 1, place % cache.block_size);
+            int node_block = place / cache.block_size, node_slot = place % cache.block_size;
+            to.keys[i] = reinterpret_cast<const T*>(at(span, kv_head, node_block, 0, node_slot));
+            to.values[i] = reinterpret_cast<const T*>(at(span, kv_head, node_block, 1, node_slot));
         }
     }
 
+    // Converts the tile's vectors, once for all queries that it is found for; they then lie adjacent.
+    void dequantize(KeyTile<T>& tile) const {
+        for (int i = 0; i < tile.count; i++) {
+            T* key = numbers_ + size_t(i) * stride_;
+            T* value = key + size_t(KEY_TILE) * stride_;
+            dequantize_vector<V, T>(reinterpret_cast<const char*>(tile.keys[i]), dim_, key);
+            dequantize_vector<V, T>(reinterpret_cast<const char*>(tile.values[i]), dim_, value);
+            tile.keys[i] = key;
+            tile.values[i] = value;
+        }
+        tile.bytes = dim_ * int(sizeof(T));
+        tile.whole = true;
+    }
+
     // A slot of the span's block number `block`.
-    const T* at(const Span& span, int kv_head, int block, int which, int slot) const {
-        const T* data = static_cast<const T*>(a_.cache.data);
-        return data + a_.cache.at(span.blocks[block], which, kv_head, slot);
+    const char* at(const Span& span, int kv_head, int block, int which, int slot) const {
+        return a_.cache.at(span.blocks[block], which, kv_head, slot);
     }
 
     // The queries `from` to `from` + 16 of the item that are among `begin` to `end`.
@@ -305,6 +324,7 @@ class Worker {
     State total_, later_, range_;  // of all ranges; of a later range; of the current one
     float *scores_, *results_;
     typename Engine::Weight* weights_;
+    T* numbers_;  // a tile's keys, then its values, of a quantized cache
     float scale_ = 1.44269504089f / std::sqrt(float(dim_));  // powers are of two, not of e
 
     const Span* span_ = nullptr;

@@ -31,14 +31,18 @@ struct Span {
     int32_t row, rows, start, linear;
 };
 
-// One layer of the cache: [block][k|v][head][slot][dim].
+// One layer of the cache: [block][k|v][head][slot][vector]. A vector is `dim` numbers of `type` or, with
+// `quantized`, `dim` integers and their scale (kv_vectors.h). Attention computes in `type` in either case.
 struct CacheLayer {
     void* data;
-    int32_t block_size, kv_heads, dim, type;
+    int32_t block_size, kv_heads, dim, type, quantized;
 
-    size_t at(int64_t block, int which, int head, int slot) const {
-        return (((size_t(block) * 2 + size_t(which)) * size_t(kv_heads) + size_t(head)) * size_t(block_size) +
-                size_t(slot)) * size_t(dim);
+    size_t vector_bytes() const { return size_t(dim) * (quantized ? 1 : size_of(type)) + (quantized ? 4 : 0); }
+
+    char* at(int64_t block, int which, int head, int slot) const {
+        size_t vector = ((size_t(block) * 2 + size_t(which)) * size_t(kv_heads) + size_t(head)) *
+                            size_t(block_size) + size_t(slot);
+        return static_cast<char*>(data) + vector * vector_bytes();
     }
 };
 

@@ -230,7 +230,7 @@ class AmxEngine {
         for (int i = key; i < key + 2 && i < prefetch.count; i++) {
             const char *k = reinterpret_cast<const char*>(prefetch.keys[i]);
             const char *v = reinterpret_cast<const char*>(prefetch.values[i]);
-            for (int byte = 0; byte < dim_ * 2; byte += 64) {
+            for (int byte = 0; byte < prefetch.bytes; byte += 64) {
                 _mm_prefetch(k + byte, _MM_HINT_T1);
                 _mm_prefetch(v + byte, _MM_HINT_T1);
             }

@@ -10,12 +10,12 @@
 namespace streamserve {
 
 // The keys and values of a tile: `count` of them from its first position on, each a vector of `dim` numbers.
-// `whole`: they lie 16 by 16 adjacent, so that keys[0], keys[16], … are rows of a matrix.
+// `whole`: they lie 16 by 16 adjacent, so that keys[0], keys[16], … are rows of a matrix. `bytes`: of a vector.
 template <class T>
 struct KeyTile {
     const T* keys[KEY_TILE];
     const T* values[KEY_TILE];
-    int count;
+    int count, bytes;
     bool whole;
 };
 

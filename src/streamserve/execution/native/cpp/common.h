@@ -12,6 +12,7 @@ struct bf16 {
 };
 
 inline float widen(float x) { return x; }
+inline float widen(int8_t x) { return float(x); }
 
 inline float widen(bf16 x) {
     uint32_t bits = uint32_t(x.bits) << 16;

@@ -81,6 +81,11 @@ bool light(int path, int rows, size_t weights);
 // What this build can do on this processor.
 bool path_supported(int path, int type);
 
+// Multiplies what is in registers of the calling thread, with `bits` a weight (16 or 32 by `path`'s own
+// instructions, 8 by those that it takes for integers). Returns how many operations that were, 0 for
+// the portable path and what this build has no instructions for.
+double multiply_registers(int path, int bits, int rounds);
+
 // Each thread around its use of tile registers; nothing where there are none.
 void amx_begin();
 void amx_end();

@@ -3,11 +3,14 @@
 //                  K in parts
 //               ┌──────┬──────┐        ┌──┬──┬──┬──┐  A part of a weight tile stays in L1 while all rows of
 //   up to 6     │ ▒▒▒▒ │      │        │▒▒│  │  │  │  the block meet it; bf16 becomes float32 in registers,
-//   rows        ├──────┼──────┤    ×   ├──┼──┼──┼──┤  once for up to 6 rows.
-//   of a block  │      │      │        │  │  │  │  │
+//   rows        ├──────┼──────┤    ×   ├──┼──┼──┼──┤  once for up to 6 rows, or, for many rows, in memory,
+//   of a block  │      │      │        │  │  │  │  │  once for all of them.
 //   of 96       └──────┴──────┘        └──┴──┴──┴──┘  Sums are put down between parts, unrounded.
 //             float32, in L2, laid      a panel
 //             part by part
+#include <algorithm>
+#include <type_traits>
+
 #include "elementwise.h"
 #include "gemm.h"
 #include "vec.h"
@@ -16,11 +19,13 @@ namespace streamserve {
 
 namespace {
 
-constexpr int MAX_ROWS = 6;          // rows whose sums are in registers together
-constexpr int BLOCK_ROWS = 96;   // rows in L2
-constexpr int PART = 256;        // of K, at most, where there are more rows than MAX_ROWS
-constexpr int AHEAD = 2048;      // bytes that a single group of rows fetches ahead
-constexpr int ROW_GAP = 16;      // floats between rows of x, so that they do not meet in the same lines of L1
+constexpr int MAX_ROWS = 6;        // rows whose sums are in registers together
+constexpr int BLOCK_ROWS = 96;     // rows in L2
+constexpr int PART = 256;          // of K, at most, where there are more rows than MAX_ROWS
+constexpr int WIDENED_ROWS = 64;   // rows from which bf16 weights become float32 in memory
+constexpr int WIDENED = 32 << 10;  // bytes of them at a time, in L1 or close to it
+constexpr int AHEAD = 2048;        // bytes that a single group of rows fetches ahead
+constexpr int ROW_GAP = 16;        // floats between rows of x, so that they do not meet in the same lines of L1
 
 // Weight tiles (of two vectors each) that `rows` rows meet at once: 16 registers, or 32, hold their sums, the
 // weights and a number of x.
@@ -35,10 +40,11 @@ constexpr int lines() {
     return 4 * 2 * V::lanes * int(sizeof(T)) / 64;
 }
 
-// Weights to come, fetched meanwhile: as many lines every four k as are read, `step` bytes apart.
+// Weights to come, fetched meanwhile: as many lines every four k as are read, `step` bytes apart, of tiles
+// `tile_stride` bytes apart.
 struct Fetch {
     const char* at;
-    size_t step;
+    size_t step, tile_stride;
 };
 
 // What a call of `block` needs. Tiles are `tile_stride` numbers apart, rows of x `x_stride`, sums PANEL.
@@ -54,8 +60,8 @@ struct Block {
     Fetch fetch;
 };
 
-// ROWS × TILES sums over a part of K.
-template <class V, class T, int ROWS, int TILES>
+// ROWS × TILES sums over a part of K. In memory, where they are fetched from, weights are of type M.
+template <class V, class T, class M, int ROWS, int TILES>
 void block(const Block<T>& b) {
     constexpr int WIDE = 2 * TILES;
     V sum[ROWS][WIDE];
@@ -69,10 +75,8 @@ void block(const Block<T>& b) {
     const size_t x_stride = b.x_stride, tile_stride = b.tile_stride;
     const char* fetch = b.fetch.at;
     for (int k = 0; k < b.depth; k += 4) {
-        for (int line = 0; line < lines<V, T>(); line++, fetch += b.fetch.step) {
-            for (int tile = 0; tile < TILES; tile++) {
-                __builtin_prefetch(fetch + size_t(tile) * tile_stride * sizeof(T));
-            }
+        for (int line = 0; line < lines<V, M>(); line++, fetch += b.fetch.step) {
+            for (int tile = 0; tile < TILES; tile++) __builtin_prefetch(fetch + size_t(tile) * b.fetch.tile_stride);
         }
 #pragma GCC unroll 4
         for (int one = 0; one < 4; one++, weight += 2 * V::lanes, x++, lower++) {
@@ -91,23 +95,23 @@ void block(const Block<T>& b) {
     }
 }
 
-template <class V, class T, int ROWS>
+template <class V, class T, class M, int ROWS>
 void block_of(int tiles, const Block<T>& b) {
     if constexpr (tiles_at_once<V>(ROWS) == 2) {
-        if (tiles == 2) return block<V, T, ROWS, 2>(b);
+        if (tiles == 2) return block<V, T, M, ROWS, 2>(b);
     }
-    block<V, T, ROWS, 1>(b);
+    block<V, T, M, ROWS, 1>(b);
 }
 
-template <class V, class T>
+template <class V, class T, class M>
 void block_for(int rows, int tiles, const Block<T>& b) {
     switch (rows) {
-        case 1: return block_of<V, T, 1>(tiles, b);
-        case 2: return block_of<V, T, 2>(tiles, b);
-        case 3: return block_of<V, T, 3>(tiles, b);
-        case 4: return block_of<V, T, 4>(tiles, b);
-        case 5: return block_of<V, T, 5>(tiles, b);
-        default: return block_of<V, T, 6>(tiles, b);
+        case 1: return block_of<V, T, M, 1>(tiles, b);
+        case 2: return block_of<V, T, M, 2>(tiles, b);
+        case 3: return block_of<V, T, M, 3>(tiles, b);
+        case 4: return block_of<V, T, M, 4>(tiles, b);
+        case 5: return block_of<V, T, M, 5>(tiles, b);
+        default: return block_of<V, T, M, 6>(tiles, b);
     }
 }
 
@@ -116,12 +120,16 @@ template <class V, class T>
 class Rows32 {
   public:
     Rows32(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
-        int parts = rows > MAX_ROWS ? ceil_div(w.k_padded, PART) : 1;
+        constexpr int columns = 2 * 2 * V::lanes;  // of the two tiles that may be met at once
+        widen_ = sizeof(T) == 2 && rows >= WIDENED_ROWS;
+        int part = widen_ ? std::min(PART, WIDENED / (columns * int(sizeof(float)))) : PART;
+        int parts = rows > MAX_ROWS ? ceil_div(w.k_padded, part) : 1;
         depth_ = round_up(ceil_div(w.k_padded, parts), CHUNK);
         size_t floats = size_t(ceil_div(w.k_padded, depth_)) * size_t(rows) * size_t(depth_ + ROW_GAP);
-        sums_ = reinterpret_cast<float*>(
-            pool.scratch(thread, (size_t(rows) * PANEL + floats) * sizeof(float)));
-        floats_ = sums_ + rows * PANEL;
+        size_t sums = size_t(rows) * PANEL, widened = widen_ ? size_t(columns) * size_t(depth_) : 0;
+        sums_ = reinterpret_cast<float*>(pool.scratch(thread, (sums + widened + floats) * sizeof(float)));
+        widened_ = sums_ + sums;
+        floats_ = widened_ + widened;
     }
 
     // Takes rows `first` to `first + rows`.
@@ -147,11 +155,22 @@ class Rows32 {
         for (int k = 0; k < w_.k_padded; k += depth_) {
             int depth = w_.k_padded - k < depth_ ? w_.k_padded - k : depth_;
             for (int i = 0; i < tiles; i += at_once) {
-                Block<T> b{weight + size_t(i) * tile_stride + size_t(k) * width, tile_stride, part(k / depth_),
-                           stride(), depth, k == 0, sums_ + i * width, {}};
-                const T* next = k + depth_ < w_.k_padded ? b.weight + depth * width
-                                                 : b.weight + size_t(at_once) * tile_stride;
-                meet(b, at_once, groups, next);
+                const T* from = weight + size_t(i) * tile_stride + size_t(k) * width;
+                const T* next =
+                    k + depth_ < w_.k_padded ? from + depth * width : from + size_t(at_once) * tile_stride;
+                Fetch fetch{reinterpret_cast<const char*>(groups == 1 ? from + AHEAD / sizeof(T) : next),
+                            64 / size_t(groups), tile_stride * sizeof(T)};
+                auto block_with = [&](auto* tiles_from, size_t stride_of_tiles) {
+                    using N = std::remove_const_t<std::remove_pointer_t<decltype(tiles_from)>>;
+                    meet(Block<N>{tiles_from, stride_of_tiles, part(k / depth_), stride(), depth, k == 0,
+                                  sums_ + i * width, fetch}, at_once);
+                };
+                if (widen_) {
+                    widen_part(from, tile_stride, at_once, depth);
+                    block_with(static_cast<const float*>(widened_), size_t(width) * size_t(depth));
+                } else {
+                    block_with(from, tile_stride);
+                }
             }
         }
         return sums_;
@@ -165,19 +184,32 @@ class Rows32 {
         return left < MAX_ROWS ? left : over == 1 || over == 3 || over == 4 ? MAX_ROWS - 1 : MAX_ROWS;
     }
 
-    // All rows and `tiles` tiles of a part. One group fetches further on, several share fetching `next`.
-    void meet(Block<T> b, int tiles, int groups, const T* next) {
-        b.fetch.step = 64 / size_t(groups);
-        b.fetch.at = reinterpret_cast<const char*>(groups == 1 ? b.weight + AHEAD / sizeof(T) : next);
+    // A part of `tiles` tiles as float32.
+    void widen_part(const T* from, size_t tile_stride, int tiles, int depth) {
+        constexpr int width = 2 * V::lanes;
+        float* to = widened_;
+        for (int tile = 0; tile < tiles; tile++, from += tile_stride) {
+            for (int k = 0; k < depth; k++, to += width) {
+                V low, high;
+                V::load_tile(from + k * width, low, high);
+                low.store(to);
+                high.store(to + V::lanes);
+            }
+        }
+    }
+
+    // All rows and `tiles` tiles of a part. One group fetches further on, several share fetching what is next.
+    template <class N>
+    void meet(Block<N> b, int tiles) {
         for (int row = 0, count; row < rows_; row += count) {
             count = group(rows_ - row);
             int together = tiles_at_once<V>(count) < tiles ? tiles_at_once<V>(count) : tiles;
-            Block<T> one = b;
+            Block<N> part = b;
             for (int tile = 0; tile < tiles; tile += together) {
-                block_for<V, T>(count, together, one);
-                one.weight += b.tile_stride;
-                one.fetch.at += b.tile_stride * sizeof(T);
-                one.sums += 2 * V::lanes;
+                block_for<V, N, T>(count, together, part);
+                part.weight += b.tile_stride;
+                part.fetch.at += b.fetch.tile_stride;
+                part.sums += 2 * V::lanes;
             }
             b.x += size_t(count) * b.x_stride;
             b.sums += count * PANEL;
@@ -190,8 +222,9 @@ class Rows32 {
 
     const Linear& w_;
     const Rows& x_;
+    bool widen_;
     int depth_, rows_ = 0;
-    float *sums_, *floats_;
+    float *sums_, *widened_, *floats_;
 };
 
 // Panels are claimed one by one, the last ones by tiles, so that threads end together.

@@ -3,7 +3,8 @@
 //   y[r, n] = Σ_g  sx[r, g] · (s[n, g] · Σ q·xq  +  m[n, g] · Σ xq)        groups in ascending order, float32
 //
 // q are unsigned, xq signed; both sums over a group are exact in 32 bits, so the instructions that take them
-// cannot change a bit, nor can the number of rows or threads. Without m the weights are symmetric: q has an
+// cannot change a bit, nor can the number of rows or threads. A group is 32, 64, 128 or all of K, which is at
+// most 66,311: 255 · 127 · K fits 32 bits. Without m the weights are symmetric: q has an
 // offset of 128 or 8, which is subtracted as an integer. Products and sums of floats are rounded as written:
 //
 //   t = s · float(Σ q·xq - offset · Σ xq)   or   fma(s, float(Σ q·xq), m · float(Σ xq));      y = fma(sx, t, y)
@@ -235,7 +236,8 @@ class RoundedRows {
         }
     }
 
-    // Their sums with a panel, [rows][PANEL]. A group's weights stay in L1 while all rows meet them.
+    // Their sums with a panel, [rows][PANEL]. A group's weights stay in L1 while all rows meet them, unless a
+    // whole column is one group.
     template <class D>
     float* times(int panel) {
         for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
@@ -336,7 +338,11 @@ class RoundedRows {
                 }
             }
         }
-        scale<D, BITS, ROWS>(b, dot);
+        if (w_.offsets) {
+            scale<D, BITS, ROWS, true>(b, dot);
+        } else {
+            scale<D, BITS, ROWS, false>(b, dot);
+        }
     }
 
     // Which bits of the weights' bytes are taken.
@@ -360,25 +366,30 @@ class RoundedRows {
     }
 
     // The sums of the block are scaled and added to y.
-    template <class D, int BITS, int ROWS>
+    template <class D, int BITS, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
         using V = typename D::V;
+        constexpr int32_t offset = (ZEROS ? 0 : BITS == 8 ? 128 : 8) - (D::signed8 && BITS == 8 ? 128 : 0);
         size_t scale = (size_t(b.panel) * size_t(groups_) + size_t(b.g)) * PANEL + size_t(b.column);
-        float* sums = sums_ + b.row * PANEL + b.column;
-        UNROLLED for (int r = 0; r < ROWS; r++) {
-            size_t own = size_t(b.row + r) * size_t(groups_) + size_t(b.g);
-            int32_t total = totals_[own], taken = D::signed8 && BITS == 8 ? 128 : 0;
-            int32_t offset = w_.offsets ? 0 : BITS == 8 ? 128 : 8;
-            V sx = V::set(scales_[own]);
+        V s[D::at_once], m[D::at_once];
+        UNROLLED for (int i = 0; i < D::at_once; i++) {
+            s[i] = V::load(w_.scales + scale + i * D::lanes);
+            if constexpr (ZEROS) m[i] = V::load(w_.offsets + scale + i * D::lanes);
+        }
+        float* y = sums_ + b.row * PANEL + b.column;
+        const float* sx = scales_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
+        const int32_t* total = totals_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
+        UNROLLED for (int r = 0; r < ROWS; r++, y += PANEL, sx += groups_, total += groups_) {
+            V scale_of_row = V::set(*sx), sum_of_row = V::set(float(*total));
+            int32_t taken = offset * *total;
             UNROLLED for (int i = 0; i < D::at_once; i++) {
-                int at = i * D::lanes;
-                V s = V::load(w_.scales + scale + size_t(at)), sum = dot[r][i].less((offset - taken) * total);
-                V t = s * sum;
-                if (w_.offsets) {
-                    t = fused(s, sum, V::load(w_.offsets + scale + size_t(at)) * V::set(float(total)));
+                V sum = dot[r][i].less(taken), t;
+                if constexpr (ZEROS) {
+                    t = fused(s[i], sum, m[i] * sum_of_row);
+                } else {
+                    t = s[i] * sum;
                 }
-                float* y = sums + r * PANEL + at;
-                fused(sx, t, b.g ? V::load(y) : V::set(0.0f)).store(y);
+                fused(scale_of_row, t, b.g ? V::load(y + i * D::lanes) : V::set(0.0f)).store(y + i * D::lanes);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "elementwise.h"
+#include "kv_vectors.h"
 
 namespace streamserve {
 
@@ -12,19 +12,24 @@ namespace {
 enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS };
 
 CacheLayer layer_of(const Model& model, const Cache& cache, int layer) {
-    char* data = static_cast<char*>(cache.data) + size_t(layer) * cache.layer_stride * size_of(model.type);
-    return {data, cache.block_size, model.kv_heads, model.dim, model.type};
+    char* data = static_cast<char*>(cache.data) + size_t(layer) * cache.layer_stride;
+    return {data, cache.block_size, model.kv_heads, model.dim, model.type, cache.quantized};
 }
 
-template <class T>
+template <class V, class T>
 void write_slot(const CacheLayer& cache, int64_t slot, const T* keys, const T* values) {
-    T* data = static_cast<T*>(cache.data);
-    size_t size = size_t(cache.dim);
-    for (int head = 0; head < cache.kv_heads; head++) {
-        int64_t block = slot / cache.block_size;
-        int place = int(slot % cache.block_size);
-        std::memcpy(data + cache.at(block, 0, head, place), keys + size_t(head) * size, size * sizeof(T));
-        std::memcpy(data + cache.at(block, 1, head, place), values + size_t(head) * size, size * sizeof(T));
+    int64_t block = slot / cache.block_size;
+    int place = int(slot % cache.block_size);
+    for (int which = 0; which < 2; which++) {
+        const T* vector = which ? values : keys;
+        for (int head = 0; head < cache.kv_heads; head++, vector += cache.dim) {
+            char* to = cache.at(block, which, head, place);
+            if (cache.quantized) {
+                quantize_vector<V, T>(vector, cache.dim, to);
+            } else {
+                std::memcpy(to, vector, size_t(cache.dim) * sizeof(T));
+            }
+        }
     }
 }
 
@@ -127,8 +132,8 @@ class Runner {
             }
             rotate<V, T>(at, cos, sin, dim);
         }
-        write_slot<T>(cache, step_.slots[row], own + size_t(model_.heads) * size_t(dim),
-                      own + size_t(turned) * size_t(dim));
+        write_slot<V, T>(cache, step_.slots[row], own + size_t(model_.heads) * size_t(dim),
+                         own + size_t(turned) * size_t(dim));
     }
 
     Pool& pool_;
@@ -213,13 +218,14 @@ void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, con
     size_t row = size_t(width) * size_of(cache.type);
     Rows plain{static_cast<char*>(out), ROW_TILE * row, row, CHUNK * size_of(cache.type)};
     Attention attention{step.spans, qkv, stride, heads, path, window, cache, plain};
-    with_kinds(path, cache.type, [&](auto, auto number) {
+    with_kinds(path, cache.type, [&](auto vector, auto number) {
+        using V = decltype(vector);
         using T = decltype(number);
         pool.run([&](int thread) {
             amx_begin();
             for_rows(pool, step.rows, [&](int r) {
                 const T* keys = static_cast<const T*>(qkv) + size_t(r) * stride + size_t(width);
-                write_slot<T>(cache, step.slots[r], keys, keys + cache.kv_heads * cache.dim);
+                write_slot<V, T>(cache, step.slots[r], keys, keys + cache.kv_heads * cache.dim);
             });
             pool.barrier();
             attend(pool, thread, attention, items, memory);

@@ -31,13 +31,14 @@ struct Step {
     int32_t span_count, rows;
 };
 
-// The cache of all layers, `layer_stride` numbers apart. `written` counts the layers whose keys and values are
-// there, over all steps: an observer may read a layer while the next ones are computed.
+// The cache of all layers, `layer_stride` bytes apart, with vectors as in CacheLayer. `written` counts the
+// layers whose keys and values are there, over all steps: an observer may read a layer while the next ones are
+// computed.
 struct Cache {
     void* data;
     size_t layer_stride;
     int64_t* written;
-    int32_t block_size;
+    int32_t block_size, quantized;
 };
 
 // `hidden` [rows][hidden], in place, through layers `first` to `last`.

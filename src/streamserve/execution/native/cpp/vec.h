@@ -44,6 +44,10 @@ struct VecPortable {
     void store(bf16* p) const {
         for (int i = 0; i < lanes; i++) p[i] = round_bf16(v[i]);
     }
+    // Rounded to the nearest integers, ties to even.
+    void store(int8_t* p) const {
+        for (int i = 0; i < lanes; i++) p[i] = int8_t(std::nearbyint(v[i]));
+    }
     VecPortable rounded() const {
         return make([&](int i) { return widen(round_bf16(v[i])); });
     }
@@ -109,6 +113,10 @@ struct Vec256 {
         __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
     }
+    static Vec256 load(const int8_t* p) {
+        __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+    }
     static void load_tile(const float* p, Vec256& a, Vec256& b) { a = load(p), b = load(p + lanes); }
     static void load_tile(const bf16* p, Vec256& a, Vec256& b) {
         halves(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), a, b);
@@ -135,6 +143,11 @@ struct Vec256 {
         __m256i high = upper();
         __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+    }
+    void store(int8_t* p) const {
+        __m256i whole = _mm256_cvtps_epi32(v);
+        __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
     }
     Vec256 rounded() const { return {_mm256_castsi256_ps(_mm256_slli_epi32(upper(), 16))}; }
     Vec256 operator+(Vec256 o) const { return {_mm256_add_ps(v, o.v)}; }
@@ -183,6 +196,10 @@ struct Vec512 {
     static Vec512 load(const bf16* p) {
         return wide(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
+    static Vec512 load(const int8_t* p) {
+        __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+    }
     static void load_tile(const float* p, Vec512& a, Vec512& b) { a = load(p), b = load(p + lanes); }
     static void load_tile(const bf16* p, Vec512& a, Vec512& b) {
         __m512i both = _mm512_loadu_si512(p);
@@ -206,6 +223,9 @@ struct Vec512 {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
     }
     void store(bf16* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow()); }
+    void store(int8_t* p) const {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+    }
     Vec512 rounded() const { return wide(narrow()); }
     Vec512 operator+(Vec512 o) const { return {_mm512_add_ps(v, o.v)}; }
     Vec512 operator-(Vec512 o) const { return {_mm512_sub_ps(v, o.v)}; }

@@ -1,0 +1,99 @@
+"""Write a 16-bit checkpoint with its layers' matrices quantized, as a compressed-tensors folder."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.compressed_tensors.config import StoredFormat, written_config
+from streamserve.execution.compressed_tensors.tensors import written_tensors
+from streamserve.execution.quantization import WeightFormat, quantize
+from streamserve.execution.shards import copy_other_files, write_shards
+from streamserve.execution.spec import ModelSpec, read_spec
+from streamserve.execution.weights import HEAD, check_weights, matrix_shapes, weight_shapes
+from streamserve.protocol.errors import CheckpointError
+
+Progress = Callable[[int, int], None]
+"""Receives the number of matrices that are quantized, and the number of all."""
+
+
+def export(
+    source: Path, target: Path, format: WeightFormat, progress: Progress = lambda done, total: None
+) -> None:
+    """Write the checkpoint of `source` to the folder `target`, the matrices of its layers in `format`; the
+    model's other tensors, its tokenizer, configs, templates and license are copied.
+
+    The folder appears when it is complete: until then it is written under another name next to it, and
+    removed if that fails. Loading it gives the model that quantizing to `format` at load gives. One layer is
+    in memory at a time. Raises CheckpointError, before anything is written, if `source` cannot be read or is
+    quantized already, if the format cannot hold its matrices, or if `target` is not empty.
+    """
+    target = target.resolve()
+    spec = read_spec(source)
+    checkpoint = Checkpoint(source)
+    check_weights(checkpoint, spec)
+    _check(source, target, spec, format)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written: {error}") from error
+    try:
+        partial.chmod(0o755)
+        copy_other_files(source, partial)
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config["quantization_config"] = written_config(StoredFormat(format, packed=True))
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_shards(partial, _shards(checkpoint, spec, format, progress), spec.num_layers + 1)
+        partial.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check(source: Path, target: Path, spec: ModelSpec, format: WeightFormat) -> None:
+    if spec.stored:
+        raise CheckpointError(f"{source}: its weights are quantized already, in {spec.stored}")
+    for module, (_, inputs) in matrix_shapes(spec).items():
+        if format.group and inputs % format.group:
+            raise CheckpointError(
+                f"{source}: {module} has {inputs} inputs, not a multiple of the {format.group} of a group"
+            )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target} is not empty")
+
+
+def _shards(
+    checkpoint: Checkpoint, spec: ModelSpec, format: WeightFormat, progress: Progress
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of each file: one for embedding, norm and head, and one a layer."""
+    matrices = matrix_shapes(spec)
+    tied_head = {HEAD} if spec.tied_embeddings and HEAD in checkpoint else set[str]()
+    names = weight_shapes(spec).keys() | tied_head
+    yield {name: _copied(checkpoint, name) for name in sorted(names) if not name.startswith("model.layers.")}
+    done = 0
+    for layer in range(spec.num_layers):
+        tensors = dict[str, Tensor]()
+        for name in (name for name in weight_shapes(spec) if name.startswith(f"model.layers.{layer}.")):
+            module = name.removesuffix(".weight")
+            if module not in matrices:
+                tensors[name] = _copied(checkpoint, name)
+                continue
+            weight = quantize(checkpoint.tensor([name], torch.float32), format)
+            # Other readers multiply in the scales' dtype.
+            scale_dtype = torch.bfloat16 if checkpoint.dtype(name) == torch.bfloat16 else torch.float32
+            tensors |= written_tensors(module, weight, scale_dtype)
+            done += 1
+            progress(done, len(matrices))
+        yield tensors
+
+
+def _copied(checkpoint: Checkpoint, name: str) -> Tensor:
+    return checkpoint.tensor([name], checkpoint.dtype(name))

@@ -1,0 +1,112 @@
+"""Choose the instructions that the kernels use, by how fast this processor multiplies with them.
+
+Processors that have an instruction may be slow at it: some run the bf16 dot product at half the rate of
+float32. Paths may differ in the last bit, so the rates are measured once and stored with the compiled
+kernels: all workers make the same choice, at every start.
+"""
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+
+import msgspec
+import torch
+
+from streamserve.execution.native.build import LOCK, locked
+from streamserve.execution.native.library import Path, ThreadPool
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS, SECONDS, ROUNDS = 20, 0.001, 10_000
+"""How often a rate is measured, for at least how long, and rounds of the first attempt. The best attempt
+counts, as disturbances only take time."""
+
+ATTAINED = {Path.AMX: 0.75, Path.AVX512_BF16: 0.95, Path.AVX512: 0.85, Path.AVX2: 0.85}
+"""The share of its multipliers' rate that a path's kernel reaches with 512 rows of bf16 weights
+(benchmarks/widths.py)."""
+
+MARGIN = 0.9
+"""A newer path is taken if it is at least this share as fast: the integer kernels need its instructions."""
+
+
+class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Operations a second of one thread with bf16 weights, by the name of the path."""
+
+    by_path: dict[str, float]
+
+
+def name_of(path: Path) -> str:
+    """Return a path as `--kernel-path` names it."""
+    return path.name.lower()
+
+
+def multiplier_rate(pool: ThreadPool, path: Path, bits: int = 16) -> float:
+    """Return how many operations a second the pool's threads do with numbers in registers, for weights of 16
+    bits or, in the integer kernels, of 8; zero where a path has no instructions for them."""
+    rounds, seconds, rates = ROUNDS, 0.0, list[float]()
+    while seconds < SECONDS or len(rates) < ATTEMPTS:
+        started = time.perf_counter()
+        operations = pool.library.ss_multiply_registers(pool.handle, path, bits, rounds)
+        seconds = time.perf_counter() - started
+        if not operations:
+            return 0.0
+        if seconds < SECONDS:
+            rounds *= 2
+        else:
+            rates.append(operations / seconds)
+    return max(rates)
+
+
+def choose(rates: Mapping[Path, float]) -> Path:
+    """Return the path that will be the fastest with bf16 weights, from its multipliers' rates; of paths that
+    are about as fast the newest."""
+    speeds = {path: rate * ATTAINED.get(path, 0.0) for path, rate in rates.items()}
+    fastest = max(speeds.values())
+    return max(path for path, speed in speeds.items() if speed >= MARGIN * fastest)
+
+
+@functools.cache
+def best_path(library: ctypes.CDLL) -> Path:
+    """Return the path for this processor, from the stored rates or from those measured now."""
+    pool = ThreadPool(library, 1)
+    supported = [path for path in Path if pool.supports(path, torch.bfloat16)]
+    rates = _stored_rates(library, pool, supported)
+    return choose({path: rates.get(name_of(path), 0.0) for path in supported})
+
+
+def _stored_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> Mapping[str, float]:
+    """Return the stored rates of these paths. If there are none, measure and store them."""
+    file = FilePath(library._name).with_suffix(".json")
+    try:
+        with locked(file.parent / LOCK):
+            rates = _read(file)
+            if rates is None:
+                rates = Rates({name_of(path): multiplier_rate(pool, path) for path in paths})
+                _write(file, rates)
+    except OSError as error:
+        log.warning("the rates of the kernels' instructions cannot be stored: %s", error)
+        return {name_of(path): multiplier_rate(pool, path) for path in paths}
+    return rates.by_path
+
+
+def _read(file: FilePath) -> Rates | None:
+    """Return the stored rates; None if there are none that can be used."""
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+        return msgspec.json.decode(file.read_bytes(), type=Rates)
+    return None
+
+
+def _write(file: FilePath, rates: Rates) -> None:
+    handle, name = tempfile.mkstemp(suffix=".tmp", dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as to:
+            to.write(msgspec.json.format(msgspec.json.encode(rates)) + b"\n")
+        os.replace(name, file)
+    finally:
+        FilePath(name).unlink(missing_ok=True)

@@ -1,0 +1,84 @@
+"""Count the processors that this process may use: those of its affinity mask, within the CPU quota of its
+control groups.
+
+A quota stops all threads of a process at once when it is used up: with more threads than the quota pays for,
+each step waits for the one that was stopped.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Processors:
+    """The processors in `cpus`, one of each core before its siblings, of which as many run as `quota` says;
+    None: all."""
+
+    cpus: tuple[int, ...]
+    quota: float | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many threads can run at the same time."""
+        return len(self.cpus) if self.quota is None else min(len(self.cpus), max(1, int(self.quota)))
+
+    def __str__(self) -> str:
+        plural = "" if len(self.cpus) == 1 else "s"
+        limited = "" if self.quota is None else f", a CPU quota of {round(self.quota, 2):g}"
+        return f"{len(self.cpus)} processor{plural}{limited}"
+
+
+def usable_processors(root: Path = Path("/")) -> Processors:
+    """Return the processors that this process may use; `root` is that of /proc and /sys."""
+    cpus = sorted(os.sched_getaffinity(0))
+    quotas = [quota for quota in _quotas(root) if quota < len(cpus)]
+    return Processors(_cores_first(cpus, root), min(quotas, default=None))
+
+
+def _cores_first(cpus: list[int], root: Path) -> tuple[int, ...]:
+    """Return `cpus` in an order in which siblings of a core come after the first of each core."""
+    rank: dict[int, int] = {}
+    seen: dict[str, int] = {}
+    for cpu in cpus:
+        file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        core = _text(file) or str(cpu)
+        rank[cpu] = seen[core] = seen.get(core, -1) + 1
+    return tuple(sorted(cpus, key=lambda cpu: (rank[cpu], cpu)))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield the quotas of this process's control groups, in processors: of versions 1 and 2, all along the
+    path."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, separator, path = rest.partition(":")
+        if not separator or (controllers and "cpu" not in controllers.split(",")):
+            continue
+        # Version 1 is mounted under its controllers' names, perhaps in another order; each is a link to that.
+        for name in {"cpu", controllers} if controllers else {""}:
+            mount = root / "sys/fs/cgroup" / name
+            group = mount / path.lstrip("/")
+            groups = [group, *group.parents]
+            quotas = map(_quota, groups[: groups.index(mount) + 1])
+            yield from (quota for quota in quotas if quota is not None)
+
+
+def _quota(group: Path) -> float | None:
+    """Return the quota of a control group: `cpu.max` of version 2, two files of version 1."""
+    quota, _, period = _text(group / "cpu.max").partition(" ")
+    try:
+        if not quota:
+            quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        processors = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None  # no such group, or no limit ("max")
+    return processors if processors > 0 else None  # version 1: -1 is no limit
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return ""
