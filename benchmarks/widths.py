@@ -8,7 +8,7 @@ rounds, one after another; a result is the median over rounds, a ratio the media
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from benchmarks.report import SIMULATED, table, write
 from streamserve.execution.native import library
 from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.quantization import parse_format
+from streamserve.execution.native.paths import multiplier_rate, name_of
+from streamserve.execution.quantization import parse_format, quantize
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 WIDTHS = ("none", "int8", "int4", "int4:32")
@@ -31,10 +32,12 @@ def measure(
     """Return seconds a call by number of rows and width, and of reading the width's bytes (`read WIDTH`)."""
     copies = max(2, MEMORY // (2 * shape[0] * shape[1]))
     weights = [torch.randn(shape).to(torch.bfloat16) for _ in range(copies)]
-    linears = {
-        width: [NativeLinear(pool, weight, format=parse_format(width)) for weight in weights]
-        for width in widths
-    }
+    linears: dict[str, list[NativeLinear]] = {}
+    for width in widths:
+        format = parse_format(width)
+        linears[width] = [
+            NativeLinear(pool, quantize(weight, format) if format else weight) for weight in weights
+        ]
     reads = {width: reader(pool, sum(linear.nbytes for linear in linears[width])) for width in widths}
     measured: dict[int, Times] = {count: {} for count in rows}
     for number in range(-1, rounds):
@@ -50,14 +53,19 @@ def measure(
     return measured
 
 
-def figures(shape: tuple[int, int], rows: int, times: Times, widths: Sequence[str]) -> dict[str, Any]:
-    """Return microseconds, speed against 16 bits and share of the memory bandwidth, by width."""
+def figures(
+    shape: tuple[int, int], rows: int, times: Times, widths: Sequence[str], peaks: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return microseconds, speed against 16 bits and the shares of the memory bandwidth and of the
+    multipliers' rate (operations a second, `peaks`), by width."""
+    operations = 2 * rows * shape[0] * shape[1]
     return {"rows": rows} | {
         width: {
             "microseconds": 1e6 * statistics.median(times[width]),
             "speed": ratio(times["none"], times[width]),
             "share of bandwidth": ratio(times[f"read {width}"], times[width]),
-            "Top/s": 2 * rows * shape[0] * shape[1] / statistics.median(times[width]) / 1e12,
+            "share of multipliers": operations / statistics.median(times[width]) / peaks[width],
+            "Top/s": operations / statistics.median(times[width]) / 1e12,
         }
         for width in widths
     }
@@ -79,24 +87,27 @@ def main() -> None:
         raise SystemExit("there are no kernels to measure: see the log")
     torch.set_num_threads(args.threads)
     pool = ThreadPool(built, args.threads, library.Path[args.path] if args.path else None)
+    chosen = pool.path(torch.bfloat16)
+    peaks = {width: multiplier_rate(pool, chosen, 16 if width == "none" else 8) for width in WIDTHS}
     results = {}
     for name in args.shapes:
         measured = measure(pool, SHAPES[name], args.rows, WIDTHS, args.rounds)
-        results[name] = [figures(SHAPES[name], rows, times, WIDTHS) for rows, times in measured.items()]
+        results[name] = [
+            figures(SHAPES[name], rows, times, WIDTHS, peaks) for rows, times in measured.items()
+        ]
         lines = [
             [
                 str(entry["rows"]),
                 *(
                     f"{one['microseconds']:.0f} µs, {one['speed']:.2f}, {one['share of bandwidth']:.0%}, "
-                    f"{one['Top/s']:.2f}"
+                    f"{one['share of multipliers']:.0%}"
                     for one in (entry[width] for width in WIDTHS)
                 ),
             ]
             for entry in results[name]
         ]
-        table(f"{name}: µs, speed to 16 bits, share of bandwidth, Top/s", ["rows", *WIDTHS], lines)
-    path = pool.path(torch.bfloat16).name
-    print(write(f"widths-{path.lower()}", {**vars(args), "path": path}, results, SIMULATED))
+        table(f"{name}: µs, speed to 16 bits, shares of bandwidth and multipliers", ["rows", *WIDTHS], lines)
+    print(write(f"widths-{name_of(chosen)}", {**vars(args), "path": chosen.name}, results, SIMULATED))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ FULL_TIMEOUT = 3600.0
 # The time of an example depends on other load on the machine.
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("small", max_examples=25, **ANY_TIME)
-hypothesis.settings.register_profile("full", max_examples=500, **ANY_TIME)
+hypothesis.settings.register_profile("full", max_examples=150, **ANY_TIME)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.llm.async_llm import AsyncLLM
+from streamserve.protocol.config import KVCacheDType
 from streamserve.protocol.messages import Submit
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import SettingsError
@@ -68,10 +69,13 @@ def make_requests(count: int, seed: int) -> list[Request]:
     return results
 
 
-def local_texts(target: str, draft: str, workload: list[Request]) -> tuple[list[list[int]], int]:
+def local_texts(
+    target: str, draft: str, workload: list[Request], kv_cache_dtype: KVCacheDType = "auto"
+) -> tuple[list[list[int]], int]:
     """Return the texts of an engine in this process with a local draft model, and its accepted draft
     tokens."""
-    case = Case(draft="model" if draft != "none" else "none", policy="fixed:3")
+    kind = "model" if draft != "none" else "none"
+    case = Case(draft=kind, policy="fixed:3", kv_cache_dtype=kv_cache_dtype)
     engine = make_engine((Path(target), Path(draft)), case)
     submits = [Submit(str(n), 0, *request, {0: []}, 0.0) for n, request in enumerate(workload)]
     texts = [[token.token for token in tokens] for tokens in run(engine, submits, 2).values()]
@@ -211,6 +215,17 @@ async def test_sessions_move_when_their_service_dies(
             after = await until_accepted(llms, workload, texts, "one")
             await until(lambda: trees(other) > moved)
     record(targets=len(llms), services=2, accepted_after=after)
+
+
+async def test_a_target_with_kv_of_8_bits_takes_draft_tokens(pair: tuple[str, str]) -> None:
+    """The service's own KV is in its model's data type: only draft tokens travel."""
+    target, draft = pair
+    workload = make_requests(2, 2)
+    texts, _ = local_texts(target, "none", workload, "int8")
+    with drafting(draft, *FLAGS) as service:
+        async with targets(target, 1, service.address, kv_cache_dtype="int8") as llms:
+            await until_reported(llms, 1)
+            assert all(await until_accepted(llms, workload, texts, "int8"))
 
 
 async def test_a_missing_service_is_logged_and_used_when_it_starts(

@@ -21,7 +21,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.test_pairs import NUMBERS, Request, answers, fleet, make_requests, serving, until, wait_until_idle
 
-ROUNDS, STREAMS = 5, 16
+ROUNDS, STREAMS = 2, 16
 ALWAYS = (
     ("verified-before-commit", ("decode-0",), signal.SIGKILL),
     ("first chunk", ("prefill-0",), signal.SIGSTOP),

@@ -20,6 +20,7 @@ from streamserve.llm.async_llm import AsyncLLM, worker_model
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
 from streamserve.settings.options import SettingsError
@@ -30,7 +31,7 @@ from tests.conftest import Scale
 from tests.simulate.test_hostile import TAMPERED
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
-ROUNDS = 5
+ROUNDS = 2
 NUMBERS = Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}")
 Request = tuple[list[int], SamplingParams]
 
@@ -134,7 +135,7 @@ async def wait_until_idle(llm: AsyncLLM) -> None:
 async def test_pairs_give_the_text_of_one_worker(
     checkpoint: Path, scale: Scale, pools: dict[str, object], record: Callable[..., None]
 ) -> None:
-    requests = make_requests(scale.pick(16, 300), scale.seed)
+    requests = make_requests(scale.pick(16, 120), scale.seed)
     async with serving(checkpoint) as llm:
         expected = await answers(llm, requests)
     async with serving(checkpoint, **pools) as llm:
@@ -150,6 +151,31 @@ async def test_pairs_give_the_text_of_one_worker(
         assert report.transfer.handed_over == report.transfer.received > 0
         assert not report.transfer.failed
         record(requests=2 * len(requests), transfer=msgspec.to_builtins(report.transfer))
+
+
+async def test_pairs_with_kv_of_8_bits_send_half_the_bytes(tmp_path: Path, scale: Scale) -> None:
+    """The text is that of one worker with KV of 8 bits, scales included, and a worker with other KV has
+    another fingerprint."""
+    folder = make_checkpoint(tmp_path, dtype="bfloat16", head_dim=64)
+    requests = make_requests(16, scale.seed)
+    sent, fingerprints = [], set()
+    for kv in ("auto", "int8"):
+        async with serving(folder, kv_cache_dtype=kv) as llm:
+            expected = await answers(llm, requests)
+        async with serving(folder, kv_cache_dtype=kv, pairs=1) as llm:
+            assert await answers(llm, requests) == expected
+            await wait_until_idle(llm)
+            report = llm.report()
+            assert report is not None
+            assert report.transfer is not None
+            assert not report.transfer.failed
+            sent_tokens = report.transfer.received_tokens - report.transfer.hit_tokens
+            assert sent_tokens > 500
+            sent.append(report.transfer.sent_bytes / sent_tokens)
+            caches = [worker.ready.cache for worker in fleet(llm).workers.values() if worker.ready]
+            fingerprints |= {cache.fingerprint for cache in caches if cache}
+    assert sent[1] / sent[0] == pytest.approx(68 / 128, rel=0.1)
+    assert len(fingerprints) == 2
 
 
 @pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
@@ -250,7 +276,7 @@ def test_each_role_has_its_own_limits(checkpoint: Path) -> None:
     assert (decode.max_chunk, decode.max_num_seqs) == (32, 7)
     assert (prefill.draft, decode.draft) == ("none", "self:1")
     unified_model = worker_model(resolve(str(checkpoint)), "unified-0", unified(1))
-    assert (unified_model.max_chunk, unified_model.threads) == (512, 0)
+    assert (unified_model.max_chunk, unified_model.threads) == (512, usable_processors().threads)
 
 
 async def test_without_a_ready_pair_clients_get_503_and_retry_after(checkpoint: Path) -> None:

@@ -59,7 +59,7 @@ async def test_all_features_at_once_give_the_text_of_one_worker(
 ) -> None:
     if not scale.full and (transport, dtype) != ("shm", "bfloat16"):
         pytest.skip("with --full")
-    count = scale.pick(24, 320)
+    count = scale.pick(24, 120)
     requests, stream_count = mixed(count, scale.seed), count // 6
     async with serving(checkpoint, dtype=dtype, draft="none") as llm:
         expected = await texts(llm, requests, stream_count)

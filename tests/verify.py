@@ -52,6 +52,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "clients": ("tests/compat", "tests/bench", "tests/benchmarks", "tests/embedded"),
 }
 """Test files by part; the others are the part "rest"."""
+PAGES = "tests/docs"
+"""In no part: pages have figures of the very results that a verification rewrites. `make test` checks
+them."""
 ON_PAIRS = ("tests/api", "tests/test_llm.py", "tests/test_client.py")
 COUNTS = ("passed", "failed", "error", "skipped")
 
@@ -93,8 +96,8 @@ def helpers() -> tuple[str, ...]:
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Return folders and files by part, so that each test file is in one."""
-    named = [REPOSITORY / path for paths in GROUPS.values() for path in paths]
+    """Return folders and files by part, so that each test file is in one, those of the pages excepted."""
+    named = [REPOSITORY / path for paths in (*GROUPS.values(), (PAGES,)) for path in paths]
     files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
     rest = [file for file in files if not any(file.is_relative_to(path) for path in named)]
     return GROUPS | {"rest": tuple(str(file.relative_to(REPOSITORY)) for file in rest)}

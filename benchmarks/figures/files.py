@@ -34,7 +34,18 @@ def names() -> list[str]:
 def load(name: str) -> Document:
     """Return the content of the result file `name`."""
     document: Document = json.loads(path(name).read_bytes())
-    return document
+    return verification(document) if "parts" in document else document
+
+
+def verification(document: Document) -> Document:
+    """Return the results of `make verify` like those of a single run: with the figures of all its parts."""
+    parts = document["parts"].values()
+    processors = sorted({part["machine"] for part in parts})
+    return document | {
+        "figures": {test: record for part in parts for test, record in part.get("figures", {}).items()},
+        "commit": document["commits"][0],
+        "machine": {"processor": "; ".join(processors)},
+    }
 
 
 def figures(name: str) -> Any:
@@ -101,7 +112,7 @@ def settings(document: Document) -> str:
 
 def commits(document: Document) -> list[str]:
     """Return the commits of the whole file's parts, the file's stamp first."""
-    found = [document.get("commit", UNKNOWN)[:13]]
+    found = [commit[:13] for commit in (document.get("commit", UNKNOWN), *document.get("commits", []))]
 
     def collect(value: Any) -> None:
         if isinstance(value, dict):

@@ -189,6 +189,7 @@ class ScriptedGenerator:
             eos_token_ids=(3,),
             weight_bytes=4,
             dtype="float32",
+            backend="scripted",
             row_invariant=True,
             fingerprint="0123456789abcdef",
         )

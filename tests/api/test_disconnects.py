@@ -14,7 +14,7 @@ from tests.conftest import Scale
 async def test_disconnected_clients_leave_nothing(
     server: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
-    total = scale.pick(60, 1000)
+    total = scale.pick(60, 400)
     rng = random.Random(scale.seed)
     aborted = server.metric("requests_total", finish_reason="abort")
 

@@ -164,7 +164,7 @@ async def test_the_text_is_that_of_the_final_prompt(
     server: Served, scale: Scale, record: Callable[..., None]
 ) -> None:
     """Concurrent random scripts of edits; each early answer is read during the edits."""
-    count, rng = scale.pick(12, 300), random.Random(scale.seed + 2)
+    count, rng = scale.pick(12, 120), random.Random(scale.seed + 2)
     withdrawn, limit = 0, asyncio.Semaphore(8)
 
     async def one(script: random.Random) -> None:

@@ -30,6 +30,7 @@ def test_a_model_card_has_its_context_length_and_row_invariance(hello: Served) -
         "max_model_len": 64,
         "row_invariant": True,
         "precision": "float32",
+        "numerics": f"scripted, float32, streamserve {__version__}",
     }
     assert hello.client.models.retrieve("scripted").id == "scripted"
 

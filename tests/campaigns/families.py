@@ -22,7 +22,7 @@ FAMILIES = {
     "settings": Family(
         "tests.campaigns.settings",
         "random settings and workloads on real workers, against the text of a plain engine",
-        4.0,
+        3.0,
     ),
     "simulated_settings": Family(
         "tests.campaigns.simulated_settings",

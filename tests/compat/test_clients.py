@@ -38,12 +38,14 @@ def test_litellm(served: Served) -> None:
     assert result["prompt_tokens"] > 5
 
 
-def test_langchain(served: Served) -> None:
+def test_langchain(served: Served, record: Callable[..., None]) -> None:
     printed = run("langchain-openai", "python", str(HERE / "use_langchain.py"), served.url)
     result = json.loads(printed.splitlines()[-1])
     assert (result["whole"], result["streamed"]) == (ANSWER, ANSWER)
     assert result["tool"] == ["choose"]
     assert result["structured"] in ("red", "green")
+    assert len(result["loops"]) == 10
+    record(tool_loops=len(result["loops"]), right=sum(result["loops"]))
 
 
 @pytest.mark.parametrize("profile", ["kind=concurrent,streams=2", "kind=poisson,rate=4"])

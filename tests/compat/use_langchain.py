@@ -1,15 +1,17 @@
-"""LangChain's ChatOpenAI: a chat whole, streamed, with a tool, structured.
+"""LangChain's ChatOpenAI: a chat whole, streamed, with a tool, structured; and tool loops.
 
 Run with the Python that has it: use_langchain.py URL.
 """
 
 import json
 import sys
-from typing import Literal
+from typing import Any, Literal
 
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
+from tool_tasks import TASKS, Task, call, declaration
 
 
 class Choice(BaseModel):
@@ -22,6 +24,17 @@ class Choice(BaseModel):
 def choose(colour: Literal["red", "green"]) -> str:
     """Choose a colour."""
     return colour
+
+
+def run_task(model: ChatOpenAI, task: Task) -> str:
+    """Ask for a call, call it, and return the model's answer from the result."""
+    tools = [declaration(name) for name in task.tools]
+    forced = model.bind_tools(tools, tool_choice="required", parallel_tool_calls=False)
+    messages: list[Any] = [HumanMessage(task.question)]
+    messages.append(forced.invoke(messages))
+    (chosen,) = messages[-1].tool_calls
+    messages.append(ToolMessage(call(chosen["name"], chosen["args"]), tool_call_id=chosen["id"]))
+    return str(model.bind_tools(tools).invoke(messages).text)
 
 
 def main(url: str) -> None:
@@ -38,6 +51,7 @@ def main(url: str) -> None:
                 "streamed": "".join(part.content for part in model.stream(question)),
                 "tool": [call["name"] for call in called.tool_calls],
                 "structured": structured.colour,
+                "loops": [task.is_answered(run_task(model, task)) for task in TASKS],
             }
         )
     )

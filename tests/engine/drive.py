@@ -34,6 +34,7 @@ def model_info(max_model_len: int, eos: tuple[int, ...] = ()) -> ModelInfo:
     return ModelInfo(
         architecture="fake", parameters=0, vocab_size=VOCAB, max_model_len=max_model_len,
         eos_token_ids=eos, weight_bytes=0, dtype="none", row_invariant=True, fingerprint="fake",
+        backend="fake",
     )  # fmt: skip
 
 

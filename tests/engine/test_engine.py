@@ -328,6 +328,25 @@ def test_a_draft_model_changes_when_tokens_come_never_which(seed, num_blocks, bu
     assert engine.executor.accepted > 0 or accuracy < 1
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_a_swapped_sequence_comes_back_into_a_pool_that_it_fills(blocks):
+    """It needs every block for its own KV, so it must not wait for one more."""
+    length = 4 * blocks
+    config = EngineConfig(
+        num_blocks=blocks,
+        block_size=4,
+        max_model_len=length,
+        preempt_every=2,
+        eviction="swap",
+        swap_blocks=30,
+    )
+    params = SamplingParams(temperature=0, max_tokens=length)
+    requests = [submit(str(number), [number], params) for number in range(3)]
+    engine, collected = run_all(config, requests)
+    assert_exact(requests, collected, length)
+    assert engine.report().evictions.blocks_back > 0
+
+
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from((24, 40, 400)), budget=st.sampled_from((8, 64)))
 def test_draft_tokens_change_when_tokens_come_never_which(seed, num_blocks, budget):
     config = EngineConfig(

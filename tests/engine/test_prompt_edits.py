@@ -428,7 +428,7 @@ def test_any_script_gives_the_text_of_its_final_prompt(
 
 def test_hundreds_of_scripts_with_everything_at_once(scale, record) -> None:
     rng, total = random.Random(scale.seed), Counter()
-    while total["scripts"] < scale.pick(60, 600):
+    while total["scripts"] < scale.pick(60, 300):
         config = EngineConfig(
             num_blocks=26, block_size=4, max_model_len=96, max_num_seqs=6, max_num_batched_tokens=24,
             max_chunk=10, preempt_every=rng.choice((0, 3)), eviction=rng.choice(("swap", "cost")),

@@ -194,8 +194,8 @@ def test_a_worker_of_another_model_is_refused_with_both_values() -> None:
     fleet.handle(WorkerMessage(D, 1, replace(READY, block_size=8)), 0.0)
     ready, why = fleet.health()
     assert not ready
-    assert "fake/8/1" in why
-    assert "fake/4/1" in why
+    assert f"{READY.model.kv_name}/8/1" in why
+    assert f"{READY.model.kv_name}/4/1" in why
 
 
 def test_reports_of_several_workers_add_up() -> None:

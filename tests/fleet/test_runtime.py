@@ -138,7 +138,7 @@ async def test_many_requests_with_random_cancels_leak_nothing(
     llm: AsyncLLM, scale: Scale, record: Callable[..., None]
 ) -> None:
     """A quarter is closed after some tokens, an eighth is cancelled, some of these before they began."""
-    total = scale.pick(80, 1000)
+    total = scale.pick(80, 400)
     rng = random.Random(scale.seed)
 
     async def one(number: int) -> bool:

@@ -166,13 +166,21 @@ def test_a_draining_worker_serves_open_requests_if_it_is_the_last() -> None:
     assert not supervisor.availability.health()[0]
 
 
+NAME = READY.model.kv_name
+
+
 @pytest.mark.parametrize(
     ("other", "both"),
     [
-        ({"block_size": 8}, ("fake/8/1", "fake/4/1")),
-        ({"model": replace(READY.model, fingerprint="another")}, ("another/4/1", "fake/4/1")),
-        ({"draft": "drafty"}, ("fake/drafty/4/1", "fake/4/1")),
+        ({"block_size": 8}, (f"{NAME}/8/1", f"{NAME}/4/1")),
+        ({"model": replace(READY.model, fingerprint="another")}, (f"another{NAME[4:]}/4/1", f"{NAME}/4/1")),
+        ({"draft": "drafty"}, (f"{NAME}/drafty/4/1", f"{NAME}/4/1")),
+        (
+            {"model": replace(READY.model, backend="native amx")},
+            (f"{NAME.replace('/fake', '/native amx')}/4/1", f"{NAME}/4/1"),
+        ),
     ],
+    ids=["block size", "weights", "draft model", "instructions"],
 )
 def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both: tuple[str, str]) -> None:
     supervisor = started(pairs(1))

@@ -31,7 +31,7 @@ ENGINE = EngineConfig(
 )  # fmt: skip
 EVENTS: tuple[LifecycleEvent, ...] = get_args(LifecycleEvent)
 VICTIMS = (("prefill-0",), ("decode-0",), ("prefill-0", "decode-0"))
-ROUNDS = 5
+ROUNDS = 2
 
 
 class RandomDrafter:

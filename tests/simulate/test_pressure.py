@@ -93,6 +93,12 @@ def test_a_kv_writeback_is_cancelled_where_its_blocks_are_needed() -> None:
     assert not simulation.fleet.transfers.writebacks.open
 
 
+def test_a_sequence_is_swapped_in_where_it_can_go_on() -> None:
+    """Regression of a livelock: with no block for its next tokens it was swapped out again, without end."""
+    workers = run_simulation(101509731, pools(1, 2), 0.003, "swap", 39, order="stta").workers.values()
+    assert sum(worker.engine.report().evictions.blocks_back for worker in workers) > 0
+
+
 def test_sequences_without_a_reservation_free_blocks_for_those_with_one() -> None:
     """Regression of a deadlock: computed prompts without a transfer reservation held the blocks of one with
     a reservation."""

@@ -120,6 +120,12 @@ def test_fields_that_are_null_are_not_there() -> None:
     assert render(source, [{"role": "assistant", "content": None}]) == "False"
 
 
+@pytest.mark.parametrize("message", [{"role": "assistant", "content": None}, {"role": "assistant"}])
+def test_a_call_of_tools_has_an_empty_content(message: Message) -> None:
+    calls = [{"type": "function", "function": {"name": "get_time", "arguments": {}}}]
+    assert render("<{{ messages[0].content }}>", [{**message, "tool_calls": calls}]) == "<>"
+
+
 def test_strftime_now_is_today() -> None:
     assert render("{{ strftime_now('%Y-%m-%d') }}", CHAT) == datetime.now().strftime("%Y-%m-%d")
 

@@ -118,7 +118,7 @@ def test_merges_across_the_border_of_two_chunks(
     tokenizer, rng = tokenizers[name], random.Random(scale.seed)
     retokenizer = Retokenizer(tokenizer)
     merged = 0
-    for _ in range(scale.pick(40, 1000)):
+    for _ in range(scale.pick(40, 400)):
         text = "".join(rng.choices(WORDS, k=40)).replace("\u0301", "")
         start, before = 0, EMPTY
         while start < len(text):

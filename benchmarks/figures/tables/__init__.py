@@ -1,6 +1,6 @@
 """The tables that pages may name: each function renders one from its result files."""
 
-from . import draft_service, engines, kernels, pairs, small, speculation, stamps, streams, targets
+from . import draft_service, engines, kernels, pairs, small, speculation, stamps, streams, targets, widths
 from .base import TABLES
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "stamps",
     "streams",
     "targets",
+    "widths",
 ]

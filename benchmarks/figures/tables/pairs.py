@@ -61,7 +61,7 @@ def crashes() -> dict[tuple[str, str], list[float]]:
     """Return the seconds until all answers and the pair were back, by lost half and signal."""
     found: dict[tuple[str, str], list[float]] = {}
     for name, record in figures("verify").items():
-        match = re.fullmatch(r"tests/test_moments\.py::.*\[(.*)\]", name)
+        match = re.fullmatch(r"tests/test_lifecycle_events\.py::.*\[(.*)\]", name)
         if match and (seconds := next((record[key] for key in record if "seconds" in key), None)):
             *_, half, kind = match[1].split("-")
             found.setdefault((half, kind), []).extend(seconds)
