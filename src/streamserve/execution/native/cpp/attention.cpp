@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "attention_amx.h"
+#include "attention_dot.h"
 #include "attention_engine.h"
 #include "kv_vectors.h"
 
@@ -417,6 +418,13 @@ void attend(Pool& pool, int thread, const Attention& a, const std::vector<Item>&
         case AMX:
             if (a.cache.type == BF16) {
                 return attend_with<Vec512, bf16, AmxEngine>(pool, thread, a, items, parts);
+            }
+            return attend_typed<Vec512>(pool, thread, a, items, parts);
+#endif
+#if defined(__AVX512BF16__) && defined(STREAMSERVE_AVX512)
+        case AVX512_BF16:
+            if (a.cache.type == BF16) {
+                return attend_with<Vec512, bf16, DotEngine>(pool, thread, a, items, parts);
             }
             [[fallthrough]];
 #endif
