@@ -147,6 +147,7 @@ def test_of_chats(hello: Served, fields: dict[str, Any], param: str, message: st
         ("allowed_token_ids", [5, 320], "allowed_token_ids contains 320, but the vocabulary has 320 tokens"),
         ("allowed_token_ids", [5] * 16385, "allowed_token_ids may contain at most 16384"),
         ("bad_words", ["no"], "bad_words is not supported"),
+        ("cache_salt", "", "cache_salt must not be empty"),
         ("temprature", 1, "temprature is not a known field"),
         ("temprature", None, "temprature is not a known field"),
     ],

@@ -218,6 +218,12 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
             "input",
             "parts of type 'input_image'",
         ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "mood": "glad"}]}]},
+            "input",
+            "mood of a part is not a known field",
+        ),
+        ({"text": {"format": {"type": "json_object", "lax": True}}}, "text", "lax is not a known field"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "encrypted_content"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input", "input[0].name must be a string"),
         ({"input": "x" * 10_000}, "input", "input has 10"),

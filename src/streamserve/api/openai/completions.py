@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -116,7 +116,7 @@ class Completion:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         self._echoes.append(self._echo(prompt))
         name = f"{self._head.id}-{number}"
-        return GenerationTask(number, name, prompt, params, body.priority, body.cache_salt)
+        return GenerationTask(number, name, prompt, params, body.priority, body.cache_salt or "")
 
     def _echo(self, prompt: Prompt) -> str:
         if not self._body.echo:
@@ -129,7 +129,15 @@ class Completion:
 
     async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
         """Run the tasks, sending an event for each delta."""
-        await StreamWriter(self._body, self._reply, self._choice, emit).run(self._context, tasks)
+        await StreamWriter(self._body, self._event, self._choice, emit).run(self._context, tasks)
+
+    def _event(
+        self,
+        choices: list[CompletionChoice],
+        usage: UsageReply | UnsetType | None,
+        begun: GenerationTask | None,
+    ) -> CompletionReply:
+        return self._reply(choices, usage)
 
     def _whole(self, outputs: list[GenerationOutput]) -> CompletionReply:
         choices = [
@@ -164,9 +172,9 @@ class Completion:
             logprobs=self._logprobs(task, piece, first, entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop,
-            prompt_logprobs=UNSET if count is None else prompt_logprobs(self._tokenizer, entries, count),
-            token_ids=piece.tokens if ids else UNSET,
-            prompt_token_ids=task.prompt.ids if ids and first else UNSET,
+            prompt_logprobs=None if count is None else prompt_logprobs(self._tokenizer, entries, count),
+            token_ids=piece.tokens if ids else None,
+            prompt_token_ids=task.prompt.ids if ids and first else None,
         )
 
     def _logprobs(

@@ -117,7 +117,7 @@ class _Response:
 
         body, conversation = self._body, self._conversation
         task = GenerationTask(
-            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt
+            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt or ""
         )
         try:
             with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them

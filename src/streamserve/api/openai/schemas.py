@@ -34,7 +34,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What a stream carries besides text."""
 
     include_usage: Annotated[bool, about("a final event with the usage")] = False
-    continuous_usage_stats: Annotated[bool, about("the current usage in every event")] = False
+    continuous_usage_stats: Annotated[bool, about("with include_usage: the current usage in every event")] = (
+        False
+    )
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,7 +141,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: Annotated[
         int, about("requests with a lower value are served first", minimum=-(2**63), maximum=2**63 - 1)
     ] = 0
-    cache_salt: Annotated[str, about("only requests with the same salt share cached prompts")] = ""
+    cache_salt: Annotated[
+        str | None, about("only requests with the same salt share cached prompts", minLength=1)
+    ] = None
     user: Annotated[str | None, about("for the caller's own records, like the next three")] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -52,7 +51,7 @@ class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +142,7 @@ def _tokens_reply(context: AppContext, body: TokenizeRequest, prompt: Prompt) ->
         count=len(prompt.ids),
         max_model_len=context.llm.model.max_model_len,
         tokens=prompt.ids,
-        token_strs=[tokenizer.piece(token) for token in prompt.ids] if body.return_token_strs else UNSET,
+        token_strs=[tokenizer.piece(token) for token in prompt.ids] if body.return_token_strs else None,
     )
     return msgspec.json.encode(reply)
 

@@ -49,6 +49,8 @@ VLLM_NAMES = {
     "request_prompt_tokens",
     "request_generation_tokens",
     "request_params_n",
+    "request_params_max_tokens",
+    "iteration_tokens_total",
     "spec_decode_num_drafts",
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
@@ -83,6 +85,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
     "request_params_n": ("Choices requested (n).", (1, 2, 5, 10, 20)),
+    "request_params_max_tokens": ("Maximum output tokens of a choice, as requested or by default.", _COUNTS),
 }
 
 
@@ -149,14 +152,14 @@ class Metrics:
 
     @contextmanager
     def request(
-        self, prompt_tokens: int, choices: int, created: float | None = None
+        self, prompt_tokens: int, choices: int, max_tokens: int, created: float | None = None
     ) -> Iterator["RequestRecorder"]:
         """Record the metrics of one request; `created` is its prompt stream's creation time, if any.
 
         Choices that are open when it ends count as aborted, or as failed if an error ended it; a request that
         was refused is not counted.
         """
-        recorder = RequestRecorder(self, prompt_tokens, choices, created)
+        recorder = RequestRecorder(self, prompt_tokens, choices, max_tokens, created)
         try:
             yield recorder
         except RequestError as error:
@@ -189,13 +192,19 @@ class RequestRecorder:
     """Records the metrics of one request."""
 
     def __init__(
-        self, metrics: Metrics, prompt_tokens: int, choices: int, created: float | None = None
+        self,
+        metrics: Metrics,
+        prompt_tokens: int,
+        choices: int,
+        max_tokens: int,
+        created: float | None = None,
     ) -> None:
         self.begun = False
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self._created = created
         self._choices = choices
+        self._max_tokens = max_tokens
         self._open = set(range(choices))
         self._start = time.perf_counter()
         self._stream_seconds = 0.0 if created is None else self._start - created
@@ -225,6 +234,7 @@ class RequestRecorder:
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
         observe("request_params_n", self._choices)
+        observe("request_params_max_tokens", self._max_tokens)
         if not self._last_token:
             return
         last, tokens = max(self._last_token.values()), max(self._tokens.values())
