@@ -113,6 +113,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         tool_parser=server.tool_parser,
         reasoning_parser=server.reasoning_parser,
         local_only=local_only,
+        strict_fields=server.strict_fields,
         max_streams=server.max_streams,
         stream_ttl=server.stream_ttl,
     )

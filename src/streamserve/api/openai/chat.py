@@ -21,10 +21,13 @@ from streamserve.api.generation import (
 )
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.openai.conversation import Conversation, prepared
+from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from streamserve.api.openai.other_fields import OTHER_IN_CHATS
 from streamserve.api.openai.replies import (
     ChatChoice,
     ChatDelta,
@@ -35,7 +38,7 @@ from streamserve.api.openai.replies import (
     UsageReply,
     usage_reply,
 )
-from streamserve.api.openai.schemas import UNSUPPORTED_IN_CHATS, ChatRequest
+from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.ops.models import served_name
@@ -47,7 +50,8 @@ from streamserve.text.tools.parser import CallDelta, merged
 
 async def chat_completions(context: AppContext, request: Request) -> Response:
     """Answer a conversation. Raises RequestError if the request cannot be served."""
-    body = await read_request(request, context, ChatRequest, UNSUPPORTED_IN_CHATS)
+    body = await read_request(request, context, ChatRequest, OTHER_IN_CHATS)
+    body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
     return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
 
@@ -62,7 +66,7 @@ CHAT_ROUTES: tuple[Route[AppContext], ...] = (
             ChatRequest,
             ChatReply,
             event=ChatReply,
-            unsupported=UNSUPPORTED_IN_CHATS,
+            others=OTHER_IN_CHATS,
             parameters=header_parameters(),
             example={"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
         ),

@@ -19,9 +19,12 @@ from streamserve.api.generation import (
 )
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
+from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
+from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
 from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, truncation_limit
 from streamserve.api.openai.replies import (
     CompletionChoice,
@@ -31,7 +34,7 @@ from streamserve.api.openai.replies import (
     usage_reply,
 )
 from streamserve.api.openai.sampling import completion_sampling
-from streamserve.api.openai.schemas import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from streamserve.api.openai.schemas import CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.structured import requested_grammar, wants_grammar
@@ -42,7 +45,8 @@ from streamserve.protocol.messages import PromptLogprob
 
 async def completions(context: AppContext, request: Request) -> Response:
     """Continue or score the prompts of a request. Raises RequestError if it cannot be served."""
-    body = await read_request(request, context, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+    body = await read_request(request, context, CompletionRequest, OTHER_IN_COMPLETIONS)
+    body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
     return await Completion(context, body).respond(request)
 
@@ -57,7 +61,7 @@ COMPLETION_ROUTES: tuple[Route[AppContext], ...] = (
             CompletionRequest,
             CompletionReply,
             event=CompletionReply,
-            unsupported=UNSUPPORTED_IN_COMPLETIONS,
+            others=OTHER_IN_COMPLETIONS,
             parameters=header_parameters(),
             example={"prompt": "Once upon a time", "max_tokens": 16},
         ),

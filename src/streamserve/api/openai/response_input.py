@@ -27,6 +27,9 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
     """Convert to a chat request. Raises RequestError naming the field of the Responses API."""
     common = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     logprobs = LOGPROBS in body.include
+    for part in body.include:
+        if part != LOGPROBS:
+            _refuse(f"include: {part!r} is not supported", "include")
     if body.top_logprobs is not None and not logprobs:
         raise RequestError(f'top_logprobs needs "{LOGPROBS}" in include', field="top_logprobs")
     if body.max_output_tokens is not None and body.max_output_tokens < 1:

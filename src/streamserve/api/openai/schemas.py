@@ -37,6 +37,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     continuous_usage_stats: Annotated[bool, about("with include_usage: the current usage in every event")] = (
         False
     )
+    include_obfuscation: Annotated[bool, about("without effect")] = False
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -243,42 +244,3 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("if false, at most one call")] = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True
-
-
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "bad_words": ([],),
-    "early_stopping": (False,),
-    "guided_decoding_backend": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "lora_request": (),
-    "request_id": (),
-    "service_tier": ("auto", "default"),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-}
-
-UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
-    "prompt_embeds": (),
-    "suffix": ("",),
-}
-"""Fields that are known but not supported, with the values that have no effect and are accepted."""
-
-UNSUPPORTED_IN_CHATS: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""The same for chats."""

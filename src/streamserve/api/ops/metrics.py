@@ -115,6 +115,12 @@ class Metrics:
         )
         self.streams = self._gauge("streams", "Open prompt streams.")
         self.stream_chunks = self._counter("stream_chunks", "Chunks added to prompt streams.")
+        self._ignored_fields = Counter(
+            f"{PREFIX}ignored_fields",
+            "Request fields that were taken without effect, by kind; unknown ones have no name here.",
+            (LABEL, "kind", "field"),
+            registry=self._registry,
+        )
         self._attainment = Counter(
             f"{PREFIX}slo_requests",
             "Finished requests with latency targets, by SLO class and by whether they met them.",
@@ -139,6 +145,10 @@ class Metrics:
     def finished(self, reason: str) -> None:
         """Count a finished choice."""
         self._finished.labels(self._model_name, reason).inc()
+
+    def ignored_fields(self, kind: str, field: str, count: int) -> None:
+        """Count fields of requests that had no effect."""
+        self._ignored_fields.labels(self._model_name, kind, field).inc(count)
 
     def count_slo(self, slo: Slo, met: bool, tokens: int) -> None:
         """Count a request that had latency targets, and its `tokens` if it met them."""
