@@ -44,6 +44,17 @@ def test_texts_and_token_ids_give_the_same(llm: LLM) -> None:
     assert one.finished
 
 
+def test_progress_is_shown_on_standard_error_for_several_prompts(
+    llm: LLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    llm.generate("hello", GREEDY)
+    assert capfd.readouterr() == ("", "")
+    llm.generate(["hello", "world"], GREEDY)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "2/2" in err
+
+
 def test_a_single_prompt_needs_no_list(llm: LLM) -> None:
     ids = llm.tokenizer.encode("hello")
     by_text, by_ids = (llm.generate(prompt, GREEDY, use_tqdm=False) for prompt in ("hello", ids))

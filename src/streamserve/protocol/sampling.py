@@ -13,6 +13,9 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_SPECULATION = 4096
+MAX_VOCABULARY = 2**31 - 1
+"""Every token id is below this; for checks without a model."""
+
 MAX_ALLOWED_TOKENS = 16384
 
 
