@@ -147,6 +147,12 @@ def test_a_missing_model_is_named(model: str) -> None:
         resolve(model, environ=NONE)
 
 
+def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(CheckpointError, match=r"has no config.json: give the folder that holds it"):
+        resolve(str(tmp_path), environ=NONE)
+
+
 def test_every_option_has_a_help_text() -> None:
     assert all(option.help for option in options())
     shown = (

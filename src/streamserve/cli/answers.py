@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamserve.protocol.sampling import MAX_VOCABULARY, SamplingParams, check_sampling
+from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import Settings, SettingsError
 
 if TYPE_CHECKING:
     from streamserve.llm.llm import LLM
-    from streamserve.text.output import Delta
 
 MaxTokens = Annotated[int, typer.Option(help="maximum number of tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="sampling temperature; 0: always the likeliest token")]
@@ -29,36 +28,34 @@ def user_message(text: str) -> dict[str, str]:
 def sampling_params(max_tokens: int, temperature: float, top_p: float, seed: int | None) -> SamplingParams:
     """Return the sampling parameters of the flags. Raises SettingsError for a value out of range, before any
     model is loaded."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     try:
-        check_sampling(params, MAX_VOCABULARY)
+        return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     except ValueError as error:
         name, _, reason = str(error).partition(" ")
         raise SettingsError(f"--{name.replace('_', '-')} {reason}") from error
-    return params
 
 
 def print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> str:
     """Print the text as it is generated, and return it."""
-    return print_deltas(llm.stream(prompt, params))
+    return _print_all(delta.text for delta in llm.stream(prompt, params))
 
 
 def print_until_interrupt(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> str:
     """Print the text as it is generated, until its end or Ctrl-C, and return what was printed."""
     printed: list[str] = []
     with closing(llm.stream(prompt, params)) as deltas, suppress(KeyboardInterrupt):
-        print_deltas(deltas, printed)
+        _print_all((delta.text for delta in deltas), printed)
         return "".join(printed)
     typer.echo()
     return "".join(printed)
 
 
-def print_deltas(deltas: "Iterable[Delta]", printed: list[str] | None = None) -> str:
-    """Print text as it arrives, append it to `printed`, and return all of it."""
+def _print_all(texts: Iterable[str], printed: list[str] | None = None) -> str:
+    """Print texts as they arrive, append them to `printed`, and return them joined."""
     printed = [] if printed is None else printed
-    for delta in deltas:
-        printed.append(delta.text)
-        typer.echo(delta.text, nl=False)
+    for text in texts:
+        printed.append(text)
+        typer.echo(text, nl=False)
         sys.stdout.flush()
     typer.echo()
     return "".join(printed)

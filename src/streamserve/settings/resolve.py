@@ -22,6 +22,7 @@ from streamserve.fleet.worker_state import Topology, pools, unified
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, ServerConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
+from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.options import Settings, SettingsError, convert, options
@@ -31,10 +32,11 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
 DRAFTERS = ("none", "ngram")
 """Values of `draft` that are not models; there are also auto and self:K."""
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
-_MAX_NAME = 64
 SECRETS = ("api_key", "admin_key")
 """Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+_MAX_NAME = 64
 
 
 def resolve(
@@ -66,6 +68,8 @@ def resolve(
     server = convert(values, ServerConfig)
     unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
     _check_addresses(server)
     _check_policy(unresolved.speculation_policy)

@@ -103,8 +103,8 @@ def _checked(
 
     `named` are the request's names for fields that it names differently.
     """
-    params = msgspec.structs.replace(SamplingParams(**defaults), **values)
     try:
+        params = msgspec.structs.replace(SamplingParams(**defaults), **values)
         check_sampling(params, vocab_size)
     except ValueError as error:
         message = str(error)
