@@ -156,6 +156,8 @@ def _format(body: ResponseRequest) -> dict[str, Any]:
     format = settings.get("format", {"type": "text"})
     if not isinstance(format, dict) or format.get("type") not in ("text", "json_object", "json_schema"):
         _refuse("text.format must have a type: text, json_object or json_schema", "text")
+    if format == {"type": "text"}:
+        return {}
     if format["type"] != "json_schema":
         return {"response_format": format}
     return {
