@@ -1,5 +1,7 @@
 """`streamserve models`: write checkpoints, quantized or for benchmarks."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +39,9 @@ def inflate_model(
     """
     from streamserve.execution.inflate import Shape, inflate
 
-    inflate(locate(source), out, Shape(hidden, layers, heads, kv_heads, intermediate))
+    shape = Shape(hidden, layers, heads, kv_heads, intermediate)
+    with _progress(f"inflating {source}") as show:
+        inflate(locate(source), out, shape, show)
     _print_size(out)
 
 
@@ -59,9 +63,6 @@ def quantize_model(
     It gives the same text as SOURCE with `--quantization` and this format. The guide to checkpoints says
     which other readers of the format can load it.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from streamserve.execution.compressed_tensors.export import export
     from streamserve.execution.quantization import parse_format
 
@@ -72,14 +73,24 @@ def quantize_model(
     if chosen is None:
         raise CheckpointError("--format none: use int8 or int4")
     folder = locate(source)
+    with _progress(f"quantizing {source}") as show:
+        export(folder, out, chosen, show)
+    _print_size(out)
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows how much of the work is done, on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task(f"quantizing {source}", total=None, visible=False)
+        bar = progress.add_task(text, total=None, visible=False)
 
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total, visible=True)
 
-        export(folder, out, chosen, show)
-    _print_size(out)
+        yield show
 
 
 def _print_size(folder: Path) -> None:

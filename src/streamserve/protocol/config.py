@@ -286,6 +286,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "bodies, log-probabilities; further requests are refused with status 429",
         ),
     ] = 256 << 20
+    strict_fields: Annotated[
+        bool,
+        Meta(
+            description="refuse request fields that are unknown or without effect; by default they are taken "
+            "and named in the reply's Warning header"
+        ),
+    ] = False
     max_connections: Annotated[
         int,
         Meta(

@@ -217,8 +217,16 @@ def _rebuild_as_llama(backend: tokenizers.Tokenizer, folder: TokenizerFolder) ->
     backend.decoder = decoders.Sequence([*parts, *strip])
 
 
+_CONVERTED = ("*.model", "*.tiktoken", "vocab.*", "merges.txt")
+"""Files of older tokenizers, one of which a conversion needs."""
+
+
 def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
     """Convert an older tokenizer format with transformers. Raises CheckpointError if that fails."""
+    if not any(any(folder.path.glob(pattern)) for pattern in _CONVERTED):
+        raise CheckpointError(
+            f"{folder.path} has no tokenizer: put the model's tokenizer.json and tokenizer_config.json there"
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -228,8 +236,9 @@ def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
     try:
         backend = AutoTokenizer.from_pretrained(folder.path, local_files_only=True).backend_tokenizer
     except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted: {error}"
+            f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted: {reason}"
         ) from error
     if not isinstance(backend, tokenizers.Tokenizer):
         raise CheckpointError(f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted")
