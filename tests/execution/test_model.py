@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from streamserve.engine.plan import Span
-from streamserve.execution.attention import ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
+from streamserve.execution.load import make_attention
 from streamserve.execution.spec import read_spec
 from streamserve.execution.weights import load_model
 from tests.checkpoints import reference_model
@@ -25,7 +25,21 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 256,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "partial_rotary_factor": 0.75,
+}
 WINDOWED_QWEN = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+GRANITE = {
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 0.9,
+}
 VARIANTS = [
     ("llama", {}),
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -38,16 +52,32 @@ VARIANTS = [
     ("qwen2", WINDOWED_QWEN),
     ("qwen3", {"head_dim": 32}),
     ("qwen3", {**WINDOWED_QWEN, "attention_bias": True, "num_key_value_heads": 4}),
+    ("phi3", {}),
+    (
+        "phi3",
+        {
+            "sliding_window": 9,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
+    ),
+    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    ("granite", GRANITE),
+    ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    ("smollm3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 7}),
+    ("olmo2", {}),
+    ("olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
 ]
 
 
 @torch.inference_mode()
 def logits_of(folder: Path, chunks: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Our logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
-    spec = read_spec(folder)
+    spec = read_spec(folder).at_length(TEXT.shape[1])
     model = load_model(Checkpoint(folder), spec, dtype)
     cache = KVCache(spec, 16, 4, dtype)
-    attention = ReferenceAttention(cache, spec.windows, spec.num_heads // spec.num_kv_heads)
+    attention = make_attention(cache, spec, None)
     blocks = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
     pieces, start = [], 0
     for size in chunks:

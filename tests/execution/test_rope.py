@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.execution.rope import inverse_frequencies, rotate, rotation
-from streamserve.execution.spec import RopeSpec
+from streamserve.execution.rope import Rotations, inverse_frequencies, rotate
+from streamserve.execution.rope_spec import RopeSpec
 
 LLAMA3 = RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
 
@@ -42,12 +42,12 @@ def test_llama3_keeps_short_wavelengths_stretches_long_ones_and_blends_between()
 @given(first=st.integers(0, 1000), second=st.integers(0, 1000), shift=st.integers(1, 1000))
 def test_products_depend_on_distance_alone(first, second, shift):
     q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0))
-    frequencies = inverse_frequencies(RopeSpec(10_000.0), 16)
+    single = Rotations.of([RopeSpec(10_000.0)], 16)
+    rotations = Rotations(single.frequencies.double(), single.amplitudes)
 
     def product(a: int, b: int) -> float:
-        turned = rotate(
-            torch.cat((q, k)).double(), *rotation(torch.tensor([a, b]), frequencies.double(), torch.float64)
-        )
+        cos, sin = rotations.at(torch.tensor([a, b]), torch.float64)
+        turned = rotate(torch.cat((q, k)).double(), cos[0], sin[0])
         return float((turned[0] * turned[1]).sum())
 
     assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-4)

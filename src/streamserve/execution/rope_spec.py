@@ -1,0 +1,136 @@
+"""Rotary position embeddings as `config.json` describes them."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from streamserve.execution.architectures import Architecture
+from streamserve.execution.fields import Fields, shown
+
+MAX_THETA = 1e15
+"""The longest base wavelength of rotary embeddings, and the largest factor that stretches them."""
+
+UNSUPPORTED = ("alpha", "long_mscale", "mrope_section", "short_mscale")
+"""Fields of rope parameters that change what is computed, and are not supported with any kind."""
+
+ORIGINAL = "original_max_position_embeddings"
+
+Scaling = Literal["default", "linear", "llama3", "longrope"]
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding: base wavelength `theta`, and the `scaling` for long contexts.
+
+    - "linear" uses `factor`.
+    - "llama3" uses `factor` and the wavelengths it keeps, relative to `original_positions`.
+    - "longrope" divides the frequency of each pair of dimensions by one of `factors` or, where contexts may
+      exceed `original_positions`, by one of `long_factors`; `at_length` decides.
+
+    `amplitude` multiplies cosines and sines.
+    """
+
+    theta: float
+    scaling: Scaling = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_positions: int = 0
+    factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    amplitude: float = 1.0
+
+    def at_length(self, max_model_len: int) -> "RopeSpec":
+        """Return the embedding for texts of up to `max_model_len` tokens. It is the same for every position
+        of every text, so that keys and values never depend on how long a text becomes."""
+        if not self.long_factors:
+            return self
+        longer = max_model_len > self.original_positions
+        return replace(self, factors=self.long_factors if longer else self.factors, long_factors=())
+
+
+def rope_parameters(config: Fields) -> Fields:
+    """Return the parameters of a model's rotary embedding. Configs up to transformers 4 have rope_theta and
+    rope_scaling, later ones rope_parameters with both."""
+    scaling = config.nested("rope_scaling") or config.nested("rope_parameters") or Fields(config.name, {})
+    if any(isinstance(value, dict) for value in scaling.values.values()):
+        scaling.refuse("rope_parameters", "that differ between layers are not supported")
+    return scaling
+
+
+def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partial: bool) -> int:
+    """Return how many of a head's dimensions are rotated; all unless the architecture allows a `partial`
+    rotation."""
+    holder = config if parameters.get("partial_rotary_factor") is None else parameters
+    share = holder.number("partial_rotary_factor", 1.0, maximum=1.0)
+    if share != 1 and not partial:
+        holder.refuse("partial_rotary_factor", "other than 1 is not supported")
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2:
+        holder.refuse("partial_rotary_factor", f"must give an even number of dimensions, not {rotated}")
+    return rotated
+
+
+def read_rope(config: Fields, parameters: Fields, family: Architecture, rotated: int) -> RopeSpec:
+    """Return the rotary embedding of `parameters`, of so many `rotated` dimensions. Raises CheckpointError
+    naming the field that is not supported."""
+    for name in UNSUPPORTED:
+        if parameters.get(name) is not None:
+            parameters.refuse(name, "is not supported")
+    base = config.number("rope_theta", family.theta, 1.0, MAX_THETA)
+    theta = parameters.number("rope_theta", base, 1.0, MAX_THETA)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind in family.longrope_names:
+        kind = "longrope"
+    if kind == "default":
+        return RopeSpec(theta)
+    if kind == "linear":
+        return RopeSpec(theta, "linear", parameters.number("factor", None, 1.0, MAX_THETA))
+    if kind == "llama3":
+        return _llama3(parameters, theta, _original_positions(config, parameters, family))
+    if kind == "longrope":
+        original = _original_positions(config, parameters, family)
+        return _longrope(config, parameters, theta, original, rotated)
+    supported = "'default', 'linear', 'llama3', 'longrope'"
+    parameters.refuse("rope_type", f"{shown(kind)} is not supported (supported: {supported})")
+
+
+def _original_positions(config: Fields, parameters: Fields, family: Architecture) -> int:
+    # At the top it outranks the nested one, as in transformers.
+    if config.get(ORIGINAL) is not None:
+        return config.integer(ORIGINAL)
+    default = family.original_positions or config.integer("max_position_embeddings")
+    nested = parameters.integer(ORIGINAL, default)
+    if family.original_positions not in (None, nested):
+        parameters.refuse(ORIGINAL, f"of {nested} must be next to the rope parameters, not in them")
+    return nested
+
+
+def _llama3(parameters: Fields, theta: float, original: int) -> RopeSpec:
+    low, high = (parameters.number(f"{name}_freq_factor", None, 1e-6, 1e6) for name in ("low", "high"))
+    if low >= high:
+        parameters.refuse("high_freq_factor", f"must be above low_freq_factor {low:g}, not {high:g}")
+    factor = parameters.number("factor", None, 1.0, MAX_THETA)
+    return RopeSpec(theta, "llama3", factor, low, high, original)
+
+
+def _longrope(config: Fields, parameters: Fields, theta: float, original: int, rotated: int) -> RopeSpec:
+    ratio = max(1.0, config.integer("max_position_embeddings") / original)
+    factor = parameters.number("factor", ratio, 1.0, MAX_THETA)
+    stretched = factor > 1 and original > 1
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if stretched else 1.0
+    return RopeSpec(
+        theta,
+        "longrope",
+        original_positions=original,
+        factors=_factors(parameters, "short_factor", rotated // 2),
+        long_factors=_factors(parameters, "long_factor", rotated // 2),
+        amplitude=parameters.number("attention_factor", default, 1e-6, 1e6),
+    )
+
+
+def _factors(parameters: Fields, name: str, count: int) -> tuple[float, ...]:
+    values = parameters.get(name)
+    if not isinstance(values, list) or len(values) != count:
+        parameters.refuse(name, f"must be a list of {count} numbers")
+    return tuple(Fields(parameters.name, {name: value}).number(name, None, 1e-6, 1e6) for value in values)
