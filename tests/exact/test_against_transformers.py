@@ -42,6 +42,17 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo2": {},
+    "gemma2": {
+        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "sliding_window_pattern": 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
 }  # fmt: skip
 
 

@@ -39,6 +39,15 @@ MODELS = {
         Case(policy="fixed-tree:3x3", chunk=7), {"no_rope_layer_interval": 2, "tie_word_embeddings": True}
     ),
     "olmo2": Model(Case(policy="fixed:4", quantization="int8", kv_cache_dtype="int8", preempt_every=5)),
+    "gemma2": Model(
+        Case(policy="fixed-tree:2x3", blocks=24, kv_cache_dtype="int8"),
+        {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "attn_logit_softcapping": 3.0,
+         "final_logit_softcapping": 6.0},
+    ),
+    "gemma3_text": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", quantization="int4:32", chunk=7),
+        {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "sliding_window_pattern": 2},
+    ),
 }  # fmt: skip
 
 

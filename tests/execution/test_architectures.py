@@ -55,6 +55,8 @@ def test_a_draft_model_takes_the_factors_for_its_targets_longest_text(shared_che
         ("granite", {"residual_multiplier": 0.5}, "multipliers"),
         ("granite", {"attention_multiplier": 0.5}, "multipliers"),
         ("smollm3", {"no_rope_layer_interval": 2}, "layers with different rotary embeddings"),
+        ("gemma2", {"head_dim": 16}, "soft caps, another activation than SiLU, multipliers"),
+        ("gemma3_text", {"head_dim": 16, "sliding_window_pattern": 2}, "layers with different rotary"),
         ("olmo2", {}, "norms after attention and MLP, norms in float32, norms of all queries as one vector"),
     ],
 )  # fmt: skip

@@ -40,6 +40,25 @@ GRANITE = {
     "attention_multiplier": 0.4,
     "logits_scaling": 0.9,
 }
+GEMMA2 = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 9,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 6.0,
+}
+GEMMA3 = {
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 7,
+    "sliding_window_pattern": 3,
+    "final_logit_softcapping": 7.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+    },
+}
 VARIANTS = [
     ("llama", {}),
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -66,6 +85,29 @@ VARIANTS = [
     ("granite", GRANITE),
     ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     ("smollm3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 7}),
+    ("gemma2", GEMMA2),
+    (
+        "gemma2",
+        {
+            "head_dim": 8,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 8,
+            "attention_bias": True,
+        },
+    ),
+    ("gemma3_text", GEMMA3),
+    (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "num_key_value_heads": 1,
+            "num_attention_heads": 2,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 13,
+        },
+    ),
     ("olmo2", {}),
     ("olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
 ]

@@ -168,7 +168,7 @@ def test_generation_config_may_be_missing(tmp_path):
         ({"rope_scaling": LONG | {"long_mscale": 1.2}}, "long_mscale is not supported"),
         ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}, "alpha is not supported"),
         ({"clip_qkv": 8.0}, "clip_qkv is not supported"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters that differ"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "that differ between layers"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor must be a positive number"),
@@ -220,6 +220,8 @@ def test_phi3s_earliest_names_of_longrope_are_understood(tmp_path):
 PHI3 = {"architectures": ["Phi3ForCausalLM"]}
 GRANITE = {"architectures": ["GraniteForCausalLM"]}
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"]}
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "head_dim": 16}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16}
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,32 @@ SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"]}
         ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval must be a positive integer"),
         ({**SMOLLM3, "layer_types": ["sliding_attention"] * 4}, "layer_types contradicts"),
         ({**SMOLLM3, "partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
+        ({**SMOLLM3, "final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
+        ({**GEMMA2, "hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+        ({**GEMMA2, "hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
+        ({**GEMMA2, "attn_logit_softcapping": 0}, "attn_logit_softcapping must be a positive number"),
+        ({**GEMMA2, "final_logit_softcapping": "30"}, "final_logit_softcapping must be a positive number"),
+        ({**GEMMA2, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive integer"),
+        ({**GEMMA2, "sliding_window": None}, "sliding_window is missing"),
+        ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        (
+            {**GEMMA2, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            "rope_parameters that differ",
+        ),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+        ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ({**GEMMA3, "sliding_window_pattern": 0}, "sliding_window_pattern must be a positive integer"),
+        (
+            {**GEMMA3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "must be full_attention",
+        ),
+        ({**GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn'"),
+        ({**GEMMA3, "rope_parameters": {"sliding_attention": {"alpha": 2.0}}}, "alpha is not supported"),
+        (
+            {**GEMMA3, "rope_parameters": {"full_attention": {}}, "rope_scaling": {"type": "linear"}},
+            "rope_scaling is not supported next to rope_parameters",
+        ),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "only the text model, Gemma3ForCausalLM"),
     ],
     ids=str,
 )
@@ -288,6 +316,47 @@ def test_further_architectures_mean_what_they_mean_to_transformers(tmp_path, arc
     assert spec.multipliers.embedding == getattr(config, "embedding_multiplier", 1)
     assert spec.multipliers.residual == getattr(config, "residual_multiplier", 1)
     assert spec.multipliers.logits == 1 / getattr(config, "logits_scaling", 1)
+
+
+GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 100_000.0}
+LOCAL = {"rope_type": "default", "rope_theta": 1_000.0}
+
+
+@pytest.mark.parametrize(
+    ("version", "fields"),
+    [
+        (2, {}),
+        (2, {"head_dim": ..., "query_pre_attn_scalar": 144, "sliding_window_pattern": 3}),
+        (2, {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False}),
+        (2, {"attn_logit_softcapping": 20.0, "layer_types": ["full_attention"] * 4, "rope_theta": 5_000.0}),
+        (3, {}),
+        (3, {"sliding_window_pattern": 2, "query_pre_attn_scalar": 64, "final_logit_softcapping": 30.0}),
+        (3, {"rope_local_base_freq": 500.0, "rope_theta": 2e6, "sliding_window_pattern": 3}),
+        (3, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 3}),
+        (3, {"rope_parameters": {"full_attention": GLOBAL, "sliding_attention": LOCAL},
+             "layer_types": ["sliding_attention", "full_attention"] * 2}),
+        (3, {"rope_parameters": {"full_attention": GLOBAL}, "rope_local_base_freq": 500.0,
+             "sliding_window_pattern": 4}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gemma_means_what_it_means_to_transformers(tmp_path, version, fields):
+    import transformers
+
+    fields = {"head_dim": 16, "rms_norm_eps": ..., "sliding_window": 5} | fields
+    spec = read(tmp_path, f"Gemma{version}ForCausalLM", **fields)
+    config = (transformers.Gemma2Config, transformers.Gemma3TextConfig)[version - 2].from_pretrained(tmp_path)
+    assert (spec.head_dim, spec.num_kv_heads) == (config.head_dim, config.num_key_value_heads)
+    assert (spec.rms_norm_eps, spec.tied_embeddings) == (config.rms_norm_eps, config.tie_word_embeddings)
+    assert spec.multipliers.attention == config.query_pre_attn_scalar**-0.5
+    assert spec.multipliers.embedding == config.hidden_size**0.5
+    assert (spec.attention_cap or None) == config.attn_logit_softcapping
+    assert (spec.logits_cap or None) == config.final_logit_softcapping
+    assert spec.windows == tuple(5 if kind == "sliding_attention" else None for kind in config.layer_types)
+    for kind, rope in zip(config.layer_types, spec.ropes, strict=True):
+        parameters = config.rope_parameters if version == 2 else config.rope_parameters[kind]
+        expected = parameters["rope_type"], parameters["rope_theta"], parameters.get("factor", 1.0)
+        assert (rope.scaling, rope.theta, rope.factor) == expected
 
 
 def test_layer_types_that_say_the_same_are_welcome(tmp_path):

@@ -1,15 +1,21 @@
 """The supported architectures: as data, the points in which each differs from Llama."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Windows = Literal["none", "every layer", "some layers", "unrotated layers"]
-"""Layers that may have a sliding window: none, all, those from `max_window_layers` on where
-`use_sliding_window` is set, or those without rotary embedding, likewise. `layer_types` decides in the last
-two cases if given."""
+Windows = Literal["none", "every layer", "some layers", "unrotated layers", "every second", "pattern"]
+"""Layers that may have a sliding window:
 
-Norms = Literal["before", "after"]
-"""Where RMSNorm is applied: to what goes into attention and MLP, or to what comes out of them."""
+- none, or every layer
+- those from `max_window_layers` on, or those without rotary embedding, where `use_sliding_window` is set
+- the first of every two, or all but the last of every `sliding_window_pattern`
+
+Except for the first two, `layer_types` decides if given."""
+
+Norms = Literal["before", "after", "around"]
+"""Where RMSNorm is applied: to what goes into attention and MLP, to what comes out of them, or to both."""
+
+Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 QKNorm = Literal["none", "heads", "joint"]
 """RMSNorm of queries and keys: of each head, or of all heads of a token as one vector."""
@@ -20,15 +26,20 @@ class Architecture:
     """How one architecture differs from Llama. None for a bias: the config's `attention_bias` or `mlp_bias`
     decides.
 
-    `wide_norms`: norms are computed in float32 to the end, also the product with their weight. `fused`: q, k
-    and v are one matrix in a checkpoint, and gate and up another. `partial_rotary`: the config may rotate a
+    `norm_offset` is added to the weights of norms. `wide_norms`: norms are computed in float32 to the end,
+    also the product with their weight. `activation_field` names the MLP's `activation` in configs. `fused`:
+    q, k and v are one matrix in a checkpoint, and gate and up another. `partial_rotary`: the config rotates
     part of each head. `longrope_names`: what else its configs call longrope. `skips_rotary`: the config may
     list layers without rotary embedding. `multipliers`: the config has Granite's multipliers of embeddings,
-    residuals, attention scores and logits.
+    residuals, attention scores and logits. `scaled_embedding`: embeddings are multiplied by √hidden_size, as
+    rounded to the data type.
 
     The others are the values where a config leaves a field out: `kv_heads`, `head_dim` and `window` (None: as
     many as heads, hidden_size / heads, no window), `theta`, `epsilon`, `tied` embeddings, and
-    `original_positions`: original_max_position_embeddings next to the rope parameters (None: in them).
+    `original_positions`: original_max_position_embeddings next to the rope parameters (None: in them),
+    `local_theta`: the base wavelength in layers with a window (None: `theta`), `query_scalar`: whose inverse
+    root multiplies attention scores (None: head_dim), `attention_cap` and `logits_cap`: soft caps of scores
+    and logits (0: none; None: there is no such field).
     """
 
     qkv_bias: bool | None = None
@@ -36,13 +47,17 @@ class Architecture:
     mlp_bias: bool | None = None
     qk_norm: QKNorm = "none"
     norms: Norms = "before"
+    norm_offset: float = 0.0
     wide_norms: bool = False
+    activation: Activation = "silu"
+    activation_field: str = "hidden_act"
     windows: Windows = "none"
     fused: bool = False
     partial_rotary: bool = False
     longrope_names: tuple[str, ...] = ()
     skips_rotary: bool = False
     multipliers: bool = False
+    scaled_embedding: bool = False
     kv_heads: int | None = None
     head_dim: int | None = None
     window: int | None = None
@@ -50,7 +65,18 @@ class Architecture:
     epsilon: float = 1e-6
     tied: bool = False
     original_positions: int | None = None
+    local_theta: float | None = None
+    query_scalar: int | None = None
+    attention_cap: float | None = None
+    logits_cap: float | None = None
 
+
+GEMMA = Architecture(
+    mlp_bias=False, norms="around", norm_offset=1.0, wide_norms=True, activation="gelu_pytorch_tanh",
+    activation_field="hidden_activation", scaled_embedding=True, kv_heads=4, head_dim=256, window=4096,
+    tied=True, query_scalar=256,
+)  # fmt: skip
+"""What Gemma 2 and 3 share."""
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(),
@@ -73,5 +99,9 @@ ARCHITECTURES = {
     ),
     "Olmo2ForCausalLM": Architecture(
         mlp_bias=False, qk_norm="joint", norms="after", wide_norms=True, epsilon=1e-5
+    ),
+    "Gemma2ForCausalLM": replace(GEMMA, windows="every second", attention_cap=50.0, logits_cap=30.0),
+    "Gemma3ForCausalLM": replace(
+        GEMMA, windows="pattern", qk_norm="heads", theta=1_000_000.0, local_theta=10_000.0, logits_cap=0.0
     ),
 }  # fmt: skip

@@ -236,7 +236,7 @@ def _load_model(
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:
     """Return attention over `cache`: by the kernels on `pool`, or in plain torch without one."""
     group = spec.num_heads // spec.num_kv_heads
-    scoring = Scoring(spec.multipliers.attention)
+    scoring = Scoring(spec.multipliers.attention, spec.attention_cap)
     if pool is None:
         return ReferenceAttention(cache, spec.windows, group, scoring)
     return NativeAttention(pool, cache, spec.windows, group, scoring)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.linear import LinearMap
@@ -47,6 +47,9 @@ class Model:
         self.final_norm = final_norm
         self.head = head
         ropes, self._rope_of = distinct_ropes(spec.ropes)
+        self._embedding_multiplier = spec.multipliers.embedding
+        if spec.rounds_embedding_multiplier:
+            self._embedding_multiplier = float(torch.tensor(spec.multipliers.embedding).to(self.dtype))
         self._rotations = Rotations.of(ropes, spec.rotary_dim)
 
     @property
@@ -57,7 +60,7 @@ class Model:
         """Return the hidden states [rows, hidden] after the last norm, for int64 `tokens` and `positions`
         [rows]. `attention` must have planned this step."""
         cos, sin = self._rotations.at(positions, self.dtype)
-        hidden = scaled(self.embedding[tokens], self.spec.multipliers.embedding)
+        hidden = scaled(self.embedding[tokens], self._embedding_multiplier)
         for number, layer in enumerate(self.layers):
             rope = self._rope_of[number]
             cos_sin = None if rope < 0 else (cos[rope], sin[rope])
@@ -70,7 +73,8 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, vocabulary] of the next token, in the model's dtype."""
-        return scaled(self.head(hidden), self.spec.multipliers.logits)
+        logits, cap = scaled(self.head(hidden), self.spec.multipliers.logits), self.spec.logits_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def _attend(
         self,
@@ -94,7 +98,8 @@ class Model:
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         gate, up = layer.gate_up(x).chunk(2, dim=-1)
-        return layer.down(silu(gate) * up)
+        gate = silu(gate) if self.spec.activation == "silu" else gelu(gate, approximate="tanh")
+        return layer.down(gate * up)
 
     def _added(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
         """Return what the output `x` of attention or MLP adds to the hidden states."""

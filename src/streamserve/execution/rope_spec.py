@@ -49,13 +49,35 @@ class RopeSpec:
         return replace(self, factors=self.long_factors if longer else self.factors, long_factors=())
 
 
-def rope_parameters(config: Fields) -> Fields:
-    """Return the parameters of a model's rotary embedding. Configs up to transformers 4 have rope_theta and
+LAYERS = ("full_attention", "sliding_attention")
+"""The kinds of layers that may have rope parameters of their own."""
+
+
+def rope_parameters(config: Fields, by_layer: bool) -> tuple[Fields, Fields]:
+    """Return the parameters of the rotary embedding of a model's layers, and of those with a window, which
+    differ if the architecture has them `by_layer`. Configs up to transformers 4 have rope_theta and
     rope_scaling, later ones rope_parameters with both."""
+    if by_layer:
+        return _parameters_by_layer(config)
     scaling = config.nested("rope_scaling") or config.nested("rope_parameters") or Fields(config.name, {})
     if any(isinstance(value, dict) for value in scaling.values.values()):
         scaling.refuse("rope_parameters", "that differ between layers are not supported")
-    return scaling
+    return scaling, scaling
+
+
+def _parameters_by_layer(config: Fields) -> tuple[Fields, Fields]:
+    none = Fields(config.name, {})
+    nested = config.nested("rope_parameters")
+    scaling = config.nested("rope_scaling")
+    if nested is None:
+        return scaling or none, none
+    if scaling is not None:
+        config.refuse("rope_scaling", "is not supported next to rope_parameters")
+    for name in nested.values:
+        if name not in LAYERS:
+            nested.refuse(name, f"is not supported: there must be {' and '.join(LAYERS)}")
+    full, sliding = (nested.nested(name) or none for name in LAYERS)
+    return full, sliding
 
 
 def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partial: bool) -> int:
@@ -71,14 +93,27 @@ def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partia
     return rotated
 
 
-def read_rope(config: Fields, parameters: Fields, family: Architecture, rotated: int) -> RopeSpec:
-    """Return the rotary embedding of `parameters`, of so many `rotated` dimensions. Raises CheckpointError
-    naming the field that is not supported."""
+def read_ropes(
+    config: Fields, family: Architecture, parameters: tuple[Fields, Fields], rotated: int
+) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary embeddings of a model's layers, and of those with a window, of so many `rotated`
+    dimensions. Raises CheckpointError naming the field that is not supported."""
+    theta = config.number("rope_theta", family.theta, 1.0, MAX_THETA)
+    rope = _read_rope(config, parameters[0], family, theta, rotated)
+    if family.local_theta is None:
+        return rope, rope
+    theta = config.number("rope_local_base_freq", family.local_theta, 1.0, MAX_THETA)
+    return rope, _read_rope(config, parameters[1], family, theta, rotated)
+
+
+def _read_rope(
+    config: Fields, parameters: Fields, family: Architecture, theta: float, rotated: int
+) -> RopeSpec:
+    """Return the rotary embedding of `parameters`, whose base wavelength is `theta` if they have none."""
     for name in UNSUPPORTED:
         if parameters.get(name) is not None:
             parameters.refuse(name, "is not supported")
-    base = config.number("rope_theta", family.theta, 1.0, MAX_THETA)
-    theta = parameters.number("rope_theta", base, 1.0, MAX_THETA)
+    theta = parameters.number("rope_theta", theta, 1.0, MAX_THETA)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind in family.longrope_names:
         kind = "longrope"
@@ -98,6 +133,8 @@ def read_rope(config: Fields, parameters: Fields, family: Architecture, rotated:
 def _original_positions(config: Fields, parameters: Fields, family: Architecture) -> int:
     # At the top it outranks the nested one, as in transformers.
     if config.get(ORIGINAL) is not None:
+        if family.local_theta is not None:
+            config.refuse(ORIGINAL, "must be in the rope parameters")
         return config.integer(ORIGINAL)
     default = family.original_positions or config.integer("max_position_embeddings")
     nested = parameters.integer(ORIGINAL, default)

@@ -4,7 +4,14 @@ in which architectures differ. A model that cannot be computed exactly is refuse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from streamserve.execution.architectures import ARCHITECTURES, Architecture, Norms, QKNorm, Windows
+from streamserve.execution.architectures import (
+    ARCHITECTURES,
+    Activation,
+    Architecture,
+    Norms,
+    QKNorm,
+    Windows,
+)
 from streamserve.execution.compressed_tensors.config import (
     FUSED_LINEARS,
     LINEARS,
@@ -12,7 +19,7 @@ from streamserve.execution.compressed_tensors.config import (
     read_stored_formats,
 )
 from streamserve.execution.fields import Fields, read_fields, shown
-from streamserve.execution.rope_spec import RopeSpec, read_rope, rope_parameters, rotated_dimensions
+from streamserve.execution.rope_spec import RopeSpec, read_ropes, rope_parameters, rotated_dimensions
 
 MAX_LAYERS = 10_000
 """More than any model has; the count is compared with the tensors of the files afterwards."""
@@ -38,7 +45,8 @@ class ModelSpec:
     embedding (None: none) of the first `rotary_dim` dimensions of each head, and `windows[layer]` the number
     of latest tokens that a token sees in it, itself included (None: all). `dtype` is the weights' dtype
     according to the config, if given. `eos_token_ids` end a text. `stored` is how the layers' matrices are
-    stored if any is quantized already. The others are those of architectures.Architecture."""
+    stored if any is quantized already. `attention_cap` and `logits_cap` bound scores and logits x as
+    cap · tanh(x / cap) (0: they do not). The others are those of architectures.Architecture."""
 
     architecture: str
     vocab_size: int
@@ -62,7 +70,12 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     qk_norm: QKNorm = "none"
     norms: Norms = "before"
+    norm_offset: float = 0.0
     wide_norms: bool = False
+    activation: Activation = "silu"
+    rounds_embedding_multiplier: bool = False
+    attention_cap: float = 0.0
+    logits_cap: float = 0.0
     fused: bool = False
     stored: StoredFormats | None = None
 
@@ -81,17 +94,18 @@ def read_spec(folder: Path) -> ModelSpec:
     config = read_fields(folder / "config.json")
     name = _architecture_name(config)
     family = ARCHITECTURES[name]
-    _refuse_unsupported(config)
-    parameters = rope_parameters(config)
+    _refuse_unsupported(config, family)
+    parameters = rope_parameters(config, by_layer=family.local_theta is not None)
     heads = config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
     attention_bias = config.flag("attention_bias", False)
     tied = config.flag("tie_word_embeddings", family.tied)
     head_dim = _head_dim(config, family)
-    rotated = rotated_dimensions(config, parameters, head_dim, family.partial_rotary)
-    rope = read_rope(config, parameters, family, rotated)
+    rotated = rotated_dimensions(config, parameters[0], head_dim, family.partial_rotary)
+    rope, local_rope = read_ropes(config, family, parameters, rotated)
     rotates = _rotates(config, layers) if family.skips_rotary else (True,) * layers
+    windows = _windows(config, family.windows, family.window, rotates)
     spec = ModelSpec(
         architecture=name,
         vocab_size=vocab_size,
@@ -103,8 +117,11 @@ def read_spec(folder: Path) -> ModelSpec:
         head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", family.epsilon, maximum=1.0),
         rotary_dim=rotated,
-        ropes=tuple(rope if rotated else None for rotated in rotates),
-        windows=_windows(config, family.windows, family.window, rotates),
+        ropes=tuple(
+            (local_rope if window else rope) if rotated else None
+            for rotated, window in zip(rotates, windows, strict=True)
+        ),
+        windows=windows,
         max_position_embeddings=config.integer("max_position_embeddings"),
         tied_embeddings=tied,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -115,7 +132,12 @@ def read_spec(folder: Path) -> ModelSpec:
         eos_token_ids=_eos_token_ids(folder, config, vocab_size),
         qk_norm=family.qk_norm,
         norms=family.norms,
+        norm_offset=family.norm_offset,
         wide_norms=family.wide_norms,
+        activation=family.activation,
+        rounds_embedding_multiplier=family.scaled_embedding,
+        attention_cap=_cap(config, "attn_logit_softcapping", family.attention_cap),
+        logits_cap=_cap(config, "final_logit_softcapping", family.logits_cap),
         fused=family.fused,
         stored=read_stored_formats(config, layers, tied, FUSED_LINEARS if family.fused else LINEARS),
     )
@@ -130,13 +152,19 @@ def _architecture_name(config: Fields) -> str:
         config.refuse("architectures", f"must name one architecture, not {names!r}")
     name = str(names[0])
     if name not in ARCHITECTURES:
-        config.refuse("architectures", f"{name!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
+        text = name.replace("ForConditionalGeneration", "ForCausalLM")
+        hint = f"only the text model, {text}" if text in ARCHITECTURES else ", ".join(ARCHITECTURES)
+        config.refuse("architectures", f"{name!r} is not supported (supported: {hint})")
     return name
 
 
-def _refuse_unsupported(config: Fields) -> None:
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        config.refuse("hidden_act", f"{config.get('hidden_act')!r} is not supported (supported: 'silu')")
+def _refuse_unsupported(config: Fields, family: Architecture) -> None:
+    field, supported = family.activation_field, family.activation
+    activation = config.get(field, supported)
+    if activation != supported and (activation, supported) != ("swish", "silu"):
+        config.refuse(field, f"{shown(activation)} is not supported (supported: {supported!r})")
+    if config.get("use_bidirectional_attention"):
+        config.refuse("use_bidirectional_attention", "is not supported")
     if config.get("clip_qkv") is not None:
         config.refuse("clip_qkv", "is not supported")
 
@@ -153,7 +181,11 @@ def _head_dim(config: Fields, family: Architecture) -> int:
 
 def _multipliers(config: Fields, family: Architecture, head_dim: int) -> Multipliers:
     if not family.multipliers:
-        return Multipliers(head_dim**-0.5)
+        scalar = head_dim
+        if family.query_scalar is not None:
+            scalar = config.integer("query_pre_attn_scalar", family.query_scalar)
+        embedding = config.integer("hidden_size") ** 0.5 if family.scaled_embedding else 1.0
+        return Multipliers(scalar**-0.5, embedding)
 
     def number(name: str) -> float:
         return config.number(name, 1.0, 1 / MAX_MULTIPLIER, MAX_MULTIPLIER)
@@ -164,6 +196,16 @@ def _multipliers(config: Fields, family: Architecture, head_dim: int) -> Multipl
         residual=number("residual_multiplier"),
         logits=1 / number("logits_scaling"),
     )
+
+
+def _cap(config: Fields, name: str, default: float | None) -> float:
+    """Return a soft cap; 0 where there is none. Absent takes `default`, null means none."""
+    value = config.get(name, default)
+    if value is None:
+        return 0.0
+    if default is None:
+        config.refuse(name, "is not supported")
+    return config.number(name, None, 1e-3, 1e6) if name in config.values else default
 
 
 def _rotates(config: Fields, layers: int) -> tuple[bool, ...]:
@@ -181,24 +223,36 @@ def _windows(
     config: Fields, rule: Windows, default: int | None, rotates: tuple[bool, ...]
 ) -> tuple[int | None, ...]:
     """Return the sliding window of each layer; `rotates` says which have a rotary embedding."""
-    listed = rule in ("some layers", "unrotated layers")  # layer_types decides
-    on = rule == "every layer" or (listed and config.flag("use_sliding_window", False))
+    optional = rule in ("some layers", "unrotated layers")
+    on = rule != "none" and (not optional or config.flag("use_sliding_window", False))
     size = config.get("sliding_window", default) if on else None
+    if rule in ("every second", "pattern") and size is None:
+        config.refuse("sliding_window", "is missing")
     window = None if size is None else config.integer("sliding_window", size)
-    full = config.get("max_window_layers", 28) if rule == "some layers" else 0
-    if isinstance(full, bool) or not isinstance(full, int):
-        config.refuse("max_window_layers", f"must be an integer, not {shown(full)}")
-    slides = [
-        not rotated if rule == "unrotated layers" else layer >= full for layer, rotated in enumerate(rotates)
-    ]
+    slides = _slides(config, rule, rotates)
     windows = tuple(window if slide else None for slide in slides)
     types = _layer_types(config, len(rotates))
     if types is None:
         return windows
     by_type = tuple(window if kind == "sliding_attention" else None for kind in types)
+    listed = rule not in ("none", "every layer")  # layer_types decides
     if (window is None and "sliding_attention" in types) or (not listed and by_type != windows):
         config.refuse("layer_types", "contradicts the architecture's sliding windows")
     return by_type
+
+
+def _slides(config: Fields, rule: Windows, rotates: tuple[bool, ...]) -> list[bool]:
+    """Return which layers have a window by `rule`."""
+    layers = range(len(rotates))
+    if rule == "unrotated layers":
+        return [not rotated for rotated in rotates]
+    if rule in ("every second", "pattern"):
+        pattern = 2 if rule == "every second" else config.integer("sliding_window_pattern", 6)
+        return [(layer + 1) % pattern != 0 for layer in layers]
+    full = config.get("max_window_layers", 28) if rule == "some layers" else 0
+    if isinstance(full, bool) or not isinstance(full, int):
+        config.refuse("max_window_layers", f"must be an integer, not {shown(full)}")
+    return [layer >= full for layer in layers]
 
 
 def _layer_types(config: Fields, layers: int) -> list[str] | None:

@@ -45,6 +45,12 @@ NORMS: dict[Norms, dict[str, str]] = {
         "attention_post_norm": "post_attention_layernorm",
         "mlp_post_norm": "post_feedforward_layernorm",
     },
+    "around": {
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
 }
 """A layer's norms by their field of LayerWeights, and what checkpoints call them."""
 
@@ -216,7 +222,8 @@ def load_model(
         return load(names)
 
     def load_norm(name: str) -> Tensor:
-        return checkpoint.tensor([name], torch.float32 if spec.wide_norms else dtype).to(device)
+        weight = checkpoint.tensor([name], torch.float32 if spec.wide_norms else dtype).to(device)
+        return weight + spec.norm_offset if spec.norm_offset else weight
 
     layers = [
         _load_layer(load, load_norm, load_matrix, spec, number, makers) for number in range(spec.num_layers)

@@ -126,6 +126,8 @@ def refuse_unsupported(spec: ModelSpec) -> None:
         "norms of all queries as one vector": spec.qk_norm == "joint",
         "heads that are rotated in part": spec.rotary_dim != spec.head_dim,
         "layers with different rotary embeddings": len(set(spec.ropes)) > 1 or None in spec.ropes,
+        "soft caps": bool(spec.attention_cap or spec.logits_cap),
+        "another activation than SiLU": spec.activation != "silu",
         "multipliers": multipliers != Multipliers(spec.head_dim**-0.5),
     }
     missing = [name for name, needed in needs.items() if needed]

@@ -109,6 +109,7 @@ class ModelStruct(ctypes.Structure):
         ("type", c_int32),
         ("wide_norms", c_int32),
         ("joint_head_norm", c_int32),
+        ("gelu", c_int32),
         ("epsilon", c_float),
         ("residual_scale", c_float),
         ("attention_scale", c_float),

@@ -57,9 +57,11 @@ class NativeModel(Model):
             type=TYPES[self.dtype],
             wide_norms=spec.wide_norms,
             joint_head_norm=spec.qk_norm == "joint",
+            gelu=spec.activation == "gelu_pytorch_tanh",
             epsilon=spec.rms_norm_eps,
             residual_scale=spec.multipliers.residual,
             attention_scale=spec.multipliers.attention,
+            attention_cap=spec.attention_cap,
         )
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -91,7 +93,7 @@ class NativeModel(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, vocabulary] of the next token, in float32."""
         assert isinstance(self.head, NativeLinear)
-        return self.head(hidden, wide=True, scale=self.spec.multipliers.logits)
+        return self.head(hidden, wide=True, scale=self.spec.multipliers.logits, cap=self.spec.logits_cap)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of rope.Rotations, from a table: for a draft model's short pass the
@@ -105,8 +107,8 @@ class NativeModel(Model):
     def _embed(self, tokens: Tensor) -> Tensor:
         if self.spec.tied_embeddings:
             assert isinstance(self.head, NativeLinear)
-            return scaled(self.head.rows(tokens), self.spec.multipliers.embedding)
-        return scaled(self.embedding[tokens], self.spec.multipliers.embedding)
+            return scaled(self.head.rows(tokens), self._embedding_multiplier)
+        return scaled(self.embedding[tokens], self._embedding_multiplier)
 
     def _normed(self, hidden: Tensor) -> Tensor:
         out = torch.empty_like(hidden)

@@ -61,13 +61,19 @@ inline void add_row(const float* sums, const Finish& finish, size_t at, int colu
     }
 }
 
+// x / (1 + e^-s): SiLU where s is x; GELU in its approximation by tanh where s is the cubic below.
+template <class V>
+inline V activate(V x, bool gelu) {
+    V one = V::set(1.0f), s = x;
+    if (gelu) s = x * V::set(1.5957691216f) * fma(x * x, V::set(0.044715f), one);
+    return x / (one + exponential(V::set(0.0f) - s));
+}
+
 template <class V, class T>
-inline void silu_mul(const float* sums, T* chunk) {
+inline void gate_mul(const float* sums, T* chunk, bool gelu) {
     for (int i = 0; i < CHUNK; i += V::lanes) {
         V gate = round_to<V, T>(V::load(sums + i)), value = round_to<V, T>(V::load(sums + CHUNK + i));
-        V one = V::set(1.0f);
-        V silu = round_to<V, T>(gate / (one + exponential(V::set(0.0f) - gate)));
-        (silu * value).store(chunk + i);
+        (round_to<V, T>(activate(gate, gelu)) * value).store(chunk + i);
     }
 }
 
@@ -80,8 +86,8 @@ inline void end_row(const Linear& linear, const Finish& finish, int row, int col
     }
     int real = linear.n - column < columns ? linear.n - column : columns;
     size_t at = size_t(row) * finish.stride + size_t(column);
-    if (finish.kind == Finish::SILU_MUL) {
-        silu_mul<V, T>(sums, reinterpret_cast<T*>(finish.chunks.at(row, column / PANEL)));
+    if (finish.kind == Finish::GATE_MUL) {
+        gate_mul<V, T>(sums, reinterpret_cast<T*>(finish.chunks.at(row, column / PANEL)), finish.gelu);
     } else if (finish.wide) {
         store_wide<V>(sums, finish, at, real);
     } else if (finish.kind == Finish::ADD) {

@@ -85,7 +85,7 @@ class Runner {
         const Layer& layer = model_.layers[number];
         int rows = step_.rows;
         Finish to_qkv{Finish::STORE, model_.type, false, qkv_, qkv_width_, {}};
-        Finish to_inner{Finish::SILU_MUL, model_.type, false, nullptr, 0, inner_};
+        Finish to_inner{Finish::GATE_MUL, model_.type, false, nullptr, 0, inner_, 1, 0, model_.gelu != 0};
 
         for_rows(pool_, rows, [&](int row) { enter(row, layer.attention_norm); });
         pool_.barrier();

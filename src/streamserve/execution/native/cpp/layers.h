@@ -16,11 +16,11 @@ struct Layer {
 };
 
 // `rotary` of a head's `dim` numbers are rotated. `wide_norms`: elementwise.h. `joint_head_norm`: all queries of
-// a row are normalized as one vector, and all its keys, instead of head by head. What attention and MLP add is
+// a row are normalized as one vector, and all its keys, instead of head by head. `gelu`: the MLP's activation; else SiLU. What attention and MLP add is
 // multiplied by `residual_scale`, unless it is normalized.
 struct Model {
     const Layer* layers;
-    int32_t hidden, heads, kv_heads, dim, rotary, path, type, wide_norms, joint_head_norm;
+    int32_t hidden, heads, kv_heads, dim, rotary, path, type, wide_norms, joint_head_norm, gelu;
     float epsilon, residual_scale;
     Scoring scoring;
 };
