@@ -33,6 +33,20 @@ LONGROPE = {
     "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
     "partial_rotary_factor": 0.75,
 }
+WHOLE_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+}
 WINDOWED_QWEN = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 GRANITE = {
     "embedding_multiplier": 1.7,
@@ -64,6 +78,10 @@ VARIANTS = [
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     ("llama", {"rope_parameters": LINEAR, "attention_bias": True, "mlp_bias": True}),
     ("llama", {"head_dim": 24, "num_key_value_heads": 1, "rms_norm_eps": 1e-2}),
+    ("llama", {"rope_parameters": YARN}),
+    ("qwen3", {"rope_parameters": {**YARN, "truncate": False, "attention_factor": 1.4}, "head_dim": 32}),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}}),
+    ("mistral", {"rope_parameters": WHOLE_LONGROPE}),
     ("llama", {"max_shard_size": "100KB"}),
     ("mistral", {"sliding_window": 7}),
     ("mistral", {"sliding_window": None}),

@@ -1,5 +1,7 @@
 """Frequencies are transformers', and a rotated product depends on the distance of the two positions alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,22 @@ from streamserve.execution.rope_spec import RopeSpec
 LLAMA3 = RopeSpec(500_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
 
 
-@pytest.mark.parametrize("rope", [RopeSpec(10_000.0), RopeSpec(10_000.0, "linear", 4.0), LLAMA3], ids=str)
+YARN = RopeSpec(1_000_000.0, "yarn", 4.0, original_positions=32768)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeSpec(10_000.0),
+        RopeSpec(10_000.0, "linear", 4.0),
+        LLAMA3,
+        YARN,
+        replace(YARN, factor=40.0, original_positions=64, theta=10_000.0),
+        replace(YARN, beta_fast=8.0, beta_slow=0.5, truncate=False),
+        replace(YARN, original_positions=6),
+    ],
+    ids=str,
+)
 def test_frequencies_are_those_of_transformers(rope):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -25,6 +42,10 @@ def test_frequencies_are_those_of_transformers(rope):
             "high_freq_factor": rope.high_freq_factor,
             "original_max_position_embeddings": rope.original_positions,
         }
+    if rope.scaling == "yarn":
+        names = ("beta_fast", "beta_slow", "truncate")
+        parameters |= {name: getattr(rope, name) for name in names}
+        parameters["original_max_position_embeddings"] = rope.original_positions
     config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=parameters)
     torch.testing.assert_close(
         inverse_frequencies(rope, 128), LlamaRotaryEmbedding(config).inv_freq, rtol=1e-6, atol=0

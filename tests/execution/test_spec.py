@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from streamserve.execution.rope import inverse_frequencies
 from streamserve.execution.rope_spec import RopeSpec
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.protocol.errors import CheckpointError
@@ -23,6 +25,7 @@ SMALL: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -154,8 +157,20 @@ def test_generation_config_may_be_missing(tmp_path):
         ({"architectures": ...}, "architectures"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}, "rope_type 'proportional'"),
+        ({"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}}, "rope_type ['yarn']"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing"),
+        ({"rope_scaling": YARN | {"factor": 0.5}}, "factor must be from 1"),
+        ({"rope_scaling": YARN | {"beta_fast": 0.5}}, "beta_fast must be above beta_slow 1, not 0.5"),
+        ({"rope_scaling": YARN | {"truncate": "no"}}, "truncate must be true or false"),
+        ({"rope_scaling": YARN | {"attention_factor": 0}}, "attention_factor must be a positive number"),
+        ({"rope_scaling": YARN | {"mscale": -1, "mscale_all_dim": 1}}, "mscale must be a positive number"),
+        ({"rope_scaling": YARN | {"rope_theta": 1}}, "rope_theta must be above 1"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 128}},
+            "the keys of a token would depend on the length of its text",
+        ),
         (
             {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
             "short_factor must be a list of 8",
@@ -208,6 +223,33 @@ def test_what_cannot_be_computed_is_refused_by_file_and_field(tmp_path, fields, 
         read(tmp_path, **fields)
     assert str(tmp_path / "config.json") in str(error.value)
     assert named in str(error.value)
+
+
+def test_dynamic_scaling_changes_nothing_in_texts_of_up_to_max_position_embeddings(tmp_path):
+    dynamic = read(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    assert dynamic == read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention_factor": 1.3},
+        {"mscale": 1.0, "mscale_all_dim": 0.5},
+        {"mscale": 1.0},
+        {"factor": 1.0},
+        {"original_max_position_embeddings": 64},
+    ],
+    ids=str,
+)
+def test_yarns_amplitude_is_that_of_transformers(tmp_path, fields):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    (rope,) = set(read(tmp_path, rope_scaling=YARN | {"rope_type": "yarn"} | fields).ropes)
+    reference = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(tmp_path))
+    assert rope.amplitude == pytest.approx(reference.attention_scaling)
+    torch.testing.assert_close(inverse_frequencies(rope, 16), reference.inv_freq, rtol=1e-6, atol=0)
 
 
 def test_phi3s_earliest_names_of_longrope_are_understood(tmp_path):

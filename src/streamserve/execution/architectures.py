@@ -28,7 +28,7 @@ class Architecture:
 
     `norm_offset` is added to the weights of norms. `wide_norms`: norms are computed in float32 to the end,
     also the product with their weight. `activation_field` names the MLP's `activation` in configs. `fused`:
-    q, k and v are one matrix in a checkpoint, and gate and up another. `partial_rotary`: the config rotates
+    q, k and v are one matrix in a checkpoint, and gate and up another. `partial_rotary`: a config may rotate
     part of each head. `longrope_names`: what else its configs call longrope. `skips_rotary`: the config may
     list layers without rotary embedding. `multipliers`: the config has Granite's multipliers of embeddings,
     residuals, attention scores and logits. `scaled_embedding`: embeddings are multiplied by √hidden_size, as

@@ -52,6 +52,8 @@ def inverse_frequencies(rope: RopeSpec, dim: int) -> Tensor:
         return frequencies / rope.factor
     if rope.scaling == "llama3":
         return _llama3(rope, frequencies)
+    if rope.scaling == "yarn":
+        return _yarn(rope, frequencies, dim)
     return frequencies
 
 
@@ -67,6 +69,23 @@ def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
     blended = (1 - smooth) * stretched / rope.factor + smooth * stretched
     between = (wavelengths >= shortest) & (wavelengths <= longest)
     return torch.where(between, blended, stretched)
+
+
+def _yarn(rope: RopeSpec, frequencies: Tensor, dim: int) -> Tensor:
+    """Stretch long wavelengths by `factor`, keep short ones, blend those between linearly by dimension.
+    Source: YaRN (arXiv 2309.00071), section 3.2."""
+
+    def dimension(turns: float) -> float:
+        """Return the pair of dimensions that turns so often in `original_positions`."""
+        return dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low or 0.001
+    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

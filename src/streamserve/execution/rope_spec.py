@@ -15,7 +15,11 @@ UNSUPPORTED = ("alpha", "long_mscale", "mrope_section", "short_mscale")
 
 ORIGINAL = "original_max_position_embeddings"
 
-Scaling = Literal["default", "linear", "llama3", "longrope"]
+Scaling = Literal["default", "linear", "llama3", "longrope", "yarn"]
+
+KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+KINDS_BY_LAYER = ("default", "linear")
+"""What `rope_type` may be, and where layers have rope parameters of their own."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class RopeSpec:
     - "llama3" uses `factor` and the wavelengths it keeps, relative to `original_positions`.
     - "longrope" divides the frequency of each pair of dimensions by one of `factors` or, where contexts may
       exceed `original_positions`, by one of `long_factors`; `at_length` decides.
+    - "yarn" divides by `factor` the frequencies of fewer than `beta_slow` turns in `original_positions`,
+      keeps those of more than `beta_fast`, and blends between; `truncate` widens that range to whole
+      dimensions.
 
     `amplitude` multiplies cosines and sines.
     """
@@ -38,6 +45,9 @@ class RopeSpec:
     original_positions: int = 0
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
     amplitude: float = 1.0
 
     def at_length(self, max_model_len: int) -> "RopeSpec":
@@ -117,30 +127,47 @@ def _read_rope(
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind in family.longrope_names:
         kind = "longrope"
+    kinds = KINDS if family.local_theta is None else KINDS_BY_LAYER
+    if kind not in kinds:
+        supported = ", ".join(map(repr, kinds))
+        parameters.refuse("rope_type", f"{shown(kind)} is not supported (supported: {supported})")
     if kind == "default":
         return RopeSpec(theta)
     if kind == "linear":
         return RopeSpec(theta, "linear", parameters.number("factor", None, 1.0, MAX_THETA))
+    original = _original_positions(config, parameters, family)
+    if kind == "dynamic":
+        return _dynamic(config, parameters, theta, original)
     if kind == "llama3":
-        return _llama3(parameters, theta, _original_positions(config, parameters, family))
+        return _llama3(parameters, theta, original)
     if kind == "longrope":
-        original = _original_positions(config, parameters, family)
         return _longrope(config, parameters, theta, original, rotated)
-    supported = "'default', 'linear', 'llama3', 'longrope'"
-    parameters.refuse("rope_type", f"{shown(kind)} is not supported (supported: {supported})")
+    return _yarn(parameters, theta, original)
 
 
 def _original_positions(config: Fields, parameters: Fields, family: Architecture) -> int:
     # At the top it outranks the nested one, as in transformers.
     if config.get(ORIGINAL) is not None:
-        if family.local_theta is not None:
-            config.refuse(ORIGINAL, "must be in the rope parameters")
         return config.integer(ORIGINAL)
     default = family.original_positions or config.integer("max_position_embeddings")
     nested = parameters.integer(ORIGINAL, default)
     if family.original_positions not in (None, nested):
         parameters.refuse(ORIGINAL, f"of {nested} must be next to the rope parameters, not in them")
     return nested
+
+
+def _dynamic(config: Fields, parameters: Fields, theta: float, original: int) -> RopeSpec:
+    """Return the plain embedding: the frequencies change in texts longer than max_position_embeddings, which
+    are not served. There the keys of every token would depend on how long its text has become."""
+    parameters.number("factor", None, 1.0, MAX_THETA)
+    positions = config.integer("max_position_embeddings")
+    if original < positions:
+        parameters.refuse(
+            "rope_type",
+            f"'dynamic' is not supported with {ORIGINAL} {original} below max_position_embeddings "
+            f"{positions}: the keys of a token would depend on the length of its text",
+        )
+    return RopeSpec(theta)
 
 
 def _llama3(parameters: Fields, theta: float, original: int) -> RopeSpec:
@@ -164,6 +191,39 @@ def _longrope(config: Fields, parameters: Fields, theta: float, original: int, r
         long_factors=_factors(parameters, "long_factor", rotated // 2),
         amplitude=parameters.number("attention_factor", default, 1e-6, 1e6),
     )
+
+
+def _yarn(parameters: Fields, theta: float, original: int) -> RopeSpec:
+    if theta <= 1:
+        parameters.refuse("rope_theta", f"must be above 1 with 'yarn', not {theta:g}")
+    fast = parameters.number("beta_fast", 32.0, 1e-6, 1e6)
+    slow = parameters.number("beta_slow", 1.0, 1e-6, 1e6)
+    if slow >= fast:
+        parameters.refuse("beta_fast", f"must be above beta_slow {slow:g}, not {fast:g}")
+    factor = parameters.number("factor", None, 1.0, MAX_THETA)
+    return RopeSpec(
+        theta,
+        "yarn",
+        factor,
+        original_positions=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=parameters.flag("truncate", True),
+        amplitude=parameters.number("attention_factor", _yarn_amplitude(parameters, factor), 1e-6, 1e6),
+    )
+
+
+def _yarn_amplitude(parameters: Fields, factor: float) -> float:
+    """Return the default amplitude: 0.1 ln(factor) + 1, with the weights `mscale` and `mscale_all_dim` if the
+    parameters have both."""
+
+    def amplitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0
+
+    if not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
+        return amplitude(1.0)
+    above, below = (parameters.number(name, None, 1e-6, 1e6) for name in ("mscale", "mscale_all_dim"))
+    return amplitude(above) / amplitude(below)
 
 
 def _factors(parameters: Fields, name: str, count: int) -> tuple[float, ...]:
