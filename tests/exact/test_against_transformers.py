@@ -31,10 +31,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 48, "head_dim": 16},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
-    "phi3": {"head_dim": 16, "sliding_window": 300, "rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "factor": 8.0,
-        "original_max_position_embeddings": 4096, "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
-        "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "phi3": {"sliding_window": 300, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096,
+        "factor": 8.0, "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5], "long_factor": [3.0] * 8,
     }},
     "granite": {
         "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.4,
@@ -180,6 +179,7 @@ def compare(
     [
         *((model, *run) for model in EVERY_CASE for run in RUNS),
         *((model, "preempted", run) for model in MODELS if model not in EVERY_CASE for run in BOTH),
+        ("phi3", "preempted", "device"),
     ],
     indirect=["checkpoint"],
 )

@@ -67,7 +67,3 @@ def test_a_device_refuses_by_name_what_its_kernels_do_not_compute(
     for settings in ({"path": str(folder)}, {"path": str(shared_checkpoint()), "draft": str(folder)}):
         with pytest.raises(CheckpointError, match=named):
             load(ModelConfig(threads=1, num_blocks=40, max_num_seqs=4, backend="device", **settings))
-
-
-def test_a_device_serves_phi3_whose_heads_are_rotated_whole(shared_checkpoint: Shared):
-    assert load(config(shared_checkpoint("phi3", **LONGROPE), backend="device")).model_info.parameters

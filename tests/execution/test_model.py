@@ -177,9 +177,22 @@ def test_a_window_shorter_than_the_text_changes_it(shared_checkpoint, architectu
     assert (sliding[30:] - full[30:]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_bfloat16_is_as_close_to_the_truth_as_transformers(shared_checkpoint, architecture):
-    folder = shared_checkpoint(architecture, "bfloat16")
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("llama", {}),
+        ("qwen3", {}),
+        ("phi3", {}),
+        ("granite", GRANITE),
+        ("smollm3", {"no_rope_layers": [0, 1]}),
+        ("olmo2", {}),
+        ("gemma2", GEMMA2),
+        ("gemma3_text", GEMMA3),
+    ],
+    ids=str,
+)
+def test_bfloat16_is_as_close_to_the_truth_as_transformers(shared_checkpoint, architecture, overrides):
+    folder = shared_checkpoint(architecture, "bfloat16", **overrides)
     truth = logits_by_transformers(folder, "float32")
     reference_error = (logits_by_transformers(folder, "bfloat16").float() - truth).square().mean().sqrt()
     logits = logits_of(folder, [40, 1, 19], torch.bfloat16)
