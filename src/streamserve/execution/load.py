@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
-from dataclasses import replace
 from functools import partial
 from pathlib import Path as FilePath
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET
-from streamserve.execution.attention import AttentionBackend, ReferenceAttention
+from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.device import choose_device
 from streamserve.execution.drafters.choice import DraftChoice
@@ -93,9 +92,10 @@ def _load_on_cpu(
     memory_share: float,
     allocate: Callable[[int], Tensor] | None,
 ) -> Loaded:
-    config, spec = source.config, source.spec
     tied_head_copied = _tied_head_is_copied(pool, source.dtype)
     sizes = plan_memory(source, int(available_bytes() * memory_share), tied_head_copied)
+    source = source.at_length(sizes.max_model_len)
+    config, spec = source.config, source.spec
     model = _load_model(source.checkpoint, spec, source.dtype, pool, source.format)
     draft_memory = target_memory = None
     if allocate:
@@ -143,7 +143,7 @@ def _load_drafter(
         return NGramDrafter(eos, grammars)
     selector = NativeDraftSelector(pool) if pool else select_draft_tokens
     if draft.kind == "self":
-        first = replace(model.spec, num_layers=draft.layers, windows=model.spec.windows[: draft.layers])
+        first = model.spec.first_layers(draft.layers)
         early_model = Model(
             first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head
         )
@@ -236,6 +236,7 @@ def _load_model(
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:
     """Return attention over `cache`: by the kernels on `pool`, or in plain torch without one."""
     group = spec.num_heads // spec.num_kv_heads
+    scoring = Scoring(spec.multipliers.attention, spec.attention_cap)
     if pool is None:
-        return ReferenceAttention(cache, spec.windows, group)
-    return NativeAttention(pool, cache, spec.windows, group)
+        return ReferenceAttention(cache, spec.windows, group, scoring)
+    return NativeAttention(pool, cache, spec.windows, group, scoring)

@@ -4,7 +4,7 @@ sizes of its KV pool, and the model ready to serve."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,6 +84,14 @@ class Source:
     def kv_quantized(self) -> bool:
         """Whether keys and values are stored in 8 bits, in all KV cache groups."""
         return self.config.kv_cache_dtype == "int8"
+
+    def at_length(self, max_model_len: int) -> Source:
+        """Return the source for texts of up to `max_model_len` tokens: rotary embeddings that depend on this
+        limit are chosen for good."""
+        draft = self.draft
+        if draft.spec:
+            draft = replace(draft, spec=draft.spec.at_length(max_model_len))
+        return replace(self, spec=self.spec.at_length(max_model_len), draft=draft)
 
     def _fingerprint(
         self, checkpoint: Checkpoint, spec: ModelSpec, format: WeightFormat | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streamserve.execution.architectures import Norms
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.compressed_tensors.tensors import check_group_index, headers, read_weight
 from streamserve.execution.linear import Linear, LinearMap
@@ -38,6 +39,28 @@ class LinearMakers:
 IGNORED = (".rotary_emb.inv_freq",)
 """Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
 
+NORMS: dict[Norms, dict[str, str]] = {
+    "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "after": {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "around": {
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+}
+"""A layer's norms by their field of LayerWeights, and what checkpoints call them."""
+
+INPUTS = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("mlp.gate_proj", "mlp.up_proj"),
+)
+FUSED_INPUTS = (("self_attn.qkv_proj",), ("mlp.gate_up_proj",))
+"""The matrices into attention and into the MLP, and those of architectures that join them in checkpoints."""
+
 GROUP_INDEX = ".weight_g_idx"
 """The ending of a quantized weight's optional tensor that says which group an input is in."""
 
@@ -57,25 +80,33 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    linears = {
-        "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, spec.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, spec.qkv_bias),
+    if spec.fused:
+        inputs = {
+            "self_attn.qkv_proj": (queries + 2 * keys, hidden, spec.qkv_bias),
+            "mlp.gate_up_proj": (2 * inner, hidden, spec.mlp_bias),
+        }
+    else:
+        inputs = {
+            "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
+            "self_attn.k_proj": (keys, hidden, spec.qkv_bias),
+            "self_attn.v_proj": (keys, hidden, spec.qkv_bias),
+            "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
+            "mlp.up_proj": (inner, hidden, spec.mlp_bias),
+        }
+    linears = inputs | {
         "self_attn.o_proj": (hidden, queries, spec.out_bias),
-        "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
-        "mlp.up_proj": (inner, hidden, spec.mlp_bias),
         "mlp.down_proj": (hidden, inner, spec.mlp_bias),
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
+    norms = NORMS[spec.norms].values()
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in norms}
     for name, (rows, columns, bias) in linears.items():
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
-    if spec.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
+    if spec.qk_norm != "none":
+        joint = spec.qk_norm == "joint"
+        shapes["self_attn.q_norm.weight"] = (queries if joint else spec.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (keys if joint else spec.head_dim,)
     return shapes
 
 
@@ -190,14 +221,21 @@ def load_model(
             return join([quantize(checkpoint.tensor([name], torch.float32), format) for name in names])
         return load(names)
 
-    layers = [_load_layer(load, load_matrix, spec, number, makers) for number in range(spec.num_layers)]
+    def load_norm(name: str) -> Tensor:
+        weight = checkpoint.tensor([name], torch.float32 if spec.wide_norms else dtype).to(device)
+        return weight + spec.norm_offset if spec.norm_offset else weight
+
+    layers = [
+        _load_layer(load, load_norm, load_matrix, spec, number, makers) for number in range(spec.num_layers)
+    ]
     embedding = load([EMBEDDING])
     head = makers.head(embedding if spec.tied_embeddings else load([HEAD]), None)
-    return Model(spec, embedding, layers, load([FINAL_NORM]), head)
+    return Model(spec, embedding, layers, load_norm(FINAL_NORM), head)
 
 
 def _load_layer(
     load: Callable[[Sequence[str]], Tensor],
+    load_norm: Callable[[str], Tensor],
     load_matrix: Callable[[Sequence[str]], Tensor | IntegerWeight],
     spec: ModelSpec,
     number: int,
@@ -205,24 +243,26 @@ def _load_layer(
 ) -> LayerWeights:
     prefix = f"model.layers.{number}."
 
-    def norm(name: str) -> Tensor:
-        return load([f"{prefix}{name}.weight"])
-
     def maps(make: LinearMaker, has_bias: bool, *names: str) -> LinearMap:
         weight = load_matrix([f"{prefix}{name}" for name in names])
         bias = load([f"{prefix}{name}.bias" for name in names]) if has_bias else None
         return make(weight, bias)
 
+    norms = {field: load_norm(f"{prefix}{name}.weight") for field, name in NORMS[spec.norms].items()}
     head_norm = None
-    if spec.qk_norm:
-        q_norm, k_norm = norm("self_attn.q_norm"), norm("self_attn.k_norm")
-        head_norm = torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
+    if spec.qk_norm != "none":
+        q_norm, k_norm = (load_norm(f"{prefix}self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
+        copies = (1, 1) if spec.qk_norm == "joint" else (spec.num_heads, spec.num_kv_heads)
+        head_norm = torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
+    qkv, gate_up = FUSED_INPUTS if spec.fused else INPUTS
     return LayerWeights(
-        attention_norm=norm("input_layernorm"),
-        qkv=maps(makers.linear, spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        attention_norm=norms.get("attention_norm"),
+        qkv=maps(makers.linear, spec.qkv_bias, *qkv),
         head_norm=head_norm,
         out=maps(makers.linear, spec.out_bias, "self_attn.o_proj"),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=maps(makers.gate_up, spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        attention_post_norm=norms.get("attention_post_norm"),
+        mlp_norm=norms.get("mlp_norm"),
+        gate_up=maps(makers.gate_up, spec.mlp_bias, *gate_up),
         down=maps(makers.linear, spec.mlp_bias, "mlp.down_proj"),
+        mlp_post_norm=norms.get("mlp_post_norm"),
     )

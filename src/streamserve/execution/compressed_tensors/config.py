@@ -28,8 +28,11 @@ LINEARS = (
 )  # fmt: skip
 """The linear modules of a layer."""
 
-FUSED = (LINEARS[:3], LINEARS[4:6])
-"""Those whose weights are joined."""
+FUSED_LINEARS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+"""Those of an architecture whose checkpoints join q, k, v, and gate, up."""
+
+JOINED = (LINEARS[:3], LINEARS[4:6])
+"""Those of LINEARS whose weights are joined when they are loaded."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,16 @@ class StoredFormat:
 
 @dataclass(frozen=True)
 class StoredFormats:
-    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of LINEARS, None
-    where a matrix is not quantized. At least one is."""
+    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of `linears`,
+    None where a matrix is not quantized. At least one is."""
 
     layers: tuple[tuple[StoredFormat | None, ...], ...]
+    linears: tuple[str, ...] = LINEARS
 
     def of(self, module: str) -> StoredFormat | None:
         """Return the format of a module, `model.layers.LAYER.LINEAR`."""
         _, _, layer, linear = module.split(".", 3)
-        return self.layers[int(layer)][LINEARS.index(linear)]
+        return self.layers[int(layer)][self.linears.index(linear)]
 
     @property
     def main(self) -> WeightFormat:
@@ -62,9 +66,11 @@ class StoredFormats:
         return ", ".join(sorted(names))
 
 
-def read_stored_formats(config: Fields, layers: int, tied_head: bool) -> StoredFormats | None:
-    """Return how the matrices of so many layers are stored according to a model's config; None without a
-    quantization_config. Raises CheckpointError for what is not computed as the config says."""
+def read_stored_formats(
+    config: Fields, layers: int, tied_head: bool, linears: tuple[str, ...] = LINEARS
+) -> StoredFormats | None:
+    """Return how the matrices `linears` of so many layers are stored according to a model's config; None
+    without a quantization_config. Raises CheckpointError for what is not computed as the config says."""
     value = config.get("quantization_config")
     if value is None:
         return None
@@ -81,7 +87,7 @@ def read_stored_formats(config: Fields, layers: int, tied_head: bool) -> StoredF
     sparsity = fields.nested("sparsity_config")
     if sparsity and sparsity.get("format", "dense") != "dense":
         sparsity.refuse("format", f"{shown(sparsity.get('format'))} is not supported: only dense weights are")
-    return _formats_of_layers(fields, layers, tied_head)
+    return _formats_of_layers(fields, layers, tied_head, linears)
 
 
 def written_config(stored: StoredFormat) -> dict[str, object]:
@@ -112,7 +118,9 @@ def written_config(stored: StoredFormat) -> dict[str, object]:
     }
 
 
-def _formats_of_layers(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
+def _formats_of_layers(
+    fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]
+) -> StoredFormats:
     """Return what the config groups say of each matrix of the layers."""
     groups = fields.nested("config_groups")
     if groups is None:
@@ -134,14 +142,14 @@ def _formats_of_layers(fields: Fields, layers: int, tied_head: bool) -> StoredFo
         fields.refuse("ignore", f"does not name {HEAD}: a quantized head is not supported")
     formats = []
     for layer in range(layers):
-        own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in LINEARS}
-        for joined in FUSED:
-            if len({own[linear] for linear in joined}) > 1:
+        own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in linears}
+        for joined in JOINED:
+            if len({own[linear] for linear in joined if linear in own}) > 1:
                 fields.refuse("config_groups", f"give {', '.join(joined)} of layer {layer} different formats")
         formats.append(tuple(own.values()))
     if not any(any(own) for own in formats):
         fields.refuse("config_groups", "quantize no matrix of the layers")
-    return StoredFormats(tuple(formats))
+    return StoredFormats(tuple(formats), linears)
 
 
 def _matcher(fields: Fields, name: str) -> Callable[[str], int]:

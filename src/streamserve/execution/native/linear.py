@@ -100,8 +100,9 @@ class NativeLinear:
         tables = (table for table in (self._scales, self._offsets) if table is not None)
         return self._memory.nbytes + sum(table.nbytes for table in tables)
 
-    def __call__(self, x: Tensor, wide: bool = False) -> Tensor:
-        """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32."""
+    def __call__(self, x: Tensor, wide: bool = False, scale: float = 1.0, cap: float = 0.0) -> Tensor:
+        """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32: then
+        multiplied by `scale`, and bounded by a `cap` other than 0 as cap · tanh(y / cap)."""
         if self._paired:
             raise ValueError("a map packed in pairs is for whole layers only")
         if x.dtype != self.dtype or x.shape[1] != self.in_features:
@@ -119,6 +120,8 @@ class NativeLinear:
                 count,
                 out.data_ptr(),
                 wide,
+                scale,
+                cap,
             )
         return out
 
