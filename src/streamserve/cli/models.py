@@ -37,7 +37,7 @@ def inflate_model(
     """
     from streamserve.execution.inflate import Shape, inflate
 
-    inflate(locate(source), out, Shape(hidden, layers, heads, kv_heads, intermediate))
+    inflate(_folder(source), out, Shape(hidden, layers, heads, kv_heads, intermediate))
     _print_size(out)
 
 
@@ -71,7 +71,7 @@ def quantize_model(
         raise CheckpointError(f"--format {error}") from None
     if chosen is None:
         raise CheckpointError("--format none: use int8 or int4")
-    folder = locate(source)
+    folder = _folder(source)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task(f"quantizing {source}", total=None, visible=False)
 
@@ -80,6 +80,14 @@ def quantize_model(
 
         export(folder, out, chosen, show)
     _print_size(out)
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of a model. Raises CheckpointError for GGUF files, which are not rewritten."""
+    folder = locate(source)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: a GGUF file is served as it is, and not rewritten: give a folder")
+    return folder
 
 
 def _print_size(folder: Path) -> None:

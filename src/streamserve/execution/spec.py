@@ -53,14 +53,15 @@ ARCHITECTURES = {
 class RopeSpec:
     """Rotary position embedding: base wavelength `theta`, and the scaling for long contexts. "linear"
     uses `factor` alone, "llama3" all parameters (with the wavelengths it keeps relative to
-    `original_positions`)."""
+    `original_positions`), "factors" only `factors`, one for each pair of a head's dimensions."""
 
     theta: float
-    scaling: Literal["default", "linear", "llama3"] = "default"
+    scaling: Literal["default", "linear", "llama3", "factors"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_positions: int = 0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ FUSED = (LINEARS[:3], LINEARS[4:6])
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """How a matrix is stored: in `weights`, its numbers `packed` into 32-bit words or one a byte."""
+    """How a matrix is stored: in `weights`, its numbers `packed` into 32-bit words or one a byte; None in the
+    blocks of a GGUF file, which `weights` represent exactly."""
 
     weights: WeightFormat
-    packed: bool
+    packed: bool | None
 
 
 @dataclass(frozen=True)
