@@ -271,7 +271,7 @@ def test_matrices_joined_with_floats_are_floats(
     x = torch.eye(256, dtype=torch.bfloat16)
     q_proj = tensors["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(layer.qkv(x).T[:256], q_proj.to(torch.bfloat16))
-    assert "8 matrices are rounded to torch.bfloat16: " in caplog.text
+    assert "8 matrices are rounded to bfloat16: " in caplog.text
     assert "blk.0.attn_q.weight (Q8_0)" in caplog.text
 
 
@@ -365,6 +365,8 @@ def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callab
     [
         (entry("general.architecture", "phi3"), "'phi3' is not supported (supported: llama, mistral, qwen2"),
         (entry("general.architecture", None), "general.architecture is missing"),
+        (entry("general.type", "adapter"), "general.type 'adapter' is not supported: only models are"),
+        (entry("general.quantization_version", 1), "general.quantization_version 1 is not supported"),
         (entry("llama.block_count", None), "llama.block_count is missing"),
         (entry("llama.block_count", 3), "no file holds tensor blk.2."),
         (entry("llama.attention.head_count", [4, 4]), "must be an integer from 1 to 2147483647, not"),

@@ -46,7 +46,7 @@ class Source:
     dtype: torch.dtype
     draft: DraftChoice
     format: WeightFormat | None = None
-    """What the weights of the target's layers are rounded to, or what the first quantized is stored in."""
+    """What the weights of the target's layers are rounded to, or what most of them are stored in."""
 
     @property
     def quantization(self) -> str:

@@ -13,9 +13,12 @@ PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 def gguf_file(path: Path) -> Path | None:
     """Return the GGUF file, the first of those that were split, that `path` is or that the folder `path`
     has; None where `path` is something else. Raises CheckpointError for a later part, and for a folder with
-    several models."""
+    several models or one that cannot be listed."""
     if path.is_dir():
-        return None if (path / "config.json").exists() else _in_folder(path)
+        try:
+            return None if (path / "config.json").exists() else _in_folder(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if path.suffix != SUFFIX or not path.is_file():
         return None
     part = PART.fullmatch(path.name)

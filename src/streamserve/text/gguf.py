@@ -41,14 +41,12 @@ class Splitting:
 
 
 _LLAMA = Splitting(LLAMA3, whole=True, bos=True)
-_QWEN = Splitting(QWEN2, nfc=True)
 SPLITTINGS = {
     "gpt-2": Splitting(),
     "llama-bpe": _LLAMA,
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
-    "qwen2": _QWEN,
-    "deepseek-r1-qwen": _QWEN,
+    "qwen2": Splitting(QWEN2, nfc=True),
     "smollm": Splitting(digits=True),
 }
 """By tokenizer.ggml.pre."""

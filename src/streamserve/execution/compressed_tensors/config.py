@@ -6,6 +6,7 @@ start of its name, or the class `Linear`. See `quant_config.py` of the package c
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -55,8 +56,9 @@ class StoredFormats:
 
     @property
     def main(self) -> WeightFormat:
-        """The format of the first quantized matrix."""
-        return next(stored.weights for layer in self.layers for stored in layer if stored)
+        """The format of the most matrices, of equally many the first."""
+        formats = Counter(stored.weights for layer in self.layers for stored in layer if stored)
+        return formats.most_common(1)[0][0]
 
     def __str__(self) -> str:
         names = {str(stored.weights) if stored else UNQUANTIZED for layer in self.layers for stored in layer}

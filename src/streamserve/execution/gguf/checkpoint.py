@@ -79,7 +79,8 @@ class GgufCheckpoint:
         ]
         if rounded:
             names = ", ".join(rounded[:MAX_LOGGED]) + (" and others" if len(rounded) > MAX_LOGGED else "")
-            log.info("%s: %d matrices are rounded to %s: %s", self.path, len(rounded), dtype, names)
+            to = str(dtype).removeprefix("torch.")
+            log.info("%s: %d matrices are rounded to %s: %s", self.path, len(rounded), to, names)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype that a tensor of floats is stored in; float32 holds those of all others."""

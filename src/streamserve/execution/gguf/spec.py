@@ -32,6 +32,9 @@ KNOWN = {
 }  # fmt: skip
 """Entries of an architecture that are honoured, or change nothing."""
 
+BLOCK_VERSION = 2
+"""The version of the layout of blocks since GGUF exists."""
+
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 END_OF_TEXT = {
@@ -49,6 +52,7 @@ def read_spec(model: GgufModel) -> ModelSpec:
         metadata.refuse(
             "general.architecture", f"{family!r:.80} is not supported (supported: {', '.join(FAMILIES)})"
         )
+    _check_kind(metadata)
     entry = f"{family}.".__add__
     _refuse_unknown(metadata, family)
     hidden, heads = (
@@ -87,6 +91,18 @@ def read_spec(model: GgufModel) -> ModelSpec:
         eos_token_ids=_eos_token_ids(metadata, vocab_size),
         stored=stored,
     )
+
+
+def _check_kind(metadata: Metadata) -> None:
+    """Raise CheckpointError for files that hold no model, or blocks of a former layout."""
+    kind = metadata.text("general.type", "model")
+    if kind != "model":
+        metadata.refuse("general.type", f"{shown(kind)} is not supported: only models are")
+    version = metadata.integer("general.quantization_version", BLOCK_VERSION, minimum=0)
+    if version != BLOCK_VERSION:
+        metadata.refuse(
+            "general.quantization_version", f"{version} is not supported (supported: {BLOCK_VERSION})"
+        )
 
 
 def _refuse_unknown(metadata: Metadata, family: str) -> None:
