@@ -41,7 +41,7 @@ def inflate_model(
 
     shape = Shape(hidden, layers, heads, kv_heads, intermediate)
     with _progress(f"inflating {source}") as show:
-        inflate(locate(source), out, shape, show)
+        inflate(_folder(source), out, shape, show)
     _print_size(out)
 
 
@@ -72,7 +72,7 @@ def quantize_model(
         raise CheckpointError(f"--format {error}") from None
     if chosen is None:
         raise CheckpointError("--format none: use int8 or int4")
-    folder = locate(source)
+    folder = _folder(source)
     with _progress(f"quantizing {source}") as show:
         export(folder, out, chosen, show)
     _print_size(out)
@@ -91,6 +91,14 @@ def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
             progress.update(bar, completed=done, total=total, visible=True)
 
         yield show
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of a model. Raises CheckpointError for GGUF files, which are not rewritten."""
+    folder = locate(source)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: a GGUF file is served as it is, and not rewritten: give a folder")
+    return folder
 
 
 def _print_size(folder: Path) -> None:

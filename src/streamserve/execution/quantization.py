@@ -1,8 +1,9 @@
-"""Weights of 8 or 4 bits: unsigned integers q with a scale, perhaps a zero point, for each group of inputs.
+"""Weights of 8 or 4 bits: unsigned integers q with a scale, perhaps a zero point or a minimum, for each group
+of inputs.
 
-A weight is scale · (q - zero point); without zero points it is symmetric: scale · (q - 128) in 8 bits,
-scale · (q - 8) in 4. Which integers stand for a 16-bit weight is decided here, what a product with them is in
-native/cpp/gemm_int.cpp.
+A weight is scale · (q - zero point), or scale · q + minimum; without either it is symmetric:
+scale · (q - 128) in 8 bits, scale · (q - 8) in 4. Which integers stand for a 16-bit weight is decided here,
+what a product with them is in native/cpp/gemm_int.cpp.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ TILE = 64
 """Weights are packed in whole tiles of so many inputs."""
 
 GROUPS = (32, 64, 128)
-"""Sizes that a group of inputs may have."""
+"""Sizes that a group of inputs may have in settings; some stored formats have groups of 16."""
 
 MAX_INPUTS = (2**31 - 1) // (255 * 127)
 """Inputs of a group up to which no sum of 8-bit products overflows 32 bits."""
@@ -31,7 +32,7 @@ BLOCK = 1 << 20
 @dataclass(frozen=True)
 class WeightFormat:
     """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output), and
-    whether it is `symmetric`: without zero points."""
+    whether it is `symmetric`: without zero points or minimums."""
 
     bits: int
     group: int | None
@@ -74,16 +75,20 @@ def parse_format(text: str) -> WeightFormat | None:
 @dataclass(frozen=True)
 class IntegerWeight:
     """A weight [out, in] in `format`: `numbers` [out, in] (uint8, one a byte), finite `scales` [out, groups]
-    (float32) and, unless it is symmetric, `zeros` [out, groups] (uint8), the zero points."""
+    (float32) and, unless it is symmetric, either `zeros` [out, groups] (uint8), the zero points, or finite
+    `minimums` [out, groups] (float32), the weights that are zero as integers."""
 
     format: WeightFormat
     numbers: Tensor
     scales: Tensor
-    zeros: Tensor | None
+    zeros: Tensor | None = None
+    minimums: Tensor | None = None
 
     @property
     def offsets(self) -> Tensor | None:
-        """What the kernels add for the zero points, -(zero point · scale) [out, groups] in float32."""
+        """What the kernels add, minimums or -(zero point · scale), [out, groups] in float32."""
+        if self.minimums is not None:
+            return self.minimums
         return None if self.zeros is None else -(self.zeros * self.scales)
 
     def floats(self) -> Tensor:
@@ -94,6 +99,8 @@ class IntegerWeight:
         def spread(values: Tensor) -> Tensor:
             return values.repeat_interleave(group, 1)[:, :inputs]
 
+        if self.minimums is not None:
+            return spread(self.scales) * self.numbers.float() + spread(self.minimums)
         zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
         return spread(self.scales) * (self.numbers.float() - zeros)
 
@@ -101,12 +108,44 @@ class IntegerWeight:
 def join(weights: Sequence[IntegerWeight]) -> IntegerWeight:
     """Return weights of one format and as many inputs as one, their outputs in order."""
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
+    minimums = [weight.minimums for weight in weights if weight.minimums is not None]
     return IntegerWeight(
         weights[0].format,
         torch.cat([weight.numbers for weight in weights]),
         torch.cat([weight.scales for weight in weights]),
         torch.cat(zeros) if zeros else None,
+        torch.cat(minimums) if minimums else None,
     )
+
+
+def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
+    """Return the format with the fewest bits and the largest group in which `widen` writes weights of all
+    these, whose groups divide each other."""
+    return WeightFormat(
+        max(format.bits for format in formats),
+        min(format.group or MAX_INPUTS for format in formats),
+        all(format.symmetric for format in formats),
+    )
+
+
+def widen(weight: IntegerWeight, format: WeightFormat) -> IntegerWeight:
+    """Return a weight without zero points in a format with as many or more bits, groups of as many or fewer
+    inputs and, perhaps, minimums. The integers are the same but for a constant."""
+    old = weight.format
+    if old == format:
+        return weight
+    assert weight.zeros is None
+    assert old.group
+    assert format.group
+    parts, numbers = old.group // format.group, weight.numbers
+    if old.symmetric and old.bits < format.bits:
+        numbers = numbers + (format.middle - old.middle)
+    scales = weight.scales.repeat_interleave(parts, 1)
+    if format.symmetric:
+        return IntegerWeight(format, numbers, scales)
+    if weight.minimums is None:
+        return IntegerWeight(format, numbers, scales, minimums=scales * -format.middle)
+    return IntegerWeight(format, numbers, scales, minimums=weight.minimums.repeat_interleave(parts, 1))
 
 
 def quantize(weight: Tensor, format: WeightFormat) -> IntegerWeight:

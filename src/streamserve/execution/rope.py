@@ -50,6 +50,8 @@ def inverse_frequencies(rope: RopeSpec, dim: int) -> Tensor:
     frequencies = 1.0 / rope.theta**exponents
     if rope.scaling == "linear":
         return frequencies / rope.factor
+    if rope.scaling == "factors":
+        return frequencies / torch.tensor(rope.factors)
     if rope.scaling == "llama3":
         return _llama3(rope, frequencies)
     if rope.scaling == "yarn":

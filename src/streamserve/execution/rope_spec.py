@@ -15,7 +15,7 @@ UNSUPPORTED = ("alpha", "long_mscale", "mrope_section", "short_mscale")
 
 ORIGINAL = "original_max_position_embeddings"
 
-Scaling = Literal["default", "linear", "llama3", "longrope", "yarn"]
+Scaling = Literal["default", "factors", "linear", "llama3", "longrope", "yarn"]
 
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 KINDS_BY_LAYER = ("default", "linear")
@@ -27,6 +27,7 @@ class RopeSpec:
     """Rotary position embedding: base wavelength `theta`, and the `scaling` for long contexts.
 
     - "linear" uses `factor`.
+    - "factors" divides the frequency of each pair of dimensions by one of `factors`.
     - "llama3" uses `factor` and the wavelengths it keeps, relative to `original_positions`.
     - "longrope" divides the frequency of each pair of dimensions by one of `factors` or, where contexts may
       exceed `original_positions`, by one of `long_factors`; `at_length` decides.

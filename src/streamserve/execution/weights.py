@@ -10,7 +10,9 @@ from torch import Tensor
 
 from streamserve.execution.architectures import Norms
 from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.compressed_tensors.config import StoredFormat
 from streamserve.execution.compressed_tensors.tensors import check_group_index, headers, read_weight
+from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.quantization import MAX_INPUTS, IntegerWeight, WeightFormat, join, quantize
@@ -20,6 +22,7 @@ from streamserve.protocol.errors import CheckpointError
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
 """Makes a linear map of a weight [out, in], a Tensor or an IntegerWeight, and optionally a bias [out]."""
 
@@ -157,8 +160,11 @@ def weight_bytes(
     return others * dtype.itemsize + matrix_bytes(spec, dtype.itemsize, format)
 
 
-def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
     """Raise CheckpointError, naming file and tensor, unless the checkpoint is exactly this model's."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        checkpoint.check(weight_shapes(spec))
+        return
     tied_head = spec.tied_embeddings and HEAD in checkpoint
     shapes, integers = _stored_shapes(spec)
     allowed = (*IGNORED, GROUP_INDEX) if spec.stored else IGNORED
@@ -171,11 +177,11 @@ def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:
             check_group_index(checkpoint, module, columns, stored.weights.group)
             if (stored.weights.group or columns) > MAX_INPUTS:
                 raise CheckpointError(
-                    f"{checkpoint.folder}: {module} has more than {MAX_INPUTS} inputs with one scale"
+                    f"{checkpoint.path}: {module} has more than {MAX_INPUTS} inputs with one scale"
                 )
     if tied_head and not checkpoint.equal(HEAD, EMBEDDING):
         raise CheckpointError(
-            f"{checkpoint.folder}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
+            f"{checkpoint.path}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
         )
 
 
@@ -196,8 +202,17 @@ def _stored_shapes(spec: ModelSpec) -> tuple[dict[str, tuple[int, ...]], dict[st
     return shapes, integers
 
 
+def _read_integers(
+    checkpoint: AnyCheckpoint, module: str, shape: tuple[int, int], stored: StoredFormat
+) -> IntegerWeight:
+    """Return the weight of a module that is stored in integers."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return checkpoint.integers(module, stored.weights)
+    return read_weight(checkpoint, module, shape, stored)
+
+
 def load_model(
-    checkpoint: Checkpoint,
+    checkpoint: AnyCheckpoint,
     spec: ModelSpec,
     dtype: torch.dtype,
     makers: LinearMakers = LinearMakers(),
@@ -215,7 +230,7 @@ def load_model(
     def load_matrix(modules: Sequence[str]) -> Tensor | IntegerWeight:
         stored = spec.stored.of(modules[0]) if spec.stored else None
         if stored:
-            return join([read_weight(checkpoint, module, shapes[module], stored) for module in modules])
+            return join([_read_integers(checkpoint, module, shapes[module], stored) for module in modules])
         names = [f"{module}.weight" for module in modules]
         if format and spec.stored is None:
             return join([quantize(checkpoint.tensor([name], torch.float32), format) for name in names])

@@ -59,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The checkpoint to load, and how."""
 
-    path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout")]
+    path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout, or GGUF file")]
     dtype: Annotated[
         DType, Meta(description="data type of weights and KV cache; auto: that of the checkpoint")
     ] = "auto"

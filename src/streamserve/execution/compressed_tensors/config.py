@@ -6,6 +6,7 @@ start of its name, or the class `Linear`. See `quant_config.py` of the package c
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -37,10 +38,11 @@ JOINED = (LINEARS[:3], LINEARS[4:6])
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """How a matrix is stored: in `weights`, its numbers `packed` into 32-bit words or one a byte."""
+    """How a matrix is stored: in `weights`, its numbers `packed` into 32-bit words or one a byte; None in the
+    blocks of a GGUF file, which `weights` represent exactly."""
 
     weights: WeightFormat
-    packed: bool
+    packed: bool | None
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ class StoredFormats:
 
     @property
     def main(self) -> WeightFormat:
-        """The format of the first quantized matrix."""
-        return next(stored.weights for layer in self.layers for stored in layer if stored)
+        """The format of the most matrices, of equally many the first."""
+        formats = Counter(stored.weights for layer in self.layers for stored in layer if stored)
+        return formats.most_common(1)[0][0]
 
     def __str__(self) -> str:
         names = {str(stored.weights) if stored else UNQUANTIZED for layer in self.layers for stored in layer}

@@ -114,7 +114,7 @@ def check_group_index(checkpoint: Checkpoint, module: str, columns: int, group: 
         checkpoint.refuse(name, f"must hold {columns} integers of 32 or 64 bits")
     if not torch.equal(index.long(), torch.arange(columns) // (group or columns)):
         raise CheckpointError(
-            f"{checkpoint.folder}: {name} orders inputs by activation: only groups in order are supported"
+            f"{checkpoint.path}: {name} orders inputs by activation: only groups in order are supported"
         )
 
 

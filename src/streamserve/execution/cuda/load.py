@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from streamserve.engine.plan import DRAFT, TARGET
-from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
 from streamserve.execution.cuda.head import WideLinear
@@ -31,8 +30,9 @@ from streamserve.execution.loaded import (
 )
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
+from streamserve.execution.open import open_checkpoint
 from streamserve.execution.spec import ModelSpec, Multipliers
-from streamserve.execution.weights import LinearMakers, load_model
+from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
 from streamserve.protocol.errors import CheckpointError
 
 KV_FRACTION = 0.9
@@ -71,7 +71,7 @@ class DeviceBackend:
         chosen: Implementation = implementation or ("kernels" if device.type == "cuda" else "plain")
         return cls(device, operations(chosen), max_sequences, max_model_len)
 
-    def model(self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
+    def model(self, checkpoint: AnyCheckpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
         """Load the model's weights onto the device."""
         makers = LinearMakers(TorchLinear, TorchLinear, WideLinear)
         return load_model(checkpoint, spec, dtype, makers, self.device)
@@ -106,7 +106,7 @@ class DeviceBackend:
             model = Model(spec, target.embedding, layers, target.final_norm, target.head)
             group, draft_cache = TARGET, cache
         elif draft.spec:
-            model = self.model(Checkpoint(draft.folder), draft.spec, target.dtype)
+            model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
             group = DRAFT
             draft_cache = self.cache(draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype)
         elif draft.kind in ("none", "remote"):

@@ -3,7 +3,7 @@
 //   y[r, n] = Σ_g  sx[r, g] · (s[n, g] · Σ q·xq  +  m[n, g] · Σ xq)        groups in ascending order, float32
 //
 // q are unsigned, xq signed; both sums over a group are exact in 32 bits, so the instructions that take them
-// cannot change a bit, nor can the number of rows or threads. A group is 32, 64, 128 or all of K, which is at
+// cannot change a bit, nor can the number of rows or threads. A group is 16, 32, 64, 128 or all of K, which is at
 // most 66,311: 255 · 127 · K fits 32 bits. Without m the weights are symmetric: q has an
 // offset of 128 or 8, which is subtracted as an integer. Products and sums of floats are rounded as written:
 //
@@ -25,6 +25,7 @@ namespace {
 constexpr int STRIP = 16;       // columns that lie together
 constexpr int LINE = 4 * STRIP;  // bytes of a strip for four k
 constexpr int TILE = 64;        // of K
+constexpr int SMALL_GROUP = 16;  // the only group of less than CHUNK
 constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
 constexpr int AHEAD = 1024;     // bytes that are fetched ahead
 constexpr int ROW_GAP = 64;     // bytes between rows of x, so that they do not meet in the same lines of L1
@@ -269,8 +270,8 @@ class RoundedRows {
 
     Block block_of(int panel, int column, int g) const {
         int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
-        size_t lines = w_.bits == 8 ? size_t(begin / 4) : size_t(begin / TILE) * (TILE / 8);
-        const uint8_t* weight = static_cast<const uint8_t*>(w_.weight) + lines * LINE;
+        int lines = w_.bits == 8 ? begin / 4 : begin / TILE * (TILE / 8) + begin % (TILE / 2) / 4;
+        const uint8_t* weight = static_cast<const uint8_t*>(w_.weight) + size_t(lines) * LINE;
         weight += size_t((panel * PANEL + column) / STRIP) * strip();
         return {panel, column, 0, g, begin, end, weight, x_rounded_ + begin};
     }
@@ -303,8 +304,12 @@ class RoundedRows {
     template <class V, class T, class F>
     void each(int row, int begin, int end, F&& f) {
         for (int k = begin; k < end; k += CHUNK) {
-            const T* chunk = reinterpret_cast<const T*>(x_.at(row, k / CHUNK));
-            for (int i = 0; i < CHUNK; i += V::lanes) f(k + i, V::load(chunk + i));
+            const T* chunk = reinterpret_cast<const T*>(x_.at(row, k / CHUNK)) + k % CHUNK;
+            if (end - k >= CHUNK) {
+                for (int i = 0; i < CHUNK; i += V::lanes) f(k + i, V::load(chunk + i));
+            } else {
+                for (int i = 0; i < SMALL_GROUP; i += V::lanes) f(k + i, V::load(chunk + i));
+            }
         }
     }
 
@@ -334,17 +339,12 @@ class RoundedRows {
         UNROLLED for (int r = 0; r < ROWS; r++, total += groups_) {
             UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i] = D::all(-offset * *total);
         }
-        // 32 of K at a time: gcc keeps sums in registers where it knows how long a loop is. Of 4 bits the low
-        // halves of a tile's bytes and then the high ones: both at once would need more registers.
-        for (int k = b.begin; k < b.end; k += TILE / 2, x += TILE / 2) {
-            if constexpr (BITS == 8) {
-                for (int j = 0; j < 8; j++) add<D, 8, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
-                weight += 8 * LINE;
-            } else if (k % TILE == 0) {
-                for (int j = 0; j < 8; j++) add<D, LOW, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
-            } else {
-                for (int j = 0; j < 8; j++) add<D, HIGH, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
-                weight += 8 * LINE;
+        if (w_.group == SMALL_GROUP) {
+            lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, apart, b.begin, x, dot);
+        } else {
+            for (int k = b.begin; k < b.end; k += TILE / 2, x += TILE / 2) {
+                lines<D, BITS, ROWS, TILE / 8>(weight, apart, k, x, dot);
+                if (BITS == 8 || k % TILE) weight += 8 * LINE;
             }
         }
         if (w_.offsets) {
@@ -356,6 +356,20 @@ class RoundedRows {
 
     // Which bits of the weights' bytes are taken.
     static constexpr int LOW = 0, HIGH = 4;
+
+    // COUNT lines from k on, 32 or 16 of K: gcc keeps sums in registers where it knows how long a loop is. Of 4
+    // bits the low halves of a tile's bytes and then the high ones: both at once would need more registers.
+    template <class D, int BITS, int ROWS, int COUNT>
+    __attribute__((always_inline)) void lines(const uint8_t* weight, size_t apart, int k, const int8_t* x,
+                                              D (&dot)[ROWS][D::at_once]) {
+        if constexpr (BITS == 8) {
+            for (int j = 0; j < COUNT; j++) add<D, 8, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+        } else if (k % TILE < TILE / 2) {
+            for (int j = 0; j < COUNT; j++) add<D, LOW, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+        } else {
+            for (int j = 0; j < COUNT; j++) add<D, HIGH, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+        }
+    }
 
     template <class D, int PART, int ROWS>
     __attribute__((always_inline)) void add(const uint8_t* weight, size_t apart, const int8_t* x,
