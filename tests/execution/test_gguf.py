@@ -155,7 +155,7 @@ def test_rope_scaling_is_that_of_the_source(
     assert loaded.model.spec.tied_embeddings
     ours, original = (open_checkpoint(path)[0] for path in (tmp_path / "model.gguf", source))
     torch.testing.assert_close(
-        inverse_frequencies(ours.rope, 16), inverse_frequencies(original.rope, 16), rtol=1e-6, atol=0
+        inverse_frequencies(ours.ropes[0], 16), inverse_frequencies(original.ropes[0], 16), rtol=1e-6, atol=0
     )
     torch.testing.assert_close(logits_of(loaded), logits_by_transformers(source), rtol=0, atol=1e-4)
 
