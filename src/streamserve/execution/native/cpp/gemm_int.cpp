@@ -14,8 +14,11 @@
 //   8 bits   [n/16][k/4][16][4]            4 bits   [n/16][k/64][8][16][4]  low: k of the tile's first half,
 //                                                                           high: of its second
 //   s, m     [n/64][k/group][64] float32
+#include <iterator>
+
 #include "elementwise.h"
 #include "gemm.h"
+#include "gemm_int_amx.h"
 #include "vec.h"
 
 namespace streamserve {
@@ -194,6 +197,7 @@ struct Dot512 {
         asm("vpdpbusd %2, %1, %0" : "+v"(v) : "v"(w), "v"(x));
     }
     V floats() const { return {_mm512_cvtepi32_ps(v)}; }
+    static Dot512 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 
     static Dot512 magnitudes(V x) {
         return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff))};
@@ -216,12 +220,15 @@ class RoundedRows {
   public:
     RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
         groups_ = ceil_div(w.k_padded, w.group);
-        size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(rows) * stride();
-        char* memory = pool.scratch(thread, size_t(rows) * PANEL * sizeof(float) + 2 * 4 * numbers + bytes);
+        size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(round_up(rows, 16)) * stride();
+        size_t floats = size_t(rows) * PANEL + 2 * numbers;
+        size_t unpacked = w.bits == 4 && w.path == AMX ? size_t(w.group) * PANEL : 0;
+        char* memory = pool.scratch(thread, floats * sizeof(float) + bytes + unpacked);
         sums_ = reinterpret_cast<float*>(memory);
         scales_ = sums_ + rows * PANEL;
         totals_ = reinterpret_cast<int32_t*>(scales_ + numbers);
         x_rounded_ = reinterpret_cast<int8_t*>(totals_ + numbers);
+        unpacked_ = reinterpret_cast<uint8_t*>(x_rounded_ + bytes);
     }
 
     // Takes rows `first` to `first + rows`.
@@ -241,6 +248,9 @@ class RoundedRows {
     // whole column is one group.
     template <class D>
     float* times(int panel) {
+#if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
+        if (w_.path == AMX && rows_ >= IntegerTiles::ROWS && IntegerTiles::fit(w_.group)) return tile_times(panel);
+#endif
         for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
             for (int g = 0; g < groups_; g++) {
                 Block block = block_of(panel, column, g);
@@ -324,6 +334,47 @@ class RoundedRows {
             default: return block<D, BITS, D::rows>(b);
         }
     }
+
+#if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
+    // `times` with AMX; weights of 4 bits are unpacked once for all rows.
+    float* tile_times(int panel) {
+        alignas(64) int32_t sums[IntegerTiles::ROWS * PANEL];
+        for (int g = 0; g < groups_; g++) {
+            Block block = block_of(panel, 0, g);
+            int tiles = (block.end - block.begin) / IntegerTiles::K;
+            const uint8_t* weight = block.weight;
+            size_t apart = strip();
+            if (w_.bits == 4) {
+                IntegerTiles::unpack(weight, apart, tiles, unpacked_);
+                weight = unpacked_;
+                apart = size_t(tiles) * IntegerTiles::BYTES;
+            }
+            for (; block.row < rows_; block.x += IntegerTiles::ROWS * stride()) {
+                IntegerTiles::sums(block.x, stride(), weight, apart, tiles, sums);
+                for (const int32_t* row = sums; row < std::end(sums) && block.row < rows_; row += PANEL) {
+                    scale_row(block, row);
+                    block.row++;
+                }
+            }
+        }
+        return sums_;
+    }
+
+    // Scales a row's integer sums [64].
+    void scale_row(const Block& b, const int32_t* sums) {
+        int32_t offset = w_.offsets ? 0 : w_.bits == 8 ? 128 : 8;
+        Dot512 dot[1][Dot512::at_once];
+        UNROLLED for (int i = 0; i < Dot512::at_once; i++) {
+            dot[0][i] = Dot512::all(-offset * totals_[size_t(b.row) * size_t(groups_) + size_t(b.g)]);
+            dot[0][i].plus(Dot512::load(sums + i * Dot512::lanes));
+        }
+        if (w_.offsets) {
+            scale<Dot512, 1, true>(b, dot);
+        } else {
+            scale<Dot512, 1, false>(b, dot);
+        }
+    }
+#endif
 
     // ROWS rows and the columns of `at_once` vectors: registers hold the integer sums, y is in L1. Sums begin
     // with what an offset of the weights adds to them.
@@ -421,6 +472,7 @@ class RoundedRows {
     float *sums_, *scales_;
     int32_t* totals_;
     int8_t* x_rounded_;
+    uint8_t* unpacked_;  // a group's weights of 4 bits, with AMX
 };
 
 template <class D>

@@ -135,6 +135,18 @@ struct Tiles {
 };
 #endif
 
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(STREAMSERVE_AVX512)
+struct IntegerTileSums : Tiles {
+    static constexpr double operations = 2.0 * 4 * 16 * 16 * 64;
+    void round() {
+        _tile_dpbsud(0, 4, 6);
+        _tile_dpbsud(1, 4, 7);
+        _tile_dpbsud(2, 5, 6);
+        _tile_dpbsud(3, 5, 7);
+    }
+};
+#endif
+
 // Operations of `rounds` rounds; all registers stay what they are made of.
 template <class S>
 double run(int rounds) {
@@ -149,6 +161,9 @@ double run(int rounds) {
 
 double multiply_registers(int path, int bits, int rounds) {
     if (bits == 8) {
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(STREAMSERVE_AVX512)
+        if (path == AMX) return run<IntegerTileSums>(rounds);
+#endif
 #if defined(STREAMSERVE_AVX512) && defined(__AVX512VNNI__)
         if (path >= AVX512) return run<DotInt512>(rounds);
 #endif
