@@ -1,12 +1,13 @@
-"""Weights of 8 or 4 bits: unsigned integers q with a scale, perhaps a zero point, for each group of inputs.
+"""Weights of 8 or 4 bits: unsigned integers q, or floats of 8 bits, with a scale for each group of inputs.
 
-A weight is scale · (q - zero point); without zero points it is symmetric: scale · (q - 128) in 8 bits,
-scale · (q - 8) in 4. Which integers stand for a 16-bit weight is decided here, what a product with them is in
-native/cpp/gemm_int.cpp.
+An integer stands for scale · (q - zero point); without zero points weights are symmetric: scale · (q - 128)
+in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f. Which integers stand for a 16-bit
+weight is decided here, what a product with them is in native/cpp/gemm_int.cpp, with floats in gemm_fma.cpp.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,18 +28,33 @@ error than the whole range."""
 BLOCK = 1 << 20
 """Weights that are rounded at once."""
 
+LARGEST_FLOAT = 448.0
+"""The largest number of e4m3, floats of 8 bits: a sign, 4 bits of exponent and 3 of fraction."""
+
+NOT_A_NUMBER = 0x7F
+"""The bits of NaN in e4m3, next to the sign. There are no infinities."""
+
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output), and
-    whether it is `symmetric`: without zero points."""
+    """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output),
+    whether it is `symmetric`: without zero points, and whether its numbers are `floating`: e4m3, which have 8
+    bits and are symmetric."""
 
     bits: int
     group: int | None
     symmetric: bool
+    floating: bool = False
 
     def __str__(self) -> str:
-        return f"int{self.bits}:{self.group or 'channel'}"
+        return f"{self.kind}:{self.group or 'channel'}"
+
+    @property
+    def kind(self) -> Literal["int8", "int4", "fp8"]:
+        """What the numbers are."""
+        if self.floating:
+            return "fp8"
+        return "int8" if self.bits == 8 else "int4"
 
     @property
     def middle(self) -> int:
@@ -72,14 +88,16 @@ def parse_format(text: str) -> WeightFormat | None:
 
 
 @dataclass(frozen=True)
-class IntegerWeight:
-    """A weight [out, in] in `format`: `numbers` [out, in] (uint8, one a byte), finite `scales` [out, groups]
-    (float32) and, unless it is symmetric, `zeros` [out, groups] (uint8), the zero points."""
+class QuantizedWeight:
+    """A weight [out, in] in `format`: `numbers` [out, in] (uint8: integers, or the bits of finite floats),
+    finite `scales` [out, groups] (float32) and, unless it is symmetric, the zero points `zeros` [out, groups]
+    (uint8). With an `order` [in] (int64) of the inputs, column c of the numbers is that of input order[c]."""
 
     format: WeightFormat
     numbers: Tensor
     scales: Tensor
-    zeros: Tensor | None
+    zeros: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def offsets(self) -> Tensor | None:
@@ -94,38 +112,47 @@ class IntegerWeight:
         def spread(values: Tensor) -> Tensor:
             return values.repeat_interleave(group, 1)[:, :inputs]
 
-        zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
-        return spread(self.scales) * (self.numbers.float() - zeros)
+        if self.format.floating:
+            values = self.numbers.view(torch.float8_e4m3fn).float()
+        else:
+            zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
+            values = self.numbers.float() - zeros
+        columns = spread(self.scales) * values
+        return columns if self.order is None else columns[:, self.order.argsort()]
 
 
-def join(weights: Sequence[IntegerWeight]) -> IntegerWeight:
-    """Return weights of one format and as many inputs as one, their outputs in order."""
+def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Return weights of one format, of the same inputs in the same order, as one: their outputs one weight
+    after the other."""
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
-    return IntegerWeight(
+    return QuantizedWeight(
         weights[0].format,
         torch.cat([weight.numbers for weight in weights]),
         torch.cat([weight.scales for weight in weights]),
         torch.cat(zeros) if zeros else None,
+        weights[0].order,
     )
 
 
-def quantize(weight: Tensor, format: WeightFormat) -> IntegerWeight:
+def quantize(weight: Tensor, format: WeightFormat) -> QuantizedWeight:
     """Return `weight` [out, in] rounded to `format`. Scales are numbers of bfloat16, so that every checkpoint
     format holds them exactly."""
     rows = max(1, BLOCK // weight.shape[1])
     return join([_quantize(block, format) for block in torch.split(weight, rows)])
 
 
-def _quantize(weight: Tensor, format: WeightFormat) -> IntegerWeight:
+def _quantize(weight: Tensor, format: WeightFormat) -> QuantizedWeight:
     rows, inputs = weight.shape
     groups, group = format.groups(inputs), format.group or inputs
     padded = torch.nn.functional.pad(weight.float(), (0, groups * group - inputs))
     grouped = padded.view(rows, groups, group)
-    if format.symmetric:
+    if format.floating:
+        scales, numbers, zeros = *_round_to_floats(grouped), None
+    elif format.symmetric:
         scales, numbers, zeros = *_round_symmetric(grouped, format.middle), None
     else:
         scales, numbers, zeros = _round_with_zeros(grouped, 2 * format.middle - 1)
-    return IntegerWeight(format, numbers.view(rows, -1)[:, :inputs].contiguous(), scales, zeros)
+    return QuantizedWeight(format, numbers.view(rows, -1)[:, :inputs].contiguous(), scales, zeros)
 
 
 def _round_symmetric(grouped: Tensor, middle: int) -> tuple[Tensor, Tensor]:
@@ -134,6 +161,13 @@ def _round_symmetric(grouped: Tensor, middle: int) -> tuple[Tensor, Tensor]:
     scales = _storable(grouped.abs().amax(2) / largest)
     numbers = (grouped / _divisor(scales)[:, :, None]).round_().clamp_(-largest, largest) + middle
     return scales, numbers.to(torch.uint8)
+
+
+def _round_to_floats(grouped: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales [out, groups] and the bits of numbers [out, groups, group]."""
+    scales = _storable(grouped.abs().amax(2) / LARGEST_FLOAT)
+    numbers = (grouped / _divisor(scales)[:, :, None]).clamp_(-LARGEST_FLOAT, LARGEST_FLOAT)
+    return scales, numbers.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _round_with_zeros(grouped: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.compressed_tensors.tensors import check_group_index, headers, read_weight
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
-from streamserve.execution.quantization import MAX_INPUTS, IntegerWeight, WeightFormat, join, quantize
+from streamserve.execution.quantization import MAX_INPUTS, QuantizedWeight, WeightFormat, join, quantize
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.errors import CheckpointError
 
@@ -20,7 +20,7 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in], a Tensor or an IntegerWeight, and optionally a bias [out]."""
+"""Makes a linear map of a weight [out, in], a Tensor or an QuantizedWeight, and optionally a bias [out]."""
 
 CPU = torch.device("cpu")
 
@@ -174,14 +174,14 @@ def load_model(
     format: WeightFormat | None = None,
 ) -> Model:
     """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
-    and linear maps made by `makers`. The layers' matrices are IntegerWeight if they are stored so or are
+    and linear maps made by `makers`. The layers' matrices are QuantizedWeight if they are stored so or are
     rounded to `format`, matrix by matrix."""
     shapes = matrix_shapes(spec)
 
     def load(names: Sequence[str]) -> Tensor:
         return checkpoint.tensor(names, dtype).to(device)
 
-    def load_matrix(modules: Sequence[str]) -> Tensor | IntegerWeight:
+    def load_matrix(modules: Sequence[str]) -> Tensor | QuantizedWeight:
         stored = spec.stored.of(modules[0]) if spec.stored else None
         if stored:
             return join([read_weight(checkpoint, module, shapes[module], stored) for module in modules])
@@ -198,7 +198,7 @@ def load_model(
 
 def _load_layer(
     load: Callable[[Sequence[str]], Tensor],
-    load_matrix: Callable[[Sequence[str]], Tensor | IntegerWeight],
+    load_matrix: Callable[[Sequence[str]], Tensor | QuantizedWeight],
     spec: ModelSpec,
     number: int,
     makers: LinearMakers,

@@ -27,8 +27,8 @@ BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, pool: ThreadPool) -> torch.Tensor:
     """The kernels' logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
     spec = read_spec(folder)
-    linear = partial(NativeLinear, pool)
-    makers = LinearMakers(linear, partial(NativeLinear, pool, paired=True), linear)
+    linear = partial(NativeLinear, pool, dtype=dtype)
+    makers = LinearMakers(linear, partial(linear, paired=True), linear)
     model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, makers), pool)
     cache = KVCache(spec, 16, 4, dtype)
     cache.data.fill_(torch.nan)

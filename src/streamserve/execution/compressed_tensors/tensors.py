@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.compressed_tensors.config import StoredFormat
-from streamserve.execution.quantization import IntegerWeight
+from streamserve.execution.quantization import QuantizedWeight
 from streamserve.protocol.errors import CheckpointError
 
 WORD = 32
@@ -46,7 +46,7 @@ def headers(module: str, shape: tuple[int, int], stored: StoredFormat) -> dict[s
 
 def read_weight(
     checkpoint: Checkpoint, module: str, shape: tuple[int, int], stored: StoredFormat
-) -> IntegerWeight:
+) -> QuantizedWeight:
     """Return the weight of `module`, whose tensors were checked against `headers`. Raises CheckpointError for
     numbers that the format does not have."""
     rows, columns = shape
@@ -64,18 +64,18 @@ def read_weight(
     if not stored.packed:
         numbers = unsigned(f"{module}.weight")
         zeros = None if format.symmetric else unsigned(zero_name)
-        return IntegerWeight(format, numbers, scales, zeros)
+        return QuantizedWeight(format, numbers, scales, zeros)
     written = checkpoint.integers(f"{module}.weight_shape").tolist()
     if written != [rows, columns]:
         checkpoint.refuse(f"{module}.weight_shape", f"says {written}, not {[rows, columns]}")
     numbers = unpack(checkpoint.integers(f"{module}.weight_packed"), format.bits, columns)
     if not format.symmetric:
         zeros = unpack(checkpoint.integers(zero_name).T, format.bits, rows).T.contiguous()
-    return IntegerWeight(format, numbers, scales, zeros)
+    return QuantizedWeight(format, numbers, scales, zeros)
 
 
 def written_tensors(
-    module: str, weight: IntegerWeight, scale_dtype: torch.dtype
+    module: str, weight: QuantizedWeight, scale_dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors of a pack-quantized weight, its scales in a dtype that holds them exactly."""
     bits = weight.format.bits

@@ -14,6 +14,8 @@
 //   8 bits   [n/16][k/4][16][4]            4 bits   [n/16][k/64][8][16][4]  low: k of the tile's first half,
 //                                                                           high: of its second
 //   s, m     [n/64][k/group][64] float32
+//
+// Where the inputs of a group do not follow each other in x, an order of k says where they are.
 #include "elementwise.h"
 #include "gemm.h"
 #include "vec.h"
@@ -215,10 +217,12 @@ class RoundedRows {
   public:
     RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
         groups_ = ceil_div(w.k_padded, w.group);
+        size_t sums = size_t(rows) * PANEL, ordered = w.order ? size_t(w.k_padded) : 0;
         size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(rows) * stride();
-        char* memory = pool.scratch(thread, size_t(rows) * PANEL * sizeof(float) + 2 * 4 * numbers + bytes);
+        char* memory = pool.scratch(thread, (sums + ordered + 2 * numbers) * sizeof(float) + bytes);
         sums_ = reinterpret_cast<float*>(memory);
-        scales_ = sums_ + rows * PANEL;
+        ordered_ = sums_ + sums;
+        scales_ = ordered_ + ordered;
         totals_ = reinterpret_cast<int32_t*>(scales_ + numbers);
         x_rounded_ = reinterpret_cast<int8_t*>(totals_ + numbers);
     }
@@ -229,9 +233,9 @@ class RoundedRows {
         rows_ = rows;
         for (int row = 0; row < rows; row++) {
             if (w_.type == BF16) {
-                take_row<D, bf16>(first + row, row);
+                take_typed<D, bf16>(first + row, row);
             } else {
-                take_row<D, float>(first + row, row);
+                take_typed<D, float>(first + row, row);
             }
         }
     }
@@ -263,22 +267,33 @@ class RoundedRows {
         int panel, column, row, g;
     };
 
+    // Takes a row of x, from memory where it is in the weight's order if it has one.
+    template <class D, class T>
+    void take_typed(int from, int row) {
+        if (!w_.order) return take_row<D, T>(x_, from, row);
+        for (int k = 0; k < w_.k_padded; k++) {
+            int place = w_.order[k];
+            ordered_[k] = widen(reinterpret_cast<const T*>(x_.at(from, place / CHUNK))[place % CHUNK]);
+        }
+        take_row<D, float>({reinterpret_cast<char*>(ordered_), 0, 0, CHUNK * sizeof(float)}, 0, row);
+    }
+
     // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
     // like infinity, leaves no finite sum, whatever it is rounded to.
     template <class D, class T>
-    void take_row(int from, int row) {
+    void take_row(const Rows& x, int from, int row) {
         using V = typename D::V;
         int8_t* to = x_rounded_ + size_t(row) * stride();
         for (int g = 0; g < groups_; g++) {
             int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
             D most = D::zero(), total = D::zero();
-            each<V, T>(from, begin, end, [&](int, V x) { most = D::larger(most, D::magnitudes(x)); });
+            each<V, T>(x, from, begin, end, [&](int, V v) { most = D::larger(most, D::magnitudes(v)); });
             int32_t bits = most.largest();
             float top;
             std::memcpy(&top, &bits, 4);
             V inverse = V::set(top >= SMALLEST ? 127.0f / top : 0.0f);
-            each<V, T>(from, begin, end, [&](int k, V x) {
-                D rounded = D::nearest(x * inverse);
+            each<V, T>(x, from, begin, end, [&](int k, V v) {
+                D rounded = D::nearest(v * inverse);
                 total.plus(rounded);
                 rounded.narrow(to + k);
             });
@@ -288,9 +303,9 @@ class RoundedRows {
     }
 
     template <class V, class T, class F>
-    void each(int row, int begin, int end, F&& f) {
+    void each(const Rows& x, int row, int begin, int end, F&& f) {
         for (int k = begin; k < end; k += CHUNK) {
-            const T* chunk = reinterpret_cast<const T*>(x_.at(row, k / CHUNK));
+            const T* chunk = reinterpret_cast<const T*>(x.at(row, k / CHUNK));
             for (int i = 0; i < CHUNK; i += V::lanes) f(k + i, V::load(chunk + i));
         }
     }
@@ -397,7 +412,7 @@ class RoundedRows {
     const Linear& w_;
     const Rows& x_;
     int groups_, rows_ = 0;
-    float *sums_, *scales_;
+    float *sums_, *ordered_, *scales_;
     int32_t* totals_;
     int8_t* x_rounded_;
 };
