@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from streamserve.execution.checkpoint import SINGLE
-from streamserve.execution.compressed_tensors.config import LINEARS, StoredFormat
 from streamserve.execution.spec import ModelSpec
+from streamserve.execution.stored.formats import LINEARS, StoredFormat
 
 INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 

@@ -62,8 +62,8 @@ def quantize_model(
     from rich.console import Console
     from rich.progress import Progress
 
-    from streamserve.execution.compressed_tensors.export import export
     from streamserve.execution.quantization import parse_format
+    from streamserve.execution.stored.export import export
 
     try:
         chosen = parse_format(format)

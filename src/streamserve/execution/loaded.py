@@ -46,7 +46,7 @@ class Source:
     dtype: torch.dtype
     draft: DraftChoice
     format: WeightFormat | None = None
-    """What the weights of the target's layers are rounded to, or what the first quantized is stored in."""
+    """What the weights of the target's layers are rounded to, or what the first quantized is loaded in."""
 
     @property
     def quantization(self) -> str:
@@ -55,7 +55,7 @@ class Source:
 
     @property
     def quantized(self) -> str | None:
-        """The flag or the folder for which weights are integers; None if all are floats."""
+        """The flag or the folder for which weights are quantized; None if none are."""
         if self.spec.stored is None and self.format:
             return f"--quantization {self.format}"
         for folder, spec in ((self.checkpoint.folder, self.spec), (self.draft.folder, self.draft.spec)):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from streamserve.execution.compressed_tensors.config import StoredFormats, read_stored_formats
 from streamserve.execution.fields import Fields, read_fields
+from streamserve.execution.stored.config import read_stored_formats
+from streamserve.execution.stored.formats import StoredFormats
 
 MAX_LAYERS = 10_000
 """More than any model has; the count is compared with the tensors of the files afterwards."""

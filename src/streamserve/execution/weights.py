@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import Checkpoint
-from streamserve.execution.compressed_tensors.tensors import check_group_index, headers, read_weight
+from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.quantization import MAX_INPUTS, QuantizedWeight, WeightFormat, join, quantize
@@ -37,9 +36,6 @@ class LinearMakers:
 
 IGNORED = (".rotary_emb.inv_freq",)
 """Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
-
-GROUP_INDEX = ".weight_g_idx"
-"""The ending of a quantized weight's optional tensor that says which group an input is in."""
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -100,7 +96,7 @@ def layer_matrices(spec: ModelSpec) -> int:
 
 def matrix_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat | None = None) -> int:
     """Return the bytes of all layers' matrices as they are loaded: of `itemsize` each, unless they are stored
-    in integers or are rounded to `format`."""
+    quantized or are rounded to `format`."""
     total = 0
     for module, shape in matrix_shapes(spec).items():
         loaded = _loaded_format(spec, module, format)
@@ -109,7 +105,7 @@ def matrix_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat | None = N
 
 
 def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) -> WeightFormat | None:
-    """Return the integers that a matrix is loaded in, if any, where matrices are rounded to `format`."""
+    """Return the format that a matrix is loaded in, if any, where matrices are rounded to `format`."""
     if spec.stored is None:
         return format
     stored = spec.stored.of(module)
@@ -120,7 +116,7 @@ def weight_bytes(
     spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool, format: WeightFormat | None = None
 ) -> int:
     """Return the bytes of the loaded weights, the layers' matrices rounded to `format` unless they are stored
-    in integers. `tied_head_copied`: a tied head is packed in addition to the embedding."""
+    quantized. `tied_head_copied`: a tied head is packed in addition to the embedding."""
     copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
     others = count_parameters(spec) + copied - layer_matrices(spec)
     return others * dtype.itemsize + matrix_bytes(spec, dtype.itemsize, format)
@@ -129,40 +125,29 @@ def weight_bytes(
 def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """Raise CheckpointError, naming file and tensor, unless the checkpoint is exactly this model's."""
     tied_head = spec.tied_embeddings and HEAD in checkpoint
-    shapes, integers = _stored_shapes(spec)
-    allowed = (*IGNORED, GROUP_INDEX) if spec.stored else IGNORED
-    checkpoint.check(shapes, (*allowed, HEAD) if tied_head else allowed, integers)
-    if spec.stored:
-        for module, (_, columns) in matrix_shapes(spec).items():
-            stored = spec.stored.of(module)
-            if stored is None:
-                continue
-            check_group_index(checkpoint, module, columns, stored.weights.group)
-            if (stored.weights.group or columns) > MAX_INPUTS:
-                raise CheckpointError(
-                    f"{checkpoint.folder}: {module} has more than {MAX_INPUTS} inputs with one scale"
-                )
+    checkpoint.check(_headers(checkpoint, spec), (*IGNORED, HEAD) if tied_head else IGNORED)
     if tied_head and not checkpoint.equal(HEAD, EMBEDDING):
         raise CheckpointError(
             f"{checkpoint.folder}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
         )
 
 
-def _stored_shapes(spec: ModelSpec) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the shapes of a checkpoint's tensors, and the dtypes of those that contain integers."""
-    shapes, integers = weight_shapes(spec), dict[str, str]()
-    if spec.stored is None:
-        return shapes, integers
+def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
+    """Return what the tensors of a checkpoint must be. Raises CheckpointError for a matrix with more inputs
+    than can share a scale."""
+    plain = {name: Header(shape) for name, shape in weight_shapes(spec).items()}
+    stored = dict[str, Header]()
     for module, shape in matrix_shapes(spec).items():
-        stored = spec.stored.of(module)
-        if stored is None:
+        format = spec.stored.of(module) if spec.stored else None
+        if format is None:
             continue
-        del shapes[f"{module}.weight"]
-        for name, (size, dtype) in headers(module, shape, stored).items():
-            shapes[name] = size
-            if dtype:
-                integers[name] = dtype
-    return shapes, integers
+        if not format.weights.floating and (format.weights.group or shape[1]) > MAX_INPUTS:
+            raise CheckpointError(
+                f"{checkpoint.folder}: {module} has more than {MAX_INPUTS} inputs with one scale"
+            )
+        del plain[f"{module}.weight"]
+        stored |= format.headers(module, shape)
+    return stored | plain
 
 
 def load_model(
@@ -184,7 +169,9 @@ def load_model(
     def load_matrix(modules: Sequence[str]) -> Tensor | QuantizedWeight:
         stored = spec.stored.of(modules[0]) if spec.stored else None
         if stored:
-            return join([read_weight(checkpoint, module, shapes[module], stored) for module in modules])
+            weights = [stored.read(checkpoint, module, shapes[module]) for module in modules]
+            _check_orders(checkpoint, modules, weights)
+            return join(weights)
         names = [f"{module}.weight" for module in modules]
         if format and spec.stored is None:
             return join([quantize(checkpoint.tensor([name], torch.float32), format) for name in names])
@@ -194,6 +181,17 @@ def load_model(
     embedding = load([EMBEDDING])
     head = makers.head(embedding if spec.tied_embeddings else load([HEAD]), None)
     return Model(spec, embedding, layers, load([FINAL_NORM]), head)
+
+
+def _check_orders(checkpoint: Checkpoint, modules: Sequence[str], weights: Sequence[QuantizedWeight]) -> None:
+    """Raise CheckpointError if weights that are joined have their inputs in different orders."""
+    first, *others = (torch.empty(0) if weight.order is None else weight.order for weight in weights)
+    for module, order in zip(modules[1:], others, strict=True):
+        if not torch.equal(first, order):
+            raise CheckpointError(
+                f"{checkpoint.folder}: {module} groups its inputs otherwise than {modules[0]}, with which "
+                "it is computed"
+            )
 
 
 def _load_layer(
