@@ -14,7 +14,8 @@ from torch import Tensor
 from streamserve import embedded
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.inflate import OUTPUTS, origin
-from streamserve.execution.spec import ModelSpec, RopeSpec, read_spec
+from streamserve.execution.rope_spec import RopeSpec
+from streamserve.execution.spec import ModelSpec, Multipliers, read_spec
 from streamserve.execution.weights import weight_shapes
 
 
@@ -25,9 +26,10 @@ def llama(
     return ModelSpec(
         architecture="LlamaForCausalLM", vocab_size=128256, hidden_size=hidden,
         intermediate_size=intermediate, num_layers=layers, num_heads=heads, num_kv_heads=kv_heads,
-        head_dim=dim, rms_norm_eps=1e-5, rope=RopeSpec(500000.0), windows=(None,) * layers,
+        head_dim=dim, rms_norm_eps=1e-5, rotary_dim=dim, ropes=(RopeSpec(500000.0),) * layers,
+        windows=(None,) * layers, multipliers=Multipliers(dim**-0.5),
         max_position_embeddings=16384, tied_embeddings=False, qkv_bias=False, out_bias=False,
-        mlp_bias=False, qk_norm=False, dtype="bfloat16", eos_token_ids=(128001,),
+        mlp_bias=False, dtype="bfloat16", eos_token_ids=(128001,),
     )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ def make_checkpoint(
     max_shard_size: str = "1GB",
     **overrides: Any,
 ) -> Path:
-    """Write a random model of `architecture` ("llama", "mistral", "qwen2", "qwen3") to `folder`; return it.
+    """Write a random model of `architecture`, as transformers names its model type ("llama", "qwen2", …), to
+    `folder`; return it.
 
     `overrides` are fields of the architecture's config. Weights are scaled so that logits spread like a
     trained model's, and biases and norm weights are random too. With a vocabulary of 300 tokens or more the

@@ -10,13 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamserve.cli.run_server import is_loopback
+from streamserve.cli.run_server import is_loopback, memory_together, warn_of_threads
+from streamserve.protocol.processors import usable_processors
+from streamserve.settings.resolve import resolve
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.serving import serving
@@ -63,7 +67,9 @@ def test_a_signal_ends_the_server_and_its_worker(tmp_path: Path, number: signal.
         assert not workers[0].is_running()
 
 
-def test_a_killed_worker_is_restarted_by_the_same_server(tmp_path: Path) -> None:
+def test_a_killed_worker_is_restarted_by_the_same_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
         psutil.Process(served.process.pid).children()[0].kill()
         body = {"model": str(tmp_path), "prompt": "hello", "max_tokens": 5, "temperature": 0}
@@ -74,6 +80,10 @@ def test_a_killed_worker_is_restarted_by_the_same_server(tmp_path: Path) -> None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert reply.json()["usage"]["completion_tokens"] == 5
+    log = capfd.readouterr().err
+    for words in ("SIGKILL", "worker unified-0: restarting in ", "worker unified-0: it serves again"):
+        assert words in log
+        log = log.partition(words)[2]  # in this order
 
 
 def test_a_stuck_worker_fails_the_health_check_until_it_continues(tmp_path: Path) -> None:
@@ -133,6 +143,42 @@ def test_chat_keeps_the_conversation_and_exits_at_an_empty_line() -> None:
         command, input="Hello!\nWhat is 1 + 1?\n\n", capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.count("> ") == 3
+
+
+def test_ctrl_c_ends_an_answer_and_another_one_the_chat(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, max_position_embeddings=8192)
+    command = [sys.executable, "-m", "streamserve", "chat", str(folder), "--threads", "1"]
+    command += ["--max-tokens", "8000", "--draft", "none"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2):
+            process.stdin.write("hello\n")
+            process.stdin.flush()
+            assert process.stdout.read(2) == "> "
+            assert process.stdout.read(5)  # of a long answer
+            process.send_signal(signal.SIGINT)
+            while process.stdout.read(1) != "\n":
+                pass
+        assert process.stdout.read(2) == "> "
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_the_banner_tells_the_memory_of_all_workers() -> None:
+    settings = resolve("embedded", {"pairs": 2}, environ={})
+    sizes: Any = SimpleNamespace(weight_bytes=10_000_000), SimpleNamespace(kv_cache_bytes=90_000_000)
+    assert memory_together(settings, *sizes) == " in each of 4 workers: 400 MB together"
+    assert memory_together(resolve("embedded", environ={}), *sizes) == ""
+
+
+def test_more_threads_than_processors_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    usable = usable_processors().threads
+    warn_of_threads(resolve("embedded", {"threads": usable}, environ={}))
+    assert not caplog.records
+    warn_of_threads(resolve("embedded", {"threads": usable, "pairs": 1}, environ={}))
+    assert f"{2 * usable} threads together, of which only {usable} run" in caplog.text
 
 
 def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:

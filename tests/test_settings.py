@@ -67,12 +67,68 @@ def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
         ({"dtype": "float8"}, "dtype = 'float8'"),
         ({"eviction": "swop"}, "eviction = 'swop': must be one of recompute, swap, cost"),
         ({"max_num_seqs": 0}, "max_num_seqs = 0"),
-        ({"max_num_sequences": 1}, "no setting 'max_num_sequences'"),
+        ({"max_num_sequences": 1}, "no setting 'max_num_sequences' .*; did you mean max_num_seqs?"),
+        ({"xyzzy": 1}, "no setting 'xyzzy' .*; there are: access_log,"),
+        ({"kv_cache_bytes": "2GG"}, "kv_cache_bytes = '2GG': must be a number of bytes, or one with a unit"),
+        ({"kv_cache_bytes": "0.5B"}, "kv_cache_bytes = '0.5B': is not a whole number of bytes"),
+        ({"kv_cache_bytes": "-1GB"}, "kv_cache_bytes = '-1GB'"),
+        ({"cors_origin": ["foo"]}, "cors_origin = 'foo': must be"),
+        ({"cors_origin": ["https://app.example/x"]}, "cors_origin = 'https://app.example/x': must be"),
+        ({"otlp_traces_endpoint": "localhost:4318"}, "otlp_traces_endpoint = 'localhost:4318': must be"),
+        ({"draft": "tcp://127.0.0.1:7700", "draft_key": "/nowhere"}, "/nowhere cannot be read"),
+        ({"draft_key": "/nowhere"}, "draft_key: it is for draft services"),
     ],
 )
 def test_bad_settings_are_named(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         resolve("embedded", overrides, environ=NONE)
+
+
+def test_names_in_a_file_may_have_dashes(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("max-num-seqs = 2\nblock_size = 8\n")
+    settings = resolve("embedded", config=file, environ=NONE)
+    assert (settings.model.max_num_seqs, settings.model.block_size) == (2, 8)
+    file.write_text("max-num-seqs = 2\nmax_num_seqs = 3\n")
+    with pytest.raises(SettingsError, match=r"max_num_seqs is set twice \(in .*settings.toml\)"):
+        resolve("embedded", config=file, environ=NONE)
+    file.write_text("max-num-sqs = 2\n")
+    with pytest.raises(SettingsError, match="did you mean max_num_seqs"):
+        resolve("embedded", config=file, environ=NONE)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("123", 123),
+        ("2GB", 2 * 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("512MiB", 512 << 20),
+        ("64kB", 64_000),
+        ("64KB", 64_000),
+    ],
+)
+def test_sizes_may_have_a_unit(text: str, size: int) -> None:
+    assert resolve("embedded", {"kv_cache_bytes": text}, environ=NONE).model.kv_cache_bytes == size
+    environ = {"STREAMSERVE_MAX_BODY_BYTES": text}
+    if size >= 1024:
+        assert resolve("embedded", environ=environ).server.max_body_bytes == size
+
+
+def test_a_size_as_a_flag() -> None:
+    command = ["serve", "embedded", "--kv-cache-bytes", "2GB", "--print-config"]
+    assert "kv_cache_bytes = 2000000000\n" in CliRunner().invoke(app, command).output
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("temperature", "-1"), ("top-p", "2"), ("max-tokens", "-1"), ("seed", "-1")]
+)
+def test_sampling_flags_are_checked_before_a_model_is_loaded(command: str, flag: str, value: str) -> None:
+    words = ["hello"] if command == "generate" else []
+    result = CliRunner().invoke(app, [command, *words, f"--{flag}={value}", "--print-config"])
+    assert result.exit_code == 2
+    assert f"--{flag} must be between" in result.output
 
 
 def test_bad_variables_and_files_are_named(tmp_path: Path) -> None:
@@ -91,6 +147,12 @@ def test_a_missing_model_is_named(model: str) -> None:
         resolve(model, environ=NONE)
 
 
+def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(CheckpointError, match=r"has no config.json: give the folder that holds it"):
+        resolve(str(tmp_path), environ=NONE)
+
+
 def test_every_option_has_a_help_text() -> None:
     assert all(option.help for option in options())
     shown = (
@@ -107,7 +169,9 @@ def test_print_config_prints_toml_and_exits() -> None:
 
 
 def test_version() -> None:
-    assert CliRunner().invoke(app, ["version"]).output.strip() == __version__
+    for words in (["version"], ["--version"]):
+        result = CliRunner().invoke(app, words)
+        assert (result.output.strip(), result.exit_code) == (__version__, 0)
 
 
 def test_a_bad_setting_is_exit_status_2() -> None:

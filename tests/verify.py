@@ -45,6 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "pairs": (
         "tests/test_pairs.py",
         "tests/test_pairs_mixed.py",
+        "tests/test_pairs_widths.py",
         "tests/test_lifecycle_events.py",
         "tests/transfer",
     ),

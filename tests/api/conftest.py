@@ -54,3 +54,10 @@ def hello(generator: ScriptedGenerator) -> Iterator[Served]:
     """A server of that generator."""
     with scripted(generator) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def strict(generator: ScriptedGenerator) -> Iterator[Served]:
+    """The same, which refuses fields that are unknown or without effect."""
+    with scripted(generator, ApiSettings(strict_fields=True)) as running:
+        yield running

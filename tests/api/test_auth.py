@@ -70,6 +70,14 @@ def test_each_of_several_keys_opens(locked: Served, key: str) -> None:
     assert client.completions.create(model="scripted", prompt="hi").choices[0].text == "hello"
 
 
+def test_a_key_may_come_as_x_api_key(locked: Served) -> None:
+    def status(headers: dict[str, str]) -> int:
+        return locked.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers).status_code
+
+    assert (status({}), status({"X-Api-Key": "wrong"}), status({"X-Api-Key": KEY})) == (401, 401, 200)
+    assert status({**bearer("wrong"), "X-Api-Key": KEY}) == 401  # one key is checked, not either
+
+
 def test_the_client_sees_an_authentication_error(locked: Served) -> None:
     client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError) as error:

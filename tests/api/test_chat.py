@@ -155,9 +155,28 @@ def test_a_reply_can_be_sent_back_as_it_came(server: Served) -> None:
 def test_token_ids_and_prompt_logprobs_when_asked_for(server: Served, tokenizer: Tokenizer) -> None:
     reply = chat(server, return_token_ids=True, prompt_logprobs=1)
     ids = tokenizer.encode(PROMPT, add_special_tokens=False)
-    assert reply["choices"][0]["prompt_token_ids"] == ids
+    assert reply["prompt_token_ids"] == ids
     assert tokenizer.decode(reply["choices"][0]["token_ids"]) == reply["choices"][0]["message"]["content"]
     assert len(reply["prompt_logprobs"]) == len(ids)
+
+
+def test_a_stream_has_the_prompts_token_ids_in_its_first_event(server: Served, tokenizer: Tokenizer) -> None:
+    body = {"messages": CHAT, "max_tokens": 3, "stream": True, "return_token_ids": True, "n": 2}
+    lines = server.post("/v1/chat/completions", **body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    ids = tokenizer.encode(PROMPT, add_special_tokens=False)
+    firsts = [event for event in events if "role" in event["choices"][0]["delta"]]
+    assert [event["prompt_token_ids"] for event in firsts] == [ids] * 2
+    assert sum("prompt_token_ids" in event for event in events) == 2
+
+
+def test_fields_that_were_not_requested_are_null_as_in_vllm(server: Served) -> None:
+    reply = chat(server)
+    assert {reply[name] for name in ("prompt_logprobs", "prompt_token_ids", "service_tier")} == {None}
+    assert reply["choices"][0]["token_ids"] is None
+    message = reply["choices"][0]["message"]
+    nulls = ("reasoning", "reasoning_content", "refusal", "annotations", "audio", "function_call")
+    assert {message[name] for name in nulls} == {None}
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,14 @@ def test_token_ids_when_asked_for(server: Served, tokenizer: Tokenizer) -> None:
     streamed = [event["choices"][0] for event in events(server, max_tokens=5, return_token_ids=True)]
     assert [token for piece in streamed for token in piece["token_ids"]] == choice["token_ids"]
     assert streamed[0]["prompt_token_ids"] == choice["prompt_token_ids"]
-    assert "prompt_token_ids" not in streamed[1]
-    assert "token_ids" not in complete(server, max_tokens=1)
+    assert streamed[1]["prompt_token_ids"] is None
+
+
+def test_fields_that_were_not_requested_are_null_as_in_vllm(server: Served) -> None:
+    reply = server.post("/v1/completions", prompt=PROMPT, max_tokens=1).json()
+    assert reply["service_tier"] is None
+    choice = reply["choices"][0]
+    assert {choice[name] for name in ("prompt_logprobs", "token_ids", "prompt_token_ids")} == {None}
 
 
 def test_usage_at_the_end_of_a_stream(server: Served, tokenizer: Tokenizer) -> None:
@@ -232,6 +238,8 @@ def test_usage_in_every_event_of_a_stream(server: Served) -> None:
     counts = [usage["completion_tokens"] for usage in usages]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (1, 5)
+    alone = events(server, max_tokens=2, stream_options={"continuous_usage_stats": True})
+    assert not any("usage" in event for event in alone)  # as in vLLM, it needs include_usage
 
 
 def test_cached_tokens_are_told(server: Served) -> None:

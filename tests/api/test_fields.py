@@ -32,7 +32,7 @@ def test_only_the_last_tokens_of_a_prompt(server: Served, tokenizer: Tokenizer) 
     chat = server.post(
         CHATS, messages=[USER], max_tokens=1, truncate_prompt_tokens=4, return_token_ids=True
     ).json()
-    assert len(chat["choices"][0]["prompt_token_ids"]) == chat["usage"]["prompt_tokens"] == 4
+    assert len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"] == 4
 
 
 def test_a_prompt_that_is_too_long_is_truncated_to_fit(server: Served) -> None:
@@ -137,7 +137,7 @@ def test_cached_tokens_in_a_stream(server: Served, route: str) -> None:
 
 def test_prompt_logprobs_in_both_routes(server: Served, tokenizer: Tokenizer) -> None:
     chat = server.post(CHATS, messages=[USER], max_tokens=1, prompt_logprobs=1, return_token_ids=True).json()
-    ids = chat["choices"][0]["prompt_token_ids"]
+    ids = chat["prompt_token_ids"]
     table = complete(server, prompt=ids, max_tokens=1, prompt_logprobs=1)["prompt_logprobs"]
     assert chat["prompt_logprobs"] == table
     for token, entry in zip(ids[1:], table[1:], strict=True):

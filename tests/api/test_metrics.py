@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streamserve.api.generator import Item
 from streamserve.api.ops.metrics import VLLM_NAMES, VLLM_PREFIX
 from streamserve.api.ops.worker_metrics import PREFIX
-from streamserve.protocol.reports import Report, SpeculationReport, StepParts
+from streamserve.protocol.reports import Report, SpeculationReport, StepParts, StepTokens
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
@@ -23,6 +23,7 @@ REPORT = Report(
     running=3, waiting=4, blocks_total=10, blocks_live=5, steps=6, prompt_tokens=7, generation_tokens=8,
     prefix_queries=9, prefix_hits=2, preemptions=1, copies_on_write=0, step_seconds=0.5,
     step_parts=StepParts(scheduling=0.05, draft=0.1, target=0.3),
+    step_tokens=StepTokens(counts=[2, 3, *[0] * 11, 1], total=20_030),
     speculation=SpeculationReport(
         drafts=6, drafted=30, verified=15, accepted=9, expected=8.5, accepted_at=[5, 3, 1],
         trees_by_nodes=[2, 0, 3, 1], trees_by_depth=[3, 2, 1], draft_seconds=0.1, select_seconds=0.01,
@@ -66,7 +67,7 @@ def test_the_phases_of_a_request(generator: ScriptedGenerator) -> None:
             "e2e_request_latency": (0.6, whole),
         }
         sums = {f"{name}_seconds": bounds for name, bounds in seconds.items()}
-        counts = {"prompt_tokens": 3, "generation_tokens": 4, "params_n": 1}
+        counts = {"prompt_tokens": 3, "generation_tokens": 4, "params_n": 1, "params_max_tokens": 4}
         sums |= {f"request_{name}": (count, count) for name, count in counts.items()}
         for name, (low, high) in sums.items():
             assert low <= server.metric(f"{name}_sum") + 1e-9, name
@@ -117,6 +118,11 @@ def test_vllm_metrics_have_the_same_values(generator: ScriptedGenerator) -> None
             "vllm:request_decode_time_seconds_count": 1,
             "vllm:request_inference_time_seconds_count": 1,
             "vllm:request_params_n_sum": 2,
+            "vllm:request_params_max_tokens_sum": 16,
+            "vllm:iteration_tokens_total_count": 6,
+            "vllm:iteration_tokens_total_sum": 20_030,
+            "vllm:iteration_tokens_total_bucket{'le': '1.0'}": 2,
+            "vllm:iteration_tokens_total_bucket{'le': '16384.0'}": 5,
         }.items() <= metrics.items()
         for name in vllm_metrics:
             assert metrics[name] == metrics[name.replace(VLLM_PREFIX, PREFIX)], name

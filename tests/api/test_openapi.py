@@ -5,6 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.ops.openapi import component_schemas
 from streamserve.api.routes import Operation
@@ -63,7 +64,7 @@ def test_the_examples_work(server: Served, description: Any) -> None:
 def test_replies_are_as_described(server: Served, description: Any, path: str, body: dict[str, Any]) -> None:
     operation = description["paths"][path]["post"]
     jsonschema.validate(body, schema_of(description, operation["requestBody"]["content"]))
-    for sent, status in ((body, 200), ({**body, "mood": "glad"}, 400), ({**body, "model": "gpt-4"}, 404)):
+    for sent, status in ((body, 200), ({**body, "model": 5}, 400), ({**body, "model": "gpt-4"}, 404)):
         response = server.post(path, **sent)
         assert response.status_code == status
         schema = schema_of(description, operation["responses"][str(status)]["content"])
@@ -85,7 +86,7 @@ def test_pages_are_as_described(server: Served, description: Any, path: str) -> 
         ({"messages": [{}], "modalities": ["audio"]}, False),
         ({"messages": None}, False),
         ({"messages": [{}], "n": 0}, False),
-        ({"messages": [{}], "mood": "glad"}, False),
+        ({"messages": [{}], "mood": "glad"}, True),
         ({"messages": [{}], "stream_options": {"include_usage": None}}, False),
     ],
 )
@@ -93,6 +94,17 @@ def test_schemas_say_what_is_taken(description: Any, body: dict[str, Any], valid
     """A null is a field left out, and fields that cannot be obeyed take what asks nothing."""
     schema = {"$ref": "#/components/schemas/ChatRequest", "components": description["components"]}
     assert jsonschema.Draft202012Validator(schema).is_valid(body) == valid
+
+
+def test_strict_fields_are_described_too() -> None:
+    operation = CHAT_ROUTES[0].operation
+    assert operation is not None
+    for strict, body in ((False, {"mood": "glad"}), (False, {"store": True}), (True, {"store": False})):
+        schemas = component_schemas(operation, strict)
+        schema = {"$ref": "#/components/schemas/ChatRequest", "components": {"schemas": schemas}}
+        assert jsonschema.Draft202012Validator(schema).is_valid({"messages": [{}], **body})
+    for body in ({"mood": "glad"}, {"store": True}):
+        assert not jsonschema.Draft202012Validator(schema).is_valid({"messages": [{}], **body})
 
 
 def test_errors_are_described_where_they_can_occur(description: Any) -> None:

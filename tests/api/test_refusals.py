@@ -1,4 +1,4 @@
-"""Refused requests: the message and the field at fault; no field is accepted and ignored."""
+"""Refused requests: the message and the field at fault. With strict fields, none is accepted and ignored."""
 
 import json
 from pathlib import Path
@@ -52,9 +52,9 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"echo": 1}, "echo", "expected `bool`"),
     ],
 )
-def test_of_completions(hello: Served, fields: dict[str, Any], param: str, message: str) -> None:
+def test_of_completions(strict: Served, fields: dict[str, Any], param: str, message: str) -> None:
     body = {"prompt": "hi", **fields}
-    error = refused(hello.post(COMPLETIONS, **body))
+    error = refused(strict.post(COMPLETIONS, **body))
     assert error["param"] == param
     assert message in error["message"]
 
@@ -72,6 +72,16 @@ def test_of_completions(hello: Served, fields: dict[str, Any], param: str, messa
         ({"messages": [USER, {"role": "tool", "content": "4"}]}, "messages", "tool_call_id is required"),
         ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages", "messages[0].tool_calls is not supported"),
         ({"messages": [{**USER, "mood": "glad"}]}, "messages", "messages[0].mood is not a known field"),
+        ({"messages": [{**USER, "prefix": True}]}, "messages", "messages[0].prefix is not supported"),
+        (
+            {"messages": [{**USER, "content": [{"type": "text", "text": "a", "mood": "glad"}]}]},
+            "messages",
+            "mood of a part is not a known field",
+        ),
+        ({"functions": [{"name": "f"}]}, "functions", "functions is not supported (use tools)"),
+        ({"function_call": {"name": "f"}}, "function_call", "is not supported (use tool_choice)"),
+        ({"messages": [{**USER, "role": "critic"}]}, "messages", "role must be one of system, developer"),
+        ({"prompt": "a"}, "prompt", "prompt is not supported: leave it out"),
         ({"messages": [{**USER, "name": 5}]}, "messages", "messages[0].name must be a string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
@@ -95,8 +105,8 @@ def test_of_completions(hello: Served, fields: dict[str, Any], param: str, messa
         ({"messages": [{**USER, "content": "x" * 10_000}]}, "messages", "far more than a context of 64"),
     ],
 )
-def test_of_chats(hello: Served, fields: dict[str, Any], param: str, message: str) -> None:
-    error = refused(hello.post(CHATS, **{"messages": [USER], **fields}))
+def test_of_chats(strict: Served, fields: dict[str, Any], param: str, message: str) -> None:
+    error = refused(strict.post(CHATS, **{"messages": [USER], **fields}))
     assert error["param"] == param
     assert message in error["message"]
 
@@ -147,13 +157,14 @@ def test_of_chats(hello: Served, fields: dict[str, Any], param: str, message: st
         ("allowed_token_ids", [5, 320], "allowed_token_ids contains 320, but the vocabulary has 320 tokens"),
         ("allowed_token_ids", [5] * 16385, "allowed_token_ids may contain at most 16384"),
         ("bad_words", ["no"], "bad_words is not supported"),
+        ("cache_salt", "", "cache_salt must not be empty"),
         ("temprature", 1, "temprature is not a known field"),
         ("temprature", None, "temprature is not a known field"),
     ],
 )
-def test_of_both(hello: Served, route: str, field: str, value: Any, message: str) -> None:
+def test_of_both(strict: Served, route: str, field: str, value: Any, message: str) -> None:
     required = {"prompt": "hi"} if route == COMPLETIONS else {"messages": [USER]}
-    error = refused(hello.post(route, **required, **{field: value}))
+    error = refused(strict.post(route, **required, **{field: value}))
     assert error["param"] == field
     assert message in error["message"]
 

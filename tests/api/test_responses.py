@@ -218,6 +218,12 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
             "input",
             "parts of type 'input_image'",
         ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "mood": "glad"}]}]},
+            "input",
+            "mood of a part is not a known field",
+        ),
+        ({"text": {"format": {"type": "json_object", "lax": True}}}, "text", "lax is not a known field"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "encrypted_content"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input", "input[0].name must be a string"),
         ({"input": "x" * 10_000}, "input", "input has 10"),
@@ -229,17 +235,18 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
         ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]: type 'web_search' is not supported"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "type 'file_search'"),
         ({"text": {"format": {"type": "xml"}}}, "text", "text.format must have a type"),
+        ({"mood": "glad"}, "mood", "mood is not a known field"),
         ({"text": {"verbosity": "low"}}, "text", "text.verbosity is not supported"),
         ({"include": ["file_search_call.results"]}, "include", "file_search_call.results"),
         ({"top_logprobs": 2}, "top_logprobs", "needs"),
         ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
-        ({"max_tokens": 5}, "max_tokens", "max_tokens is not a known field"),
-        ({"n": 2}, "n", "n is not a known field"),
+        ({"max_tokens": 5}, "max_tokens", "max_tokens is not supported (use max_output_tokens)"),
+        ({"n": 2}, "n", "n is not supported: leave it out"),
         ({"temperature": 101}, "temperature", "between 0 and 100"),
     ],
 )
-def test_what_is_refused(hello: Served, fields: dict[str, Any], param: str, message: str) -> None:
-    response = hello.post(ROUTE, **{"input": "hi", **fields})
+def test_what_is_refused(strict: Served, fields: dict[str, Any], param: str, message: str) -> None:
+    response = strict.post(ROUTE, **{"input": "hi", **fields})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == param

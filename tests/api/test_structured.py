@@ -35,6 +35,7 @@ def answer(server: Served, route: str = CHATS, **fields: Any) -> tuple[str, str]
 @pytest.mark.parametrize(
     "fields",
     [
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {
             "response_format": {
                 "type": "json_schema",
@@ -125,6 +126,21 @@ def test_a_seed_gives_the_same_answer_in_a_stream_of_others(server: Served) -> N
     [
         ({"response_format": {"type": "xml"}}, "response_format", "must be text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "must be an object with a schema"),
+        (
+            {"response_format": {"type": "text", "schema": {}}},
+            "response_format",
+            "response_format.schema is not",
+        ),
+        (
+            {"response_format": {"type": "json_object", "strict": True}},
+            "response_format",
+            ".strict is not a known",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": "a"}},
+            "response_format",
+            "must be a JSON schema",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "lax": True}}},
             "response_format",

@@ -180,7 +180,7 @@ def test_what_the_model_writes_is_parsed(talker: ScriptedGenerator) -> None:
         assert message.tool_calls[0].function.arguments == '{"city": "Rome", "days": 2}'
         assert reply.choices[0].finish_reason == "tool_calls"
         deltas = [event.choices[0].delta for event in create(server, tools=[WEATHER], stream=True, n=2)]
-        assert sum(len(delta.tool_calls or []) for delta in deltas) == 4
+        assert sum(len(delta.tool_calls or []) for delta in deltas) == 2  # one event for each choice
         for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": [TIME]}):
             message = create(server, **fields).choices[0].message
             assert (message.content, message.tool_calls) == ("Let me see.\n" + CALL, None)
@@ -191,6 +191,50 @@ def test_a_call_cut_short_says_so(talker: ScriptedGenerator) -> None:
         choice = create(server, tools=[WEATHER]).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.arguments == '{"city": "R'
+
+
+@pytest.mark.parametrize("pieces", [('[{"na',), ('[{"name": "get_weather", "parameters": {"ci',)])
+def test_a_required_call_cut_short_leaves_no_text(talker: ScriptedGenerator, pieces: tuple[str, ...]) -> None:
+    with scripted(talker.replaced(script=says(*pieces, finish="length"))) as server:
+        choice = create(server, tools=[WEATHER], tool_choice="required").choices[0]
+        events = list(create(server, tools=[WEATHER], tool_choice="required", stream=True))
+    assert choice.finish_reason == "length"
+    assert not choice.message.content
+    assert not any(event.choices[0].delta.content for event in events)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_an_event_has_one_entry_for_each_call(talker: ScriptedGenerator, choice: Any) -> None:
+    """LangChain loses the arguments of a second entry with the same index."""
+    arguments = '{"city": "Rome", "days": 2}'
+    text = (
+        arguments if isinstance(choice, dict) else f'[{{"name": "get_weather", "parameters": {arguments}}}]'
+    )
+    with scripted(talker.replaced(script=says(text))) as server:
+        events = list(create(server, tools=[WEATHER], tool_choice=choice, stream=True))
+    entries = [event.choices[0].delta.tool_calls for event in events if event.choices[0].delta.tool_calls]
+    assert [[entry.index for entry in event] for event in entries] == [[0]]
+    assert entries[0][0].function.arguments == arguments
+
+
+def test_a_format_beside_tools_is_that_of_answers_without_calls(talker: ScriptedGenerator) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "mood", "schema": {"enum": ["glad"]}}}
+    with scripted(talker.replaced(script=says('"glad"'))) as server:
+        reply = create(server, tools=[WEATHER], response_format=format)
+        assert reply.choices[0].message.content == '"glad"'
+        schemas = json.loads(server.llm.submitted[-1].params.grammar.text)["schemas"]
+        assert schemas["answer"] == {"enum": ["glad"]}
+        create(server, tools=[WEATHER], response_format=format, tool_choice="required")
+        assert "glad" not in server.llm.submitted[-1].params.grammar.text  # there is no other answer
+
+
+def test_a_model_writes_calls_or_the_format(server: Served) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "mood", "schema": {"enum": ["glad", "sad"]}}}
+    for seed in range(3):
+        fields: Any = {"tools": [TIME], "response_format": format, "max_tokens": 40}
+        message = create(server, **fields, seed=seed).choices[0].message
+        called = message.tool_calls or "<tool_call>" in message.content  # perhaps cut short
+        assert called or message.content in ('"glad"', '"sad"')
 
 
 def test_a_reply_with_calls_is_sent_back_with_their_results(talker: ScriptedGenerator) -> None:

@@ -134,7 +134,7 @@ GREEDY = SamplingParams(temperature=0.0)
         {"output": 5},
         {"hidden": b"x"},
         {"params": SamplingParams()},
-        {"params": SamplingParams(temperature=-1.0)},
+        {"params": SamplingParams(stop_token_ids=(1 << 20,))},
         {"params": SamplingParams(temperature=0.0, grammar=Grammar(kind="regex", text="a*"))},
     ],
 )

@@ -157,6 +157,16 @@ def test_choices_share_their_prompt_and_copy_on_write():
     assert engine.report().steps == 1 + 8 + 1  # one prefill for all, eight more tokens, one to let go
 
 
+def test_steps_are_counted_by_their_tokens():
+    config = EngineConfig(num_blocks=64, block_size=4, max_model_len=200, max_num_batched_tokens=40)
+    request = submit("r", list(range(60)), SamplingParams(temperature=0, max_tokens=5))
+    engine, _ = run_all(config, [request])
+    steps = engine.report().step_tokens
+    assert steps.total == 60 + 5
+    assert steps.counts[0] == 4  # one token each
+    assert sum(steps.counts) == 2 + 4  # two chunks of the prompt, the second with the first token
+
+
 def test_chunks_interleave_with_decoding():
     config = EngineConfig(
         num_blocks=64, block_size=4, max_model_len=200, max_num_batched_tokens=8, max_chunk=8

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,11 +44,11 @@ class Case:
     kv_cache_dtype: KVCacheDType = "auto"
 
 
-def make_pair(target: Path, draft: Path) -> tuple[Path, Path]:
+def make_pair(target: Path, draft: Path, architecture: str = "llama", **overrides: Any) -> tuple[Path, Path]:
     """Make a target that sometimes repeats itself and whose second layer changes little, so that the first
     layer alone drafts well, and a draft model: the target with noise added to its weights."""
     for folder in (target, draft):
-        make_checkpoint(folder, max_position_embeddings=1024)
+        make_checkpoint(folder, architecture, max_position_embeddings=1024, **overrides)
         edit(folder, lambda name, tensor: 0.05 * tensor if _late(name) else tensor)
     disturb(draft, 0.03)
     return target, draft

@@ -31,7 +31,32 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 48, "head_dim": 16},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 32},
+    "phi3": {"sliding_window": 300, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096,
+        "factor": 8.0, "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5], "long_factor": [3.0] * 8,
+    }},
+    "granite": {
+        "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.4,
+        "logits_scaling": 0.9,
+    },
+    "smollm3": {"no_rope_layer_interval": 2},
+    "olmo2": {},
+    "gemma2": {
+        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "sliding_window_pattern": 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
 }  # fmt: skip
+
+
+EVERY_CASE = ("llama", "mistral", "qwen2", "qwen3")
+"""The models that run in every case. The others differ from them in what a layer computes alone."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,13 @@ CASES = {
     "preempted": Case(chunk=64, preempt_every=5),
     "tiny-cache": Case(concurrency=16, blocks=110),
 }
+
+
+BOTH = ("auto", "reference")
+RUNS = [
+    *((name, backend) for name in CASES for backend in BOTH),
+    *((name, "device") for name in ("many", "odd-chunks", "preempted", "tiny-cache")),
+]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -143,11 +175,13 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"),
+    ("checkpoint", "name", "backend"),
     [
-        *((name, backend) for name in CASES for backend in ("auto", "reference")),
-        *((name, "device") for name in ("many", "odd-chunks", "preempted", "tiny-cache")),
+        *((model, *run) for model in EVERY_CASE for run in RUNS),
+        *((model, "preempted", run) for model in MODELS if model not in EVERY_CASE for run in BOTH),
+        ("phi3", "preempted", "device"),
     ],
+    indirect=["checkpoint"],
 )
 def test_greedy_text_is_the_references(
     checkpoint: Path, reference: Any, name: str, backend: Backend, scale: Scale, record: Callable[..., None]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from streamserve.execution.checkpoint import SINGLE
-from streamserve.execution.stored.formats import LINEARS
+from streamserve.execution.stored.formats import FUSED_LINEARS, LINEARS
 
 Tensors = dict[str, Tensor]
 Packed = tuple[Tensors, np.ndarray]
@@ -21,6 +21,8 @@ Packed = tuple[Tensors, np.ndarray]
 
 Store = Callable[[str, np.ndarray, np.random.Generator], Packed]
 """Stores a module's weight [out, in]."""
+
+MATRICES = (*LINEARS, *FUSED_LINEARS)
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """AWQ: the output that the i-th four bits of a word hold."""
@@ -35,7 +37,7 @@ def write(source: Path, target: Path, store: Store, config: dict[str, Any], skip
     rng = np.random.default_rng(1)
     for name in sorted(tensors):
         module = name.removesuffix(".weight")
-        if not module.endswith(LINEARS) or any(part in module for part in skip):
+        if not module.endswith(MATRICES) or any(part in module for part in skip):
             continue
         stored, weight = store(module, tensors.pop(name).float().numpy(), rng)
         assert weight.dtype == np.float32
@@ -62,7 +64,7 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     """Those weights, by module."""
     tensors = load_file(dense_of(folder) / SINGLE)
     modules = {name: name.removesuffix(".weight") for name in tensors}
-    return {module: tensors[name] for name, module in modules.items() if module.endswith(LINEARS)}
+    return {module: tensors[name] for name, module in modules.items() if module.endswith(MATRICES)}
 
 
 def awq(group: int = 128) -> tuple[Store, dict[str, Any]]:

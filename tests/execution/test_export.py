@@ -63,6 +63,7 @@ def texts(folder: Path, **fields: Any) -> list[list[int]]:
         ("llama", "bfloat16", {}),
         ("qwen2", "float32", {"tie_word_embeddings": True}),
         ("qwen3", "float16", {"head_dim": 64, "attention_bias": True}),
+        ("phi3", "bfloat16", {}),
     ],
 )
 def test_the_folder_gives_the_tokens_of_quantizing_at_load(

@@ -48,6 +48,17 @@ def test_the_config_says_what_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "target" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 
+def test_progress_is_reported_and_files_are_readable_as_usual(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    source = make_checkpoint(tmp_path / "source")
+    layers = 2 * json.loads((source / "config.json").read_text())["num_hidden_layers"]
+    hidden = json.loads((source / "config.json").read_text())["hidden_size"]
+    inflate(source, tmp_path / "out", Shape(hidden=hidden, layers=layers), lambda *step: steps.append(step))
+    assert steps == [(done, layers + 1) for done in range(1, layers + 2)]
+    modes = {file.stat().st_mode for file in (tmp_path / "out").iterdir()}
+    assert modes == {(tmp_path / "out" / "config.json").stat().st_mode}
+
+
 def test_layers_are_spread_evenly_and_each_counts_once() -> None:
     for layers in range(3, 20):
         origins = [origin(layer, layers, 3) for layer in range(layers)]

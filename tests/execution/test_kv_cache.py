@@ -6,7 +6,8 @@ import torch
 
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.kv_vectors import dequantize_vectors, quantize_vectors
-from streamserve.execution.spec import ModelSpec, RopeSpec
+from streamserve.execution.rope_spec import RopeSpec
+from streamserve.execution.spec import ModelSpec, Multipliers
 
 LAYERS, BLOCKS, HEADS, SLOTS, DIM = 2, 6, 3, 4, 8
 SPEC = ModelSpec(
@@ -19,14 +20,15 @@ SPEC = ModelSpec(
     num_kv_heads=HEADS,
     head_dim=DIM,
     rms_norm_eps=1e-6,
-    rope=RopeSpec(10_000.0),
+    rotary_dim=DIM,
+    ropes=(RopeSpec(10_000.0),) * LAYERS,
     windows=(None, None),
     max_position_embeddings=64,
     tied_embeddings=False,
     qkv_bias=False,
     out_bias=False,
     mlp_bias=False,
-    qk_norm=False,
+    multipliers=Multipliers(DIM**-0.5),
     dtype=None,
     eos_token_ids=(),
 )

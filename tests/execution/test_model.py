@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from streamserve.engine.plan import Span
-from streamserve.execution.attention import ReferenceAttention
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
+from streamserve.execution.load import make_attention
 from streamserve.execution.spec import read_spec
 from streamserve.execution.weights import load_model
 from tests.checkpoints import reference_model
@@ -25,12 +25,63 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 256,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "partial_rotary_factor": 0.75,
+}
+WHOLE_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+}
 WINDOWED_QWEN = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+GRANITE = {
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 0.9,
+}
+GEMMA2 = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 9,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 6.0,
+}
+GEMMA3 = {
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 7,
+    "sliding_window_pattern": 3,
+    "final_logit_softcapping": 7.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+    },
+}
 VARIANTS = [
     ("llama", {}),
     ("llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     ("llama", {"rope_parameters": LINEAR, "attention_bias": True, "mlp_bias": True}),
     ("llama", {"head_dim": 24, "num_key_value_heads": 1, "rms_norm_eps": 1e-2}),
+    ("llama", {"rope_parameters": YARN}),
+    ("qwen3", {"rope_parameters": {**YARN, "truncate": False, "attention_factor": 1.4}, "head_dim": 32}),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}}),
+    ("mistral", {"rope_parameters": WHOLE_LONGROPE}),
     ("llama", {"max_shard_size": "100KB"}),
     ("mistral", {"sliding_window": 7}),
     ("mistral", {"sliding_window": None}),
@@ -38,16 +89,55 @@ VARIANTS = [
     ("qwen2", WINDOWED_QWEN),
     ("qwen3", {"head_dim": 32}),
     ("qwen3", {**WINDOWED_QWEN, "attention_bias": True, "num_key_value_heads": 4}),
+    ("phi3", {}),
+    (
+        "phi3",
+        {
+            "sliding_window": 9,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
+    ),
+    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    ("granite", GRANITE),
+    ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    ("smollm3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 7}),
+    ("gemma2", GEMMA2),
+    (
+        "gemma2",
+        {
+            "head_dim": 8,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 8,
+            "attention_bias": True,
+        },
+    ),
+    ("gemma3_text", GEMMA3),
+    (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "num_key_value_heads": 1,
+            "num_attention_heads": 2,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 13,
+        },
+    ),
+    ("olmo2", {}),
+    ("olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
 ]
 
 
 @torch.inference_mode()
 def logits_of(folder: Path, chunks: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Our logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
-    spec = read_spec(folder)
+    spec = read_spec(folder).at_length(TEXT.shape[1])
     model = load_model(Checkpoint(folder), spec, dtype)
     cache = KVCache(spec, 16, 4, dtype)
-    attention = ReferenceAttention(cache, spec.windows, spec.num_heads // spec.num_kv_heads)
+    attention = make_attention(cache, spec, None)
     blocks = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
     pieces, start = [], 0
     for size in chunks:
@@ -87,9 +177,22 @@ def test_a_window_shorter_than_the_text_changes_it(shared_checkpoint, architectu
     assert (sliding[30:] - full[30:]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_bfloat16_is_as_close_to_the_truth_as_transformers(shared_checkpoint, architecture):
-    folder = shared_checkpoint(architecture, "bfloat16")
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("llama", {}),
+        ("qwen3", {}),
+        ("phi3", {}),
+        ("granite", GRANITE),
+        ("smollm3", {"no_rope_layers": [0, 1]}),
+        ("olmo2", {}),
+        ("gemma2", GEMMA2),
+        ("gemma3_text", GEMMA3),
+    ],
+    ids=str,
+)
+def test_bfloat16_is_as_close_to_the_truth_as_transformers(shared_checkpoint, architecture, overrides):
+    folder = shared_checkpoint(architecture, "bfloat16", **overrides)
     truth = logits_by_transformers(folder, "float32")
     reference_error = (logits_by_transformers(folder, "bfloat16").float() - truth).square().mean().sqrt()
     logits = logits_of(folder, [40, 1, 19], torch.bfloat16)

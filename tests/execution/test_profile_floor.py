@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from streamserve.engine.plan import Span, StepPlan
 from streamserve.execution.profile.floor import StepFloor
-from streamserve.execution.spec import ModelSpec, RopeSpec
+from streamserve.execution.rope_spec import RopeSpec
+from streamserve.execution.spec import ModelSpec, Multipliers
 from streamserve.speculation.tree import chain, root
 from tests.execution.strategies import Step, steps
 
@@ -19,8 +20,9 @@ def spec_of(windows: tuple[int | None, ...]) -> ModelSpec:
     return ModelSpec(
         architecture="LlamaForCausalLM", vocab_size=50, hidden_size=8, intermediate_size=10,
         num_layers=len(windows), num_heads=3, num_kv_heads=2, head_dim=2, rms_norm_eps=1e-6,
-        rope=RopeSpec(10_000.0), windows=windows, max_position_embeddings=64, tied_embeddings=True,
-        qkv_bias=True, out_bias=False, mlp_bias=False, qk_norm=False, dtype=None, eos_token_ids=(),
+        rotary_dim=2, ropes=(RopeSpec(10_000.0),) * len(windows), windows=windows,
+        max_position_embeddings=64, tied_embeddings=True, multipliers=Multipliers(2**-0.5),
+        qkv_bias=True, out_bias=False, mlp_bias=False, dtype=None, eos_token_ids=(),
     )  # fmt: skip
 
 

@@ -123,12 +123,17 @@ def test_logits_are_those_of_the_dequantized_weights(stored: Make, pool: ThreadP
         assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], dtype, pool), whole)
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
 @pytest.mark.parametrize("case", ["gptq by activation", "awq, groups of 64", "fp8 in blocks"])
-def test_biases_of_the_architecture_are_used(
-    shared_checkpoint: Make, tmp_path: Path, pool: ThreadPool, case: str
+def test_biases_and_joined_matrices_of_an_architecture_are_used(
+    shared_checkpoint: Make, tmp_path: Path, pool: ThreadPool, case: str, architecture: str
 ) -> None:
-    source = shared_checkpoint("qwen2", "bfloat16", **SIZES)
+    """qwen2 has biases; in files of phi3 q, k and v are one matrix, and gate and up another."""
+    source = shared_checkpoint(architecture, "bfloat16", **SIZES)
     folder = write(source, tmp_path / "folder", *CASES[case])
+    spec = read_spec(folder)
+    assert spec.stored
+    assert all(all(formats) for formats in spec.stored.layers)
     exact = logits_of(dense_of(folder), [60], torch.float32, pool)
     logits = logits_of(folder, [60], torch.float32, pool)
     assert (logits - exact).square().mean().sqrt() < 0.05 * exact.std()

@@ -23,7 +23,7 @@ from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
 from streamserve.execution.spec import read_spec
 from streamserve.execution.stored.config import read_stored_formats
-from streamserve.execution.stored.formats import StoredFormats
+from streamserve.execution.stored.formats import FUSED_LINEARS, StoredFormats
 from streamserve.execution.weights import matrix_shapes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
@@ -245,6 +245,18 @@ def test_modules_may_stay_unquantized() -> None:
     listed = [["self_attn.o_proj"], "mlp.down_proj"]
     expected = [""] * 3 + ["int4:128"] + [""] * 2 + ["int4:128"]
     assert formats("gptq", modules_in_block_to_quantize=listed) == expected
+
+
+def test_modules_have_the_names_of_the_architecture() -> None:
+    def of_joined(name: str) -> list[bool]:
+        fields = {"quantization_config": CONFIGS["gptq"] | {"modules_in_block_to_quantize": [[name]]}}
+        formats = read_stored_formats(Fields("config.json", fields), 2, False, FUSED_LINEARS)
+        assert formats is not None
+        return [format is not None for format in formats.layers[1]]
+
+    assert of_joined("self_attn.qkv_proj") == [True, False, False, False]
+    with pytest.raises(CheckpointError, match=r"'mlp\.up_proj' is not a linear module of a layer"):
+        of_joined("mlp.up_proj")
 
 
 def test_the_file_decides_whether_a_module_is_quantized_as_the_config_says(copied: Make) -> None:

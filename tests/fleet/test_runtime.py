@@ -207,7 +207,7 @@ async def test_a_stop_string_ends_its_choice_in_the_worker_too(llm: AsyncLLM) ->
     [
         ([], PARAMS, "prompt"),
         ([1] * 600, PARAMS, "prompt"),
-        ([1], SamplingParams(temperature=-1.0), "temperature"),
+        ([1], SamplingParams(stop_token_ids=(4000,)), "stop_token_ids"),
         ([1], SamplingParams(max_tokens=5000), "max_tokens"),
         ([1], SamplingParams(logit_bias={4000: 1.0}), "logit_bias"),
     ],

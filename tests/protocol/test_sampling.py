@@ -28,6 +28,31 @@ def test_a_bad_value_is_named(field: str, value: object) -> None:
         check_sampling(SamplingParams(**{field: value}), vocab_size=100)
 
 
+OF_A_VOCABULARY = ("stop_token_ids", "allowed_token_ids")
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_a_value_that_no_vocabulary_allows_is_refused_at_once(field: str, value: object) -> None:
+    if field in OF_A_VOCABULARY or value == {100: 1.0}:
+        SamplingParams(**{field: value})
+        return
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})
+    with pytest.raises(ValueError, match=field):
+        msgspec.structs.replace(SamplingParams(), **{field: value})
+
+
+def test_a_text_is_no_number() -> None:
+    with pytest.raises(TypeError, match="temperature must be a number, got 'hot'"):
+        SamplingParams(temperature="hot")  # type: ignore[arg-type]
+
+
+def test_what_a_client_forges_is_refused_when_it_is_decoded() -> None:
+    forged = msgspec.msgpack.encode({"temperature": -1.0})
+    with pytest.raises(msgspec.ValidationError, match="temperature must be between"):
+        msgspec.msgpack.decode(forged, type=SamplingParams)
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -157,7 +157,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_without_any_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer: put the model's tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -46,8 +46,16 @@ REFUSED = [  # the last sign is the first that is refused
 THOUGHT = "<think>Shall I write <tool_call>, [TOOL_CALLS] or {?</think>\n\n"
 
 
-def grammar(format: str, thinks: bool = False) -> Grammar:
-    return free_calls(FORMATS[format], SCHEMAS, lambda sign: None, thinks)
+ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["glad"]}},
+    "required": ["mood"],
+    "additionalProperties": False,
+}
+
+
+def grammar(format: str, thinks: bool = False, answer: dict[str, Any] | None = None) -> Grammar:
+    return free_calls(FORMATS[format], SCHEMAS, lambda sign: None, thinks, answer)
 
 
 def accepted(spec: Grammar, text: str) -> tuple[int, bool]:
@@ -66,6 +74,28 @@ def test_text_and_calls_are_accepted(format: str, text: str) -> None:
 @pytest.mark.parametrize(("format", "text"), REFUSED)
 def test_calls_that_violate_the_schema_are_refused(format: str, text: str) -> None:
     assert accepted(grammar(format), text)[0] == len(text) - 1
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("hermes", f"<tool_call>\n{CALL}\n</tool_call>"),
+        ("llama3_json", LLAMA),
+        ("llama3_json", f"<|python_tag|>{LLAMA}"),
+        ("mistral", f"[TOOL_CALLS][{CALL}, {FREE}]"),
+        *((format, '{"mood": "glad"}') for format in FORMATS),
+    ],
+)
+def test_with_a_format_of_answers_a_message_is_calls_or_such_an_answer(format: str, text: str) -> None:
+    assert accepted(grammar(format, answer=ANSWER), text) == (len(text), True)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("text", ["Hello", '{"mood": "s', '{"mood": "glad"}<'])
+def test_with_a_format_of_answers_there_is_no_other_text(format: str, text: str) -> None:
+    count, complete = accepted(grammar(format, answer=ANSWER), text)
+    assert count < len(text)
+    assert not complete or text.startswith('{"mood": "glad"}')
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
-from streamserve.text.tools.parser import CallDelta, ToolCallParser
+from streamserve.text.tools.parser import CallDelta, ToolCallParser, merged
 
 TOOLS = ("get_weather", "f")
 ARGUMENTS = {"city": 'New "York"', "days": [1, {"deep": "}"}], "note": "<tool_call> [TOOL_CALLS] ü \\"}
@@ -130,6 +130,17 @@ def test_calls_that_a_grammar_makes() -> None:
     text = f"[{EMPTY},\n {LLAMA}]"
     assert read(REQUIRED, list(text)) == ("", [call("f", {}), call()])
     assert read(REQUIRED, list(call()[1]), named="get_weather") == ("", [call()])
+
+
+@pytest.mark.parametrize("text", ["", " [", '[{"na', '[{"name": "get_w', "x", f"[{EMPTY}, {{"])
+@pytest.mark.parametrize("named", [None, "get_weather"])
+def test_forced_calls_that_are_cut_short_leave_no_text(text: str, named: str | None) -> None:
+    assert read(REQUIRED, list(text), named=named)[0] == ""
+
+
+def test_deltas_of_one_call_are_merged() -> None:
+    deltas = [CallDelta(0, "", "a", "f"), CallDelta(0, "{}"), CallDelta(1, "", "b", "g"), CallDelta(1, "{")]
+    assert merged(deltas) == [CallDelta(0, "{}", "a", "f"), CallDelta(1, "{", "b", "g")]
 
 
 def test_ids_look_as_the_family_expects() -> None:

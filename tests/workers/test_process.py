@@ -33,6 +33,11 @@ def test_there_is_at_most_one_openmp_runtime(folder):
     assert len(runtimes) <= 1, runtimes
 
 
+def test_lists_of_processes_show_its_role_and_index(folder):
+    assert (folder / "cmdline").read_text().split("\0")[-2] == "unified-0/1"
+    assert (folder / "comm").read_text() == "unified-0/1\n"
+
+
 def test_kernel_threads_are_pinned_to_separate_cpus(folder):
     if kernels() is None or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("threads are not pinned without kernels, or with a single processor")

@@ -11,6 +11,7 @@ from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
 from streamserve.api.http.cors import CORS
 from streamserve.api.http.errors import ERROR_HANDLERS
+from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.http.request_ids import RequestIds
@@ -64,7 +65,9 @@ def _router_entries(context: AppContext) -> list[BaseRoute]:
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
         *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),
     ]
-    document: Document = cache(lambda: openapi_document(endpoint.route for endpoint in endpoints))
+    document: Document = cache(
+        lambda: openapi_document((endpoint.route for endpoint in endpoints), context.settings.strict_fields)
+    )
     endpoints += bound(DOCS_ROUTES, document)
     endpoints += unsupported_endpoints()
     entries = [endpoint.router_entry() for endpoint in endpoints]
@@ -84,4 +87,5 @@ def _middleware(context: AppContext) -> list[Middleware]:
             max_requests_per_key=settings.max_requests_per_key,
         ),
         Middleware(RequestMemory, account=context.memory),
+        Middleware(FieldWarnings, strict=settings.strict_fields, count=context.metrics.ignored_fields),
     ]

@@ -124,7 +124,9 @@ async def _generate_all(context: AppContext, tasks: Sequence[GenerationTask], si
 async def _generate_one(context: AppContext, task: GenerationTask, sink: Sink) -> None:
     prompt_stream = task.prompt_stream
     created = prompt_stream.created if prompt_stream else None
-    with context.metrics.request(len(task.prompt.ids), task.params.n, created) as recorder:
+    length, max_tokens = len(task.prompt.ids), task.params.max_tokens
+    limit = context.llm.model.max_model_len - length if max_tokens is None else max_tokens
+    with context.metrics.request(length, task.params.n, limit, created) as recorder:
         async with aclosing(_items(context, task)) as stream:
             async for item in stream:
                 if isinstance(item, Delta):

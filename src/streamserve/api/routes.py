@@ -10,6 +10,8 @@ from starlette import routing
 from starlette.requests import Request
 from starlette.responses import Response
 
+from streamserve.api.http.ignored_fields import STRICT, OtherFields
+
 JSON = "application/json"
 
 C = TypeVar("C")
@@ -19,8 +21,8 @@ C = TypeVar("C")
 class Operation:
     """What the OpenAPI document says about a route: its summary, request and responses.
 
-    `event` is the type of its stream events. `unsupported` are fields that are known and refused, with the
-    values that have no effect; `parameters` describes headers. Without `reply`, the reply is text of the type
+    `event` is the type of its stream events. `others` says what becomes of fields that `request` does not
+    have; `parameters` describes headers. Without `reply`, the reply is text of the type
     `media`; without `media` too, it is empty. `errors` are further error statuses, `other_replies` further
     responses by status.
     """
@@ -31,7 +33,7 @@ class Operation:
     _: KW_ONLY
     description: str = ""
     event: type[msgspec.Struct] | None = None
-    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    others: OtherFields = STRICT
     example: Mapping[str, Any] | None = None
     media: str = JSON
     errors: tuple[int, ...] = ()

@@ -14,6 +14,7 @@ class ApiSettings:
     bounds the memory of all requests together (memory.py).
 
     `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
+    With `strict_fields`, fields that are unknown or without effect are refused (http/ignored_fields.py).
     `request_timeout` is in seconds (None: no limit). `api_keys` and `admin_keys` are digests. With
     `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt streams
     may be open; one without any request for `stream_ttl` seconds is dropped.
@@ -31,5 +32,6 @@ class ApiSettings:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     local_only: bool = False
+    strict_fields: bool = False
     max_streams: int = 512
     stream_ttl: float = 300.0

@@ -2,12 +2,14 @@
 
 import logging
 import sys
+from collections.abc import Iterable
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.settings.options import Settings
+from streamserve.settings.options import Settings, SettingsError
 
 if TYPE_CHECKING:
     from streamserve.llm.llm import LLM
@@ -23,15 +25,40 @@ def user_message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+def sampling_params(max_tokens: int, temperature: float, top_p: float, seed: int | None) -> SamplingParams:
+    """Return the sampling parameters of the flags. Raises SettingsError for a value out of range, before any
+    model is loaded."""
+    try:
+        return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    except ValueError as error:
+        name, _, reason = str(error).partition(" ")
+        raise SettingsError(f"--{name.replace('_', '-')} {reason}") from error
+
+
 def print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> str:
     """Print the text as it is generated, and return it."""
-    answer = ""
-    for delta in llm.stream(prompt, params):
-        answer += delta.text
-        typer.echo(delta.text, nl=False)
+    return _print_all(delta.text for delta in llm.stream(prompt, params))
+
+
+def print_until_interrupt(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> str:
+    """Print the text as it is generated, until its end or Ctrl-C, and return what was printed."""
+    printed: list[str] = []
+    with closing(llm.stream(prompt, params)) as deltas, suppress(KeyboardInterrupt):
+        _print_all((delta.text for delta in deltas), printed)
+        return "".join(printed)
+    typer.echo()
+    return "".join(printed)
+
+
+def _print_all(texts: Iterable[str], printed: list[str] | None = None) -> str:
+    """Print texts as they arrive, append them to `printed`, and return them joined."""
+    printed = [] if printed is None else printed
+    for text in texts:
+        printed.append(text)
+        typer.echo(text, nl=False)
         sys.stdout.flush()
     typer.echo()
-    return answer
+    return "".join(printed)
 
 
 def log_warnings(settings: Settings) -> None:

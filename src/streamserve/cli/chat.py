@@ -11,11 +11,11 @@ from streamserve.cli.answers import (
     Temperature,
     TopP,
     log_warnings,
-    print_stream,
+    print_until_interrupt,
+    sampling_params,
     user_message,
 )
 from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
-from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import options
 
 
@@ -32,15 +32,16 @@ def chat(
     print_config: PrintConfig = False,
     flags: Flags,
 ) -> None:
-    """Chat with a model in the terminal. An empty line, Ctrl-D or Ctrl-C exits."""
+    """Chat with a model in the terminal. Ctrl-C ends an answer; an empty line, Ctrl-D or another Ctrl-C
+    exits."""
+    params = sampling_params(max_tokens, temperature, top_p, seed)
     settings = server_settings(model, flags, config, print_config)
     from streamserve.llm.llm import LLM
 
     log_warnings(settings)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     messages = [{"role": "system", "content": system}] if system else []
     with LLM.from_settings(settings) as llm, contextlib.suppress(EOFError, KeyboardInterrupt):
         while text := input("> ").strip():
             messages.append(user_message(text))
-            answer = print_stream(llm, llm.render(messages), params)
+            answer = print_until_interrupt(llm, llm.render(messages), params)
             messages.append({"role": "assistant", "content": answer})

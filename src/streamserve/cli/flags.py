@@ -16,7 +16,8 @@ from streamserve.settings.options import Option, Settings, SettingsError
 Model = Annotated[
     str | None,
     typer.Argument(
-        help="a checkpoint folder, a Hugging Face hub name (owner/model), or `embedded`, the packaged model"
+        help="a checkpoint folder, a .gguf file, a Hugging Face hub name (owner/model), or `embedded`, the "
+        "packaged model"
     ),
 ]
 Config = Annotated[str | None, typer.Option(help="TOML file with settings", metavar="FILE")]

@@ -12,10 +12,10 @@ from streamserve.cli.answers import (
     TopP,
     log_warnings,
     print_stream,
+    sampling_params,
     user_message,
 )
 from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
-from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import options
 
 Model = Annotated[
@@ -38,11 +38,11 @@ def generate(
     flags: Flags,
 ) -> None:
     """Print a model's answer to PROMPT."""
+    params = sampling_params(max_tokens, temperature, top_p, seed)
     settings = server_settings(model, flags, config, print_config)
     from streamserve.llm.llm import LLM
 
     log_warnings(settings)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
     with LLM.from_settings(settings) as llm:
         prompt_text = text if raw or not llm.tokenizer.chat_template else llm.render([user_message(text)])

@@ -6,6 +6,7 @@ an invalid setting or checkpoint, 130 an interrupt by Ctrl-C.
 
 import asyncio
 import contextlib
+from typing import Annotated
 
 import typer
 
@@ -17,15 +18,25 @@ from streamserve.cli.keys import keys
 from streamserve.cli.models import models
 from streamserve.cli.profile import profile
 from streamserve.cli.serve import serve
-from streamserve.cli.version import version
+from streamserve.cli.version import show, version
 
 app = typer.Typer(
-    help="Serve Llama-family models with OpenAI's API, or run them in the terminal.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and exit", is_eager=True, callback=show)
+    ] = False,
+) -> None:
+    """Serve Llama-family models with OpenAI's API, or run them in the terminal."""
+
+
 for command in (serve, generate, chat, profile, draft, version):
     app.command()(command)
 app.add_typer(models, name="models")

@@ -1,5 +1,7 @@
 """`streamserve models`: write checkpoints, quantized or for benchmarks."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +39,9 @@ def inflate_model(
     """
     from streamserve.execution.inflate import Shape, inflate
 
-    inflate(locate(source), out, Shape(hidden, layers, heads, kv_heads, intermediate))
+    shape = Shape(hidden, layers, heads, kv_heads, intermediate)
+    with _progress(f"inflating {source}") as show:
+        inflate(_folder(source), out, shape, show)
     _print_size(out)
 
 
@@ -59,9 +63,6 @@ def quantize_model(
     It gives the same text as SOURCE with `--quantization` and this format. The guide to checkpoints says
     which other readers of the format can load it.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from streamserve.execution.quantization import parse_format
     from streamserve.execution.stored.export import export
 
@@ -71,15 +72,33 @@ def quantize_model(
         raise CheckpointError(f"--format {error}") from None
     if chosen is None:
         raise CheckpointError("--format none: use int8 or int4")
-    folder = locate(source)
+    folder = _folder(source)
+    with _progress(f"quantizing {source}") as show:
+        export(folder, out, chosen, show)
+    _print_size(out)
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows how much of the work is done, on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task(f"quantizing {source}", total=None, visible=False)
+        bar = progress.add_task(text, total=None, visible=False)
 
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total, visible=True)
 
-        export(folder, out, chosen, show)
-    _print_size(out)
+        yield show
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of a model. Raises CheckpointError for GGUF files, which are not rewritten."""
+    folder = locate(source)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: a GGUF file is served as it is, and not rewritten: give a folder")
+    return folder
 
 
 def _print_size(folder: Path) -> None:

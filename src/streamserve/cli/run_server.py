@@ -23,15 +23,13 @@ from streamserve.api.settings import ApiSettings
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.protocol.sampling import MAX_VOCABULARY, SamplingParams, check_sampling
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import topology
 
 _log = logging.getLogger(__name__)
-
-MAX_VOCABULARY = 2**31 - 1
-"""Every token id is below this; used to validate recommended values, which contain no token ids."""
 
 RECOMMENDED = {
     "temperature": float,
@@ -64,6 +62,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     api = api_settings(settings, local_only=is_loopback(listener) and not server.api_key)
     timeouts = Timeouts(server.read_timeout, server.write_timeout)
     typer.echo(f"streamserve {__version__}: loading {settings.name} …")
+    warn_of_threads(settings)
     started = time.monotonic()
     await llm.start(wait=False)
     try:
@@ -113,6 +112,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         tool_parser=server.tool_parser,
         reasoning_parser=server.reasoning_parser,
         local_only=local_only,
+        strict_fields=server.strict_fields,
         max_streams=server.max_streams,
         stream_ttl=server.stream_ttl,
     )
@@ -155,7 +155,7 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 {model.precision}
   computed  by {model.backend}{"" if model.backend.startswith("cuda") else _processors(settings)}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
-({ready.num_blocks} blocks of {ready.block_size} tokens)
+({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, model, ready)}
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
   ready     in {seconds:.1f} s at {url}
 
@@ -165,10 +165,33 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 """
 
 
+def memory_together(settings: Settings, model: ModelInfo, ready: Ready) -> str:
+    """Return the memory of all workers together, if there are several."""
+    workers = len(topology(settings.server).names)
+    total = workers * (model.weight_bytes + ready.kv_cache_bytes)
+    return f" in each of {workers} workers: {total / 1e6:.0f} MB together" if workers > 1 else ""
+
+
+def _threads(settings: Settings) -> int:
+    """Return how many threads all workers have together."""
+    workers = len(topology(settings.server).names)
+    return workers * threads_of_worker(settings.model, workers)
+
+
+def warn_of_threads(settings: Settings) -> None:
+    """Warn if more threads are asked for than can run at the same time: steps then wait for the last one."""
+    threads, usable = _threads(settings), usable_processors()
+    if settings.model.threads and threads > usable.threads:
+        _log.warning(
+            "--threads gives all workers %d threads together, of which only %d run at the same time",
+            threads,
+            usable.threads,
+        )
+
+
 def _processors(settings: Settings) -> str:
     """Return how many threads the workers have together, and on what."""
-    usable, workers = usable_processors(), len(topology(settings.server).names)
-    threads = workers * threads_of_worker(settings.model, workers)
+    usable, threads = usable_processors(), _threads(settings)
     more = f", of which {usable.threads} run at the same time" if threads > usable.threads else ""
     return f": {threads} threads{more} on {usable}"
 

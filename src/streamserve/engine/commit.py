@@ -1,5 +1,8 @@
 """Commit of a step: append tokens, fork, finish or hand over choices, and return the events."""
 
+from bisect import bisect_left
+from collections.abc import Iterable
+
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Observer
@@ -8,7 +11,9 @@ from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.messages import DraftVerified, Event, Finished, FinishReason, PromptLogprobs, Token
+from streamserve.protocol.reports import STEP_TOKENS, StepTokens
 
+_NO_STEPS = StepTokens(counts=[0] * (len(STEP_TOKENS) + 1), total=0)
 NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
 
 
@@ -33,6 +38,23 @@ class StepCommitter:
         self._max_model_len = max_model_len
         self.generation_tokens = 0
         self.corrupted_requests = 0
+        self.step_tokens = _NO_STEPS
+        self._generated_before = 0
+
+    def count_step(self, spans: Iterable[tuple[Span, Sequence]]) -> None:
+        """Count the tokens of a step, once its results are committed: the prompt tokens that its `spans`
+        computed, and the tokens generated."""
+        prompts = sum(
+            max(0, min(span.start + len(span.tokens), sequence.prompt_length) - span.start)
+            for span, sequence in spans
+            if span.group == TARGET
+        )
+        tokens = prompts + self.generation_tokens - self._generated_before
+        self._generated_before = self.generation_tokens
+        if tokens:
+            counts = list(self.step_tokens.counts)
+            counts[bisect_left(STEP_TOKENS, tokens)] += 1
+            self.step_tokens = StepTokens(counts=counts, total=self.step_tokens.total + tokens)
 
     def commit(self, span: Span, outcome: SpanResult) -> list[Event]:
         """Commit the result of one span."""

@@ -226,6 +226,7 @@ class Engine:
             events += self.streams.progress(span.sequence, flight.began)
             if flight.ahead:
                 flight.members[number].tick(flight.began)
+        self._committer.count_step(zip(flight.plan.spans, flight.members, strict=True))
         return events
 
     def _give_up_write_backs(self) -> list[Event]:
@@ -266,6 +267,7 @@ class Engine:
                 draft=self.speculation.counters.draft_seconds,
                 target=self._pipeline.computing_seconds,
             ),
+            step_tokens=self._committer.step_tokens,
             step_floor_seconds=self._floor_seconds if self._floor else None,
             speculation=None if self.drafter is None else self.speculation.report(),
             evictions=EvictionReport(**vars(scheduler.allocator.evictions)),

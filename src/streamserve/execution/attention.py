@@ -16,6 +16,18 @@ QUERY_TILE = 128
 """Query tokens of one sequence that attend together; bounds the size of a long chunk's mask."""
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """What becomes of a product of query and key before the softmax: it is multiplied by `scale` (None:
+    head_dim^-1/2), and with a `cap` other than 0 bounded as cap · tanh(score / cap)."""
+
+    scale: float | None = None
+    cap: float = 0.0
+
+
+PLAIN = Scoring()
+
+
 class AttentionBackend(Protocol):
     """Computes attention of a step's rows over their sequences' KV caches. `row_invariant`: a row's bits
     never depend on other rows, on how its sequence was cut into chunks, or on the number of threads."""
@@ -58,9 +70,12 @@ class ReferenceAttention:
 
     row_invariant = False
 
-    def __init__(self, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
+    def __init__(
+        self, cache: KVCache, windows: Sequence[int | None], group: int, scoring: Scoring = PLAIN
+    ) -> None:
         """`windows`: of each layer. `group`: query heads that share a key-value head."""
         self._cache = cache
+        self._scoring = scoring
         self._windows = tuple(windows)
         self._group = group
         self._written = torch.empty(0)
@@ -79,7 +94,8 @@ class ReferenceAttention:
         for plan in self._plans[self._windows[layer]]:
             keys, values = self._cache.read(layer, plan.blocks)
             for tile in plan.tiles:
-                out[tile.rows] = attend(q[tile.rows], keys[:, tile.slots], values[:, tile.slots], tile.mask)
+                seen = keys[:, tile.slots], values[:, tile.slots]
+                out[tile.rows] = attend(q[tile.rows], *seen, tile.mask, self._scoring)
         return out
 
     def _plan_sequence(self, part: SpanRows, window: int | None) -> _SequencePlan:
@@ -128,7 +144,7 @@ def visible(part: SpanRows, queries: Ints, keys: Ints, window: int | None) -> ND
     return seen
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring = PLAIN) -> Tensor:
     """Return the softmax attention of `q` [rows, head, dim] over `keys`, `values` [kv head, slots, dim].
 
     Query heads that share a key-value head are stacked as further rows of it, so that keys are read once.
@@ -136,5 +152,18 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tens
     rows, heads, dim = q.shape
     kv_heads = keys.shape[0]
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
-    out = torch.nn.functional.scaled_dot_product_attention(grouped, keys[None], values[None], attn_mask=mask)
+    if scoring.cap:
+        out = _attend_capped(grouped, keys[None], values[None], mask, scoring)
+    else:
+        out = torch.nn.functional.scaled_dot_product_attention(
+            grouped, keys[None], values[None], attn_mask=mask, scale=scoring.scale
+        )
     return out.view(kv_heads, rows, heads // kv_heads, dim).transpose(0, 1).reshape(rows, heads, dim)
+
+
+def _attend_capped(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """Return scaled_dot_product_attention with bounded scores, which torch has not: in float32."""
+    scale = scoring.scale or q.shape[-1] ** -0.5
+    scores = scoring.cap * torch.tanh(q.float() @ keys.float().mT * (scale / scoring.cap))
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    return (weights @ values.float()).to(q.dtype)

@@ -18,7 +18,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_SAMPLE_BYTES = 64
+SAMPLE_BYTES = 64
+"""Bytes of each place of a tensor that a fingerprint covers."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Checkpoint:
     """The tensors of `folder` by name. Raises CheckpointError for a file that is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.path = folder
         self._files = _open_files(folder)
 
     def __contains__(self, name: str) -> bool:
@@ -49,7 +50,7 @@ class Checkpoint:
             if name not in self._files:
                 if expected.optional:
                     continue
-                raise CheckpointError(f"{self.folder}: no file holds tensor {name}")
+                raise CheckpointError(f"{self.path}: no file holds tensor {name}")
             header = self._files[name][1].get_slice(name)
             if header.get_dtype() not in expected.dtypes:
                 self.refuse(name, f"has dtype {header.get_dtype()}, not {' or '.join(expected.dtypes)}")
@@ -94,16 +95,16 @@ class Checkpoint:
             tensor = self._mapped(name)
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\0".encode())
             content = tensor.reshape(-1).view(torch.uint8)
-            for start in (0, len(content) // 2, max(0, len(content) - _SAMPLE_BYTES)):
-                digest.update(content[start : start + _SAMPLE_BYTES].numpy().tobytes())
+            for start in (0, len(content) // 2, max(0, len(content) - SAMPLE_BYTES)):
+                digest.update(content[start : start + SAMPLE_BYTES].numpy().tobytes())
         return digest.hexdigest()
 
     def _finite(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = self._mapped(name)
         converted = tensor.to(dtype)
-        if not _is_finite(converted):
+        if not is_finite(converted):
             reason = "numbers that are not finite (NaN or infinite)"
-            if _is_finite(tensor):
+            if is_finite(tensor):
                 reason = f"numbers that {str(dtype).removeprefix('torch.')} cannot hold"
             self.refuse(name, f"holds {reason}")
         return converted
@@ -114,7 +115,7 @@ class Checkpoint:
         return tensor
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Return whether all numbers are finite. One pass that allocates nothing: minimum and maximum are NaN if
     any number is."""
     low, high = tensor.aminmax()

@@ -9,7 +9,7 @@ layers   own, copy, copy, own …   copies do all their work, and their output p
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,11 @@ class Shape:
     intermediate: int | None = None
 
 
-def inflate(source: Path, target: Path, shape: Shape) -> dict[str, object]:
+def inflate(
+    source: Path, target: Path, shape: Shape, show: Callable[[int, int], None] | None = None
+) -> dict[str, object]:
     """Write the checkpoint of `source`, inflated to `shape`, to the folder `target`; return its config.
+    `show` is called with the number of files written so far, and of all.
 
     Raises CheckpointError, before anything is written, if `source` cannot be read or `shape` cannot represent
     the same function exactly.
@@ -55,8 +58,19 @@ def inflate(source: Path, target: Path, shape: Shape) -> dict[str, object]:
     copy_other_files(source, target)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     inflated = read_spec(target)
-    write_shards(target, _parts(checkpoint, spec, inflated), inflated.num_layers + 1)
+    files = inflated.num_layers + 1
+    write_shards(target, _shown(_parts(checkpoint, spec, inflated), files, show), files)
     return config
+
+
+def _shown(
+    parts: Iterator[dict[str, Tensor]], files: int, show: Callable[[int, int], None] | None
+) -> Iterator[dict[str, Tensor]]:
+    """Yield `parts`, and report each as done when the next one is asked for."""
+    for done, part in enumerate(parts, start=1):
+        yield part
+        if show is not None:
+            show(done, files)
 
 
 def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
-from dataclasses import replace
 from functools import partial
 from pathlib import Path as FilePath
 
@@ -12,14 +11,14 @@ import torch
 from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET
-from streamserve.execution.attention import AttentionBackend, ReferenceAttention
-from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
 from streamserve.execution.cuda.device import choose_device
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.drafters.selection import select_draft_tokens
 from streamserve.execution.executor import TorchExecutor
+from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.linear import packs
@@ -42,11 +41,12 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.paths import best_path, name_of
 from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
+from streamserve.execution.open import open_checkpoint
 from streamserve.execution.passes import ModelPasses
 from streamserve.execution.quantization import WeightFormat
-from streamserve.execution.spec import ModelSpec, read_spec
+from streamserve.execution.spec import ModelSpec
 from streamserve.execution.swap import HostPool
-from streamserve.execution.weights import LinearMakers, check_weights, load_model
+from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.processors import usable_processors
@@ -59,7 +59,8 @@ def load(
     memory_share: float = 1.0,
     allocate: Callable[[int], Tensor] | None = None,
 ) -> Loaded:
-    """Load the checkpoint at `config.path`. Sets the process's number of torch threads.
+    """Load the checkpoint at `config.path`, a folder or a GGUF file. Sets the process's number of torch
+    threads.
 
     Requests with a grammar fail without `vocabulary`. `cores`: processors for the kernels' threads, the
     calling thread's first; pinning the calling thread is left to the caller. `memory_share`: fraction of the
@@ -68,10 +69,7 @@ def load(
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
-    folder = FilePath(config.path)
-    spec = read_spec(folder)
-    checkpoint = Checkpoint(folder)
-    check_weights(checkpoint, spec)
+    spec, checkpoint = open_checkpoint(FilePath(config.path))
     device = choose_device(config.device)
     if device.type == "cuda" or config.backend == "device":
         from streamserve.execution.cuda.load import load_on_device
@@ -93,9 +91,12 @@ def _load_on_cpu(
     memory_share: float,
     allocate: Callable[[int], Tensor] | None,
 ) -> Loaded:
-    config, spec = source.config, source.spec
     tied_head_copied = _tied_head_is_copied(pool, source.dtype)
     sizes = plan_memory(source, int(available_bytes() * memory_share), tied_head_copied)
+    source = source.at_length(sizes.max_model_len)
+    config, spec = source.config, source.spec
+    if isinstance(source.checkpoint, GgufCheckpoint):
+        source.checkpoint.log_rounded(spec, source.dtype)
     model = _load_model(source.checkpoint, spec, source.dtype, pool, source.format)
     draft_memory = target_memory = None
     if allocate:
@@ -143,7 +144,7 @@ def _load_drafter(
         return NGramDrafter(eos, grammars)
     selector = NativeDraftSelector(pool) if pool else select_draft_tokens
     if draft.kind == "self":
-        first = replace(model.spec, num_layers=draft.layers, windows=model.spec.windows[: draft.layers])
+        first = model.spec.first_layers(draft.layers)
         early_model = Model(
             first, model.embedding, model.layers[: draft.layers], model.final_norm, model.head
         )
@@ -152,7 +153,7 @@ def _load_drafter(
         passes = ModelPasses(early_model, attention)
         return ModelDrafter(passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
     if draft.spec:
-        draft_model = _load_model(Checkpoint(draft.folder), draft.spec, model.dtype, pool)
+        draft_model = _load_model(open_checkpoint(draft.folder)[1], draft.spec, model.dtype, pool)
         draft_cache = KVCache(
             draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory, quantized=cache.quantized
         )
@@ -219,7 +220,7 @@ def _tied_head_is_copied(pool: ThreadPool | None, dtype: torch.dtype) -> bool:
 
 
 def _load_model(
-    checkpoint: Checkpoint,
+    checkpoint: AnyCheckpoint,
     spec: ModelSpec,
     dtype: torch.dtype,
     pool: ThreadPool | None,
@@ -236,6 +237,7 @@ def _load_model(
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:
     """Return attention over `cache`: by the kernels on `pool`, or in plain torch without one."""
     group = spec.num_heads // spec.num_kv_heads
+    scoring = Scoring(spec.multipliers.attention, spec.attention_cap)
     if pool is None:
-        return ReferenceAttention(cache, spec.windows, group)
-    return NativeAttention(pool, cache, spec.windows, group)
+        return ReferenceAttention(cache, spec.windows, group, scoring)
+    return NativeAttention(pool, cache, spec.windows, group, scoring)

@@ -4,14 +4,13 @@ sizes of its KV pool, and the model ready to serve."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from llguidance import LLTokenizer
 
 from streamserve.engine.plan import DRAFT, Drafter
-from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.drafters.choice import DraftChoice, choose_draft
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.executor import TorchExecutor
@@ -20,9 +19,10 @@ from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.memory import KV_FRACTION, after_weights, size_pool, size_swap
 from streamserve.execution.model import Model
 from streamserve.execution.native.library import ThreadPool
+from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import WeightFormat, parse_format
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import CPU, EMBEDDING, count_parameters, weight_bytes
+from streamserve.execution.weights import CPU, EMBEDDING, AnyCheckpoint, count_parameters, weight_bytes
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo
@@ -41,12 +41,12 @@ class Source:
     """A checked checkpoint, the data type to compute it in, and the draft model it is to have."""
 
     config: ModelConfig
-    checkpoint: Checkpoint
+    checkpoint: AnyCheckpoint
     spec: ModelSpec
     dtype: torch.dtype
     draft: DraftChoice
     format: WeightFormat | None = None
-    """What the weights of the target's layers are rounded to, or what the first quantized is loaded in."""
+    """What the weights of the target's layers are rounded to, or what most of them are stored in."""
 
     @property
     def quantization(self) -> str:
@@ -58,7 +58,7 @@ class Source:
         """The flag or the folder for which weights are quantized; None if none are."""
         if self.spec.stored is None and self.format:
             return f"--quantization {self.format}"
-        for folder, spec in ((self.checkpoint.folder, self.spec), (self.draft.folder, self.draft.spec)):
+        for folder, spec in ((self.checkpoint.path, self.spec), (self.draft.folder, self.draft.spec)):
             if spec and spec.stored:
                 return f"{folder} in {spec.stored}"
         return None
@@ -78,15 +78,23 @@ class Source:
         """Fingerprint of the draft model that has a KV cache group; empty without one."""
         if self.draft.spec is None:
             return ""
-        return self._fingerprint(Checkpoint(self.draft.folder), self.draft.spec)
+        return self._fingerprint(open_checkpoint(self.draft.folder)[1], self.draft.spec)
 
     @property
     def kv_quantized(self) -> bool:
         """Whether keys and values are stored in 8 bits, in all KV cache groups."""
         return self.config.kv_cache_dtype == "int8"
 
+    def at_length(self, max_model_len: int) -> Source:
+        """Return the source for texts of up to `max_model_len` tokens: rotary embeddings that depend on this
+        limit are chosen for good."""
+        draft = self.draft
+        if draft.spec:
+            draft = replace(draft, spec=draft.spec.at_length(max_model_len))
+        return replace(self, spec=self.spec.at_length(max_model_len), draft=draft)
+
     def _fingerprint(
-        self, checkpoint: Checkpoint, spec: ModelSpec, format: WeightFormat | None = None
+        self, checkpoint: AnyCheckpoint, spec: ModelSpec, format: WeightFormat | None = None
     ) -> str:
         numerics = [_name(self.dtype)]
         numerics += [str(format)] if format else []
@@ -131,7 +139,7 @@ class Loaded:
         return isinstance(self.executor, TorchExecutor)
 
 
-def open_source(config: ModelConfig, checkpoint: Checkpoint, spec: ModelSpec) -> Source:
+def open_source(config: ModelConfig, checkpoint: AnyCheckpoint, spec: ModelSpec) -> Source:
     """Choose how a checked checkpoint is computed. Raises CheckpointError naming the flag to change."""
     dtype = _compute_dtype(config, spec, checkpoint)
     try:
@@ -141,11 +149,11 @@ def open_source(config: ModelConfig, checkpoint: Checkpoint, spec: ModelSpec) ->
     if spec.stored:
         if format:
             raise CheckpointError(
-                f"--quantization {format}: the weights of {checkpoint.folder} are quantized already, in "
+                f"--quantization {format}: the weights of {checkpoint.path} are quantized already, in "
                 f"{spec.stored}"
             )
         format = spec.stored.main
-    draft = choose_draft(config.draft, checkpoint.folder, spec)
+    draft = choose_draft(config.draft, checkpoint.path, spec)
     return Source(config, checkpoint, spec, dtype, draft, format)
 
 
@@ -188,7 +196,7 @@ def all_caches(cache: KVCache, drafter: Drafter | None) -> tuple[KVCache, ...]:
     return (drafter.cache, cache) if isinstance(drafter, ModelDrafter) and separate else (cache,)
 
 
-def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
+def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: AnyCheckpoint) -> torch.dtype:
     """Return the dtype to compute in. Float16 weights are computed in float32, which holds them exactly:
     bfloat16 would round them, and float16 arithmetic overflows where models were trained in bfloat16."""
     if config.dtype == "float16":

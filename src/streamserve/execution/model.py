@@ -1,30 +1,33 @@
-"""The forward pass of the Llama family: one for all its architectures, whose differences are in ModelSpec."""
+"""The forward pass: one for all architectures, whose differences are in ModelSpec."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.rope import inverse_frequencies, rotate, rotation
+from streamserve.execution.rope import Rotations, distinct_ropes, rotate
 from streamserve.execution.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     """Weights of one decoder layer. `qkv` computes queries, keys and values at once, `gate_up` both halves of
-    the MLP's input. `head_norm` [query heads + key heads, dim] is Qwen3's norm of queries and keys."""
+    the MLP's input. Norms are of what goes into attention and MLP, of what comes out of them (`_post_`), and
+    of queries and keys [query heads + key heads, dim]; None where the architecture has none."""
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     qkv: LinearMap
     head_norm: Tensor | None
     out: LinearMap
-    mlp_norm: Tensor
+    attention_post_norm: Tensor | None
+    mlp_norm: Tensor | None
     gate_up: LinearMap
     down: LinearMap
+    mlp_post_norm: Tensor | None
 
 
 class Model:
@@ -43,7 +46,11 @@ class Model:
         self.layers = layers
         self.final_norm = final_norm
         self.head = head
-        self._frequencies = inverse_frequencies(spec.rope, spec.head_dim)
+        ropes, self._rope_of = distinct_ropes(spec.ropes)
+        self._embedding_multiplier = spec.multipliers.embedding
+        if spec.rounds_embedding_multiplier:
+            self._embedding_multiplier = float(torch.tensor(spec.multipliers.embedding).to(self.dtype))
+        self._rotations = Rotations.of(ropes, spec.rotary_dim)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,41 +59,70 @@ class Model:
     def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
         """Return the hidden states [rows, hidden] after the last norm, for int64 `tokens` and `positions`
         [rows]. `attention` must have planned this step."""
-        cos_sin = rotation(positions, self._frequencies, self.dtype)
-        hidden = self.embedding[tokens]
+        cos, sin = self._rotations.at(positions, self.dtype)
+        hidden = scaled(self.embedding[tokens], self._embedding_multiplier)
         for number, layer in enumerate(self.layers):
+            rope = self._rope_of[number]
+            cos_sin = None if rope < 0 else (cos[rope], sin[rope])
             x = self._norm(hidden, layer.attention_norm)
-            hidden = hidden + self._attend(number, layer, x, cos_sin, attention)
-            hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            x = self._attend(number, layer, x, cos_sin, attention)
+            hidden = hidden + self._added(x, layer.attention_post_norm)
+            x = self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            hidden = hidden + self._added(x, layer.mlp_post_norm)
         return self._norm(hidden, self.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, vocabulary] of the next token, in the model's dtype."""
-        return self.head(hidden)
+        logits, cap = scaled(self.head(hidden), self.spec.multipliers.logits), self.spec.logits_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def _attend(
         self,
         number: int,
         layer: LayerWeights,
         x: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
+        cos_sin: tuple[Tensor, Tensor] | None,
         attention: AttentionBackend,
     ) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.head_norm is not None:
+        if self.spec.qk_norm == "joint":
+            qk = self._norm_jointly(qk, layer.head_norm)
+        elif self.spec.qk_norm == "heads":
             qk = self._norm(qk, layer.head_norm)
-        qk = rotate(qk, *cos_sin)
+        if cos_sin:
+            qk = rotate(qk, *cos_sin)
         attended = attention.run(number, qk[:, :heads], qk[:, heads:], v)
         return layer.out(attended.view(len(x), -1))
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         gate, up = layer.gate_up(x).chunk(2, dim=-1)
-        return layer.down(silu(gate) * up)
+        gate = silu(gate) if self.spec.activation == "silu" else gelu(gate, approximate="tanh")
+        return layer.down(gate * up)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Apply RMSNorm, in float32 up to the scaling by `weight`."""
+    def _added(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
+        """Return what the output `x` of attention or MLP adds to the hidden states."""
+        if post_norm is not None:
+            return self._norm(x, post_norm)
+        return scaled(x, self.spec.multipliers.residual)
+
+    def _norm_jointly(self, qk: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalize all queries of a row as one vector, and all its keys: `qk` [rows, heads, dim]."""
+        assert weight is not None
+        heads = self.spec.num_heads
+        parts = ((qk[:, :heads], weight[:heads]), (qk[:, heads:], weight[heads:]))
+        return torch.cat([self._norm(x.flatten(1), own.flatten()).view_as(x) for x, own in parts], dim=1)
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Apply RMSNorm, in float32 up to the scaling by `weight` or to the end. Without a weight: `x`."""
+        if weight is None:
+            return x
         full = x.float()
-        scale = torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + self.spec.rms_norm_eps)
-        return weight * (full * scale).to(x.dtype)
+        scaled = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + self.spec.rms_norm_eps)
+        return (weight * (scaled if self.spec.wide_norms else scaled.to(x.dtype))).to(x.dtype)
+
+
+def scaled(x: Tensor, multiplier: float) -> Tensor:
+    """Return `x` times `multiplier`, without a copy where that is 1."""
+    return x if multiplier == 1 else x * multiplier

@@ -1,8 +1,9 @@
 """Weights of 8 or 4 bits: unsigned integers q, or floats of 8 bits, with a scale for each group of inputs.
 
-An integer stands for scale · (q - zero point); without zero points weights are symmetric: scale · (q - 128)
-in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f. Which integers stand for a 16-bit
-weight is decided here, what a product with them is in native/cpp/gemm_int.cpp, with floats in gemm_fma.cpp.
+An integer stands for scale · (q - zero point), or scale · q + minimum; without either weights are symmetric:
+scale · (q - 128) in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f. Which integers stand
+for a 16-bit weight is decided here, what a product with them is in native/cpp/gemm_int.cpp, with floats in
+gemm_fma.cpp.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ TILE = 64
 """Weights are packed in whole tiles of so many inputs."""
 
 GROUPS = (32, 64, 128)
-"""Sizes that a group of inputs may have."""
+"""Sizes that a group of inputs may have in settings; some stored formats have groups of 16."""
 
 MAX_INPUTS = (2**31 - 1) // (255 * 127)
 """Inputs of a group up to which no sum of 8-bit products overflows 32 bits."""
@@ -38,8 +39,8 @@ NOT_A_NUMBER = 0x7F
 @dataclass(frozen=True)
 class WeightFormat:
     """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output),
-    whether it is `symmetric`: without zero points, and whether its numbers are `floating`: e4m3, which have 8
-    bits and are symmetric."""
+    whether it is `symmetric`: without zero points or minimums, and whether its numbers are `floating`: e4m3,
+    which have 8 bits and are symmetric."""
 
     bits: int
     group: int | None
@@ -90,18 +91,22 @@ def parse_format(text: str) -> WeightFormat | None:
 @dataclass(frozen=True)
 class QuantizedWeight:
     """A weight [out, in] in `format`: `numbers` [out, in] (uint8: integers, or the bits of finite floats),
-    finite `scales` [out, groups] (float32) and, unless it is symmetric, the zero points `zeros` [out, groups]
-    (uint8). With an `order` [in] (int64) of the inputs, column c of the numbers is that of input order[c]."""
+    finite `scales` [out, groups] (float32) and, unless it is symmetric, either `zeros` [out, groups] (uint8),
+    the zero points, or finite `minimums` [out, groups] (float32), the weights that are zero as integers. With
+    an `order` [in] (int64) of the inputs, column c of the numbers is that of input order[c]."""
 
     format: WeightFormat
     numbers: Tensor
     scales: Tensor
     zeros: Tensor | None = None
+    minimums: Tensor | None = None
     order: Tensor | None = None
 
     @property
     def offsets(self) -> Tensor | None:
-        """What the kernels add for the zero points, -(zero point · scale) [out, groups] in float32."""
+        """What the kernels add, minimums or -(zero point · scale), [out, groups] in float32."""
+        if self.minimums is not None:
+            return self.minimums
         return None if self.zeros is None else -(self.zeros * self.scales)
 
     def floats(self) -> Tensor:
@@ -112,12 +117,14 @@ class QuantizedWeight:
         def spread(values: Tensor) -> Tensor:
             return values.repeat_interleave(group, 1)[:, :inputs]
 
+        scales = spread(self.scales)
         if self.format.floating:
-            values = self.numbers.view(torch.float8_e4m3fn).float()
+            columns = scales * self.numbers.view(torch.float8_e4m3fn).float()
+        elif self.minimums is not None:
+            columns = scales * self.numbers.float() + spread(self.minimums)
         else:
             zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
-            values = self.numbers.float() - zeros
-        columns = spread(self.scales) * values
+            columns = scales * (self.numbers.float() - zeros)
         return columns if self.order is None else columns[:, self.order.argsort()]
 
 
@@ -125,13 +132,48 @@ def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Return weights of one format, of the same inputs in the same order, as one: their outputs one weight
     after the other."""
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
+    minimums = [weight.minimums for weight in weights if weight.minimums is not None]
     return QuantizedWeight(
         weights[0].format,
         torch.cat([weight.numbers for weight in weights]),
         torch.cat([weight.scales for weight in weights]),
         torch.cat(zeros) if zeros else None,
-        weights[0].order,
+        torch.cat(minimums) if minimums else None,
+        order=weights[0].order,
     )
+
+
+def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
+    """Return the format with the fewest bits and the largest group in which `widen` writes weights of all
+    these, which are integers whose groups divide each other."""
+    return WeightFormat(
+        max(format.bits for format in formats),
+        min(format.group or MAX_INPUTS for format in formats),
+        all(format.symmetric for format in formats),
+    )
+
+
+def widen(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
+    """Return a weight of integers without zero points, its inputs in order, in a format with as many or more
+    bits, groups of as many or fewer inputs and, perhaps, minimums. The integers are the same but for a
+    constant."""
+    old = weight.format
+    if old == format:
+        return weight
+    assert not old.floating
+    assert weight.zeros is None
+    assert weight.order is None
+    assert old.group
+    assert format.group
+    parts, numbers = old.group // format.group, weight.numbers
+    if old.symmetric and old.bits < format.bits:
+        numbers = numbers + (format.middle - old.middle)
+    scales = weight.scales.repeat_interleave(parts, 1)
+    if format.symmetric:
+        return QuantizedWeight(format, numbers, scales)
+    if weight.minimums is None:
+        return QuantizedWeight(format, numbers, scales, minimums=scales * -format.middle)
+    return QuantizedWeight(format, numbers, scales, minimums=weight.minimums.repeat_interleave(parts, 1))
 
 
 def quantize(weight: Tensor, format: WeightFormat) -> QuantizedWeight:

@@ -1,21 +1,61 @@
 """Rotary position embedding as transformers computes it: angles in float32, rotation in the model's dtype."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from streamserve.execution.spec import RopeSpec
+from streamserve.execution.rope_spec import RopeSpec
 
 
-def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Return the radians per position of each pair of a head's dimensions: float32 [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+@dataclass(frozen=True)
+class Rotations:
+    """Several rotary embeddings: float32 `frequencies` [embeddings, dim / 2], and the `amplitudes`
+    [embeddings, 1, 1] that cosines and sines are multiplied by."""
+
+    frequencies: Tensor
+    amplitudes: Tensor
+
+    @classmethod
+    def of(cls, ropes: Sequence[RopeSpec], dim: int) -> "Rotations":
+        """Return the embeddings `ropes` of `dim` dimensions each."""
+        frequencies = torch.empty(len(ropes), dim // 2)
+        for number, rope in enumerate(ropes):
+            frequencies[number] = inverse_frequencies(rope, dim)
+        return cls(frequencies, torch.tensor([rope.amplitude for rope in ropes]).view(-1, 1, 1))
+
+    def to(self, device: torch.device) -> "Rotations":
+        """Return the same on another device."""
+        return Rotations(self.frequencies.to(device), self.amplitudes.to(device))
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of every row's angles: [embeddings, rows, dim / 2] of `dtype` each."""
+        angles = positions.to(self.frequencies.dtype)[:, None] * self.frequencies[:, None]
+        return (angles.cos() * self.amplitudes).to(dtype), (angles.sin() * self.amplitudes).to(dtype)
+
+
+def distinct_ropes(ropes: Sequence[RopeSpec | None]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
+    """Return the rotary embeddings of layers, each once, and which of them each layer has (-1: none)."""
+    distinct = tuple(dict.fromkeys(rope for rope in ropes if rope))
+    return distinct, tuple(distinct.index(rope) if rope else -1 for rope in ropes)
+
+
+def inverse_frequencies(rope: RopeSpec, dim: int) -> Tensor:
+    """Return the radians per position of each pair of `dim` rotated dimensions: float32 [dim / 2]."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    if rope.scaling == "longrope":
+        return 1.0 / (torch.tensor(rope.factors) * rope.theta**exponents)
     frequencies = 1.0 / rope.theta**exponents
     if rope.scaling == "linear":
         return frequencies / rope.factor
+    if rope.scaling == "factors":
+        return frequencies / torch.tensor(rope.factors)
     if rope.scaling == "llama3":
         return _llama3(rope, frequencies)
+    if rope.scaling == "yarn":
+        return _yarn(rope, frequencies, dim)
     return frequencies
 
 
@@ -33,13 +73,27 @@ def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
     return torch.where(between, blended, stretched)
 
 
-def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every row's angles: [rows, 1, head_dim / 2] of `dtype` each."""
-    angles = (positions.float()[:, None] * frequencies)[:, None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+def _yarn(rope: RopeSpec, frequencies: Tensor, dim: int) -> Tensor:
+    """Stretch long wavelengths by `factor`, keep short ones, blend those between linearly by dimension.
+    Source: YaRN (arXiv 2309.00071), section 3.2."""
+
+    def dimension(turns: float) -> float:
+        """Return the pair of dimensions that turns so often in `original_positions`."""
+        return dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low or 0.001
+    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x` [rows, heads, head_dim] by its rows' angles; dimension i pairs with i + head_dim / 2."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotate the first dimensions of `x` [rows, heads, head_dim] by its rows' angles, whose cosines and sines
+    are [rows, dim / 2]: of the first `dim` ones, dimension i pairs with i + dim / 2."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

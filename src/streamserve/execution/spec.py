@@ -1,75 +1,48 @@
-"""Model specifications, read from the `config.json` of a Hugging Face folder: sizes, and as data the few
-points in which Llama, Mistral, Qwen2 and Qwen3 differ. A model that cannot be computed exactly is refused."""
+"""Model specifications, read from the `config.json` of a Hugging Face folder: sizes, and as data the points
+in which architectures differ. A model that cannot be computed exactly is refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-from streamserve.execution.fields import Fields, read_fields
+from streamserve.execution.architectures import (
+    ARCHITECTURES,
+    Activation,
+    Architecture,
+    Norms,
+    QKNorm,
+    Windows,
+)
+from streamserve.execution.fields import Fields, read_fields, shown
+from streamserve.execution.rope_spec import RopeSpec, read_ropes, rope_parameters, rotated_dimensions
 from streamserve.execution.stored.config import read_stored_formats
-from streamserve.execution.stored.formats import StoredFormats
+from streamserve.execution.stored.formats import FUSED_LINEARS, LINEARS, StoredFormats
 
 MAX_LAYERS = 10_000
 """More than any model has; the count is compared with the tensors of the files afterwards."""
 
-MAX_THETA = 1e15
-"""The longest base wavelength of rotary embeddings, and the largest factor that stretches them."""
-
-Windows = Literal["none", "every layer", "some layers"]
+MAX_MULTIPLIER = 1e6
+"""The largest multiplier of embeddings, residuals, scores or logits, and the inverse of the smallest."""
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """How one family differs from the others. None for a bias: the config's `attention_bias` decides.
+class Multipliers:
+    """What intermediate results are multiplied by: scores of `attention` before the softmax, `embedding`
+    rows, what attention and MLP add to the hidden states (`residual`), and `logits`."""
 
-    `kv_heads`, `head_dim` and `window` are the family's values where a config leaves the field out (None:
-    as many as heads, hidden_size / heads, no window).
-    """
-
-    qkv_bias: bool | None
-    out_bias: bool | None
-    mlp_bias: bool | None
-    qk_norm: bool
-    windows: Windows
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    window: int | None = None
-
-
-ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture(None, None, None, qk_norm=False, windows="none"),
-    "MistralForCausalLM": Architecture(
-        False, False, False, qk_norm=False, windows="every layer", kv_heads=8, window=4096
-    ),
-    "Qwen2ForCausalLM": Architecture(
-        True, False, False, qk_norm=False, windows="some layers", kv_heads=32, window=4096
-    ),
-    "Qwen3ForCausalLM": Architecture(
-        None, None, False, qk_norm=True, windows="some layers", kv_heads=32, head_dim=128, window=4096
-    ),
-}
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding: base wavelength `theta`, and the scaling for long contexts. "linear"
-    uses `factor` alone, "llama3" all parameters (with the wavelengths it keeps relative to
-    `original_positions`)."""
-
-    theta: float
-    scaling: Literal["default", "linear", "llama3"] = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_positions: int = 0
+    attention: float
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything the forward pass depends on, apart from the weights. `windows[layer]` is the number of
-    latest tokens that a token sees in that layer, itself included (None: all). `dtype` is the weights' dtype
+    """Everything the forward pass depends on, apart from the weights. `ropes[layer]` is that layer's rotary
+    embedding (None: none) of the first `rotary_dim` dimensions of each head, and `windows[layer]` the number
+    of latest tokens that a token sees in it, itself included (None: all). `dtype` is the weights' dtype
     according to the config, if given. `eos_token_ids` end a text. `stored` is how the layers' matrices are
-    stored if any is quantized already."""
+    stored if any is quantized already. `attention_cap` and `logits_cap` bound scores and logits x as
+    cap · tanh(x / cap) (0: they do not). The others are those of architectures.Architecture."""
 
     architecture: str
     vocab_size: int
@@ -80,17 +53,35 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: RopeSpec
+    rotary_dim: int
+    ropes: tuple[RopeSpec | None, ...]
     windows: tuple[int | None, ...]
     max_position_embeddings: int
     tied_embeddings: bool
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    multipliers: Multipliers
     dtype: str | None
     eos_token_ids: tuple[int, ...]
+    qk_norm: QKNorm = "none"
+    norms: Norms = "before"
+    norm_offset: float = 0.0
+    wide_norms: bool = False
+    activation: Activation = "silu"
+    rounds_embedding_multiplier: bool = False
+    attention_cap: float = 0.0
+    logits_cap: float = 0.0
+    fused: bool = False
     stored: StoredFormats | None = None
+
+    def first_layers(self, layers: int) -> "ModelSpec":
+        """Return the spec of the model that consists of the first so many layers."""
+        return replace(self, num_layers=layers, ropes=self.ropes[:layers], windows=self.windows[:layers])
+
+    def at_length(self, max_model_len: int) -> "ModelSpec":
+        """Return the spec for texts of up to `max_model_len` tokens (RopeSpec.at_length)."""
+        return replace(self, ropes=tuple(rope and rope.at_length(max_model_len) for rope in self.ropes))
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -99,12 +90,18 @@ def read_spec(folder: Path) -> ModelSpec:
     config = read_fields(folder / "config.json")
     name = _architecture_name(config)
     family = ARCHITECTURES[name]
-    _refuse_unsupported(config)
+    _refuse_unsupported(config, family)
+    parameters = rope_parameters(config, by_layer=family.local_theta is not None)
     heads = config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
     attention_bias = config.flag("attention_bias", False)
-    tied = config.flag("tie_word_embeddings", False)
+    tied = config.flag("tie_word_embeddings", family.tied)
+    head_dim = _head_dim(config, family)
+    rotated = rotated_dimensions(config, parameters[0], head_dim, family.partial_rotary)
+    rope, local_rope = read_ropes(config, family, parameters, rotated)
+    rotates = _rotates(config, layers) if family.skips_rotary else (True,) * layers
+    windows = _windows(config, family.windows, family.window, rotates)
     spec = ModelSpec(
         architecture=name,
         vocab_size=vocab_size,
@@ -113,19 +110,32 @@ def read_spec(folder: Path) -> ModelSpec:
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=config.integer("num_key_value_heads", family.kv_heads or heads),
-        head_dim=_head_dim(config, family),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6, maximum=1.0),
-        rope=_rope(config),
-        windows=_windows(config, family.windows, family.window, layers),
+        head_dim=head_dim,
+        rms_norm_eps=config.number("rms_norm_eps", family.epsilon, maximum=1.0),
+        rotary_dim=rotated,
+        ropes=tuple(
+            (local_rope if window else rope) if rotated else None
+            for rotated, window in zip(rotates, windows, strict=True)
+        ),
+        windows=windows,
         max_position_embeddings=config.integer("max_position_embeddings"),
         tied_embeddings=tied,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias if family.out_bias is None else family.out_bias,
         mlp_bias=config.flag("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
+        multipliers=_multipliers(config, family, head_dim),
         dtype=_dtype(config),
         eos_token_ids=_eos_token_ids(folder, config, vocab_size),
-        stored=read_stored_formats(config, layers, tied),
+        qk_norm=family.qk_norm,
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        wide_norms=family.wide_norms,
+        activation=family.activation,
+        rounds_embedding_multiplier=family.scaled_embedding,
+        attention_cap=_cap(config, "attn_logit_softcapping", family.attention_cap),
+        logits_cap=_cap(config, "final_logit_softcapping", family.logits_cap),
+        fused=family.fused,
+        stored=read_stored_formats(config, layers, tied, FUSED_LINEARS if family.fused else LINEARS),
     )
     if spec.num_heads % spec.num_kv_heads:
         config.refuse("num_attention_heads", f"must be a multiple of {spec.num_kv_heads} key-value heads")
@@ -138,15 +148,21 @@ def _architecture_name(config: Fields) -> str:
         config.refuse("architectures", f"must name one architecture, not {names!r}")
     name = str(names[0])
     if name not in ARCHITECTURES:
-        config.refuse("architectures", f"{name!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
+        text = name.replace("ForConditionalGeneration", "ForCausalLM")
+        hint = f"only the text model, {text}" if text in ARCHITECTURES else ", ".join(ARCHITECTURES)
+        config.refuse("architectures", f"{name!r} is not supported (supported: {hint})")
     return name
 
 
-def _refuse_unsupported(config: Fields) -> None:
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        config.refuse("hidden_act", f"{config.get('hidden_act')!r} is not supported (supported: 'silu')")
-    if config.get("partial_rotary_factor") not in (None, 1, 1.0):
-        config.refuse("partial_rotary_factor", "other than 1 is not supported")
+def _refuse_unsupported(config: Fields, family: Architecture) -> None:
+    field, supported = family.activation_field, family.activation
+    activation = config.get(field, supported)
+    if activation != supported and (activation, supported) != ("swish", "silu"):
+        config.refuse(field, f"{shown(activation)} is not supported (supported: {supported!r})")
+    if config.get("use_bidirectional_attention"):
+        config.refuse("use_bidirectional_attention", "is not supported")
+    if config.get("clip_qkv") is not None:
+        config.refuse("clip_qkv", "is not supported")
 
 
 def _head_dim(config: Fields, family: Architecture) -> int:
@@ -159,57 +175,92 @@ def _head_dim(config: Fields, family: Architecture) -> int:
     return head_dim
 
 
-def _rope(config: Fields) -> RopeSpec:
-    # Configs up to transformers 4 have rope_theta and rope_scaling, later ones rope_parameters with both.
-    scaling = config.nested("rope_scaling") or config.nested("rope_parameters") or Fields(config.name, {})
-    if any(isinstance(value, dict) for value in scaling.values.values()):
-        scaling.refuse("rope_parameters", "that differ between layers are not supported")
-    if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
-        scaling.refuse("partial_rotary_factor", "other than 1 is not supported")
-    base = config.number("rope_theta", 10_000.0, 1.0, MAX_THETA)
-    theta = scaling.number("rope_theta", base, 1.0, MAX_THETA)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind == "default":
-        return RopeSpec(theta)
-    if kind == "linear":
-        return RopeSpec(theta, "linear", scaling.number("factor", None, 1.0, MAX_THETA))
-    if kind != "llama3":
-        scaling.refuse("rope_type", f"{kind!r} is not supported (supported: 'default', 'linear', 'llama3')")
-    original = "original_max_position_embeddings"  # at the top it outranks the nested one, as in transformers
-    holder = scaling if config.get(original) is None else config
-    low, high = (scaling.number(f"{name}_freq_factor", None, 1e-6, 1e6) for name in ("low", "high"))
-    if low >= high:
-        scaling.refuse("high_freq_factor", f"must be above low_freq_factor {low:g}, not {high:g}")
-    return RopeSpec(
-        theta,
-        "llama3",
-        scaling.number("factor", None, 1.0, MAX_THETA),
-        low,
-        high,
-        holder.integer(original, config.integer("max_position_embeddings")),
+def _multipliers(config: Fields, family: Architecture, head_dim: int) -> Multipliers:
+    if not family.multipliers:
+        scalar = head_dim
+        if family.query_scalar is not None:
+            scalar = config.integer("query_pre_attn_scalar", family.query_scalar)
+        embedding = config.integer("hidden_size") ** 0.5 if family.scaled_embedding else 1.0
+        return Multipliers(scalar**-0.5, embedding)
+
+    def number(name: str) -> float:
+        return config.number(name, 1.0, 1 / MAX_MULTIPLIER, MAX_MULTIPLIER)
+
+    return Multipliers(
+        attention=number("attention_multiplier"),
+        embedding=number("embedding_multiplier"),
+        residual=number("residual_multiplier"),
+        logits=1 / number("logits_scaling"),
     )
 
 
-def _windows(config: Fields, rule: Windows, default: int | None, layers: int) -> tuple[int | None, ...]:
-    on = rule == "every layer" or (rule == "some layers" and config.flag("use_sliding_window", False))
+def _cap(config: Fields, name: str, default: float | None) -> float:
+    """Return a soft cap; 0 where there is none. Absent takes `default`, null means none."""
+    value = config.get(name, default)
+    if value is None:
+        return 0.0
+    if default is None:
+        config.refuse(name, "is not supported")
+    return config.number(name, None, 1e-3, 1e6) if name in config.values else default
+
+
+def _rotates(config: Fields, layers: int) -> tuple[bool, ...]:
+    """Return which layers have a rotary embedding: those listed as 1, else all but each fourth or so."""
+    listed = config.get("no_rope_layers")
+    if listed is None:
+        interval = config.integer("no_rope_layer_interval", 4)
+        return tuple((layer + 1) % interval != 0 for layer in range(layers))
+    if not isinstance(listed, list) or len(listed) < layers or any(value not in (0, 1) for value in listed):
+        config.refuse("no_rope_layers", f"must be a list of 0 or 1 for each of {layers} layers")
+    return tuple(value == 1 for value in listed[:layers])
+
+
+def _windows(
+    config: Fields, rule: Windows, default: int | None, rotates: tuple[bool, ...]
+) -> tuple[int | None, ...]:
+    """Return the sliding window of each layer; `rotates` says which have a rotary embedding."""
+    optional = rule in ("some layers", "unrotated layers")
+    on = rule != "none" and (not optional or config.flag("use_sliding_window", False))
     size = config.get("sliding_window", default) if on else None
+    if rule in ("every second", "pattern") and size is None:
+        config.refuse("sliding_window", "is missing")
     window = None if size is None else config.integer("sliding_window", size)
-    full = config.get("max_window_layers", 28) if rule == "some layers" else 0
-    if isinstance(full, bool) or not isinstance(full, int):
-        config.refuse("max_window_layers", f"must be an integer, not {full!r}")
-    windows = tuple(window if layer >= full else None for layer in range(layers))
-    types = config.get("layer_types")
+    slides = _slides(config, rule, rotates)
+    windows = tuple(window if slide else None for slide in slides)
+    types = _layer_types(config, len(rotates))
     if types is None:
         return windows
+    by_type = tuple(window if kind == "sliding_attention" else None for kind in types)
+    listed = rule not in ("none", "every layer")  # layer_types decides
+    if (window is None and "sliding_attention" in types) or (not listed and by_type != windows):
+        config.refuse("layer_types", "contradicts the architecture's sliding windows")
+    return by_type
+
+
+def _slides(config: Fields, rule: Windows, rotates: tuple[bool, ...]) -> list[bool]:
+    """Return which layers have a window by `rule`."""
+    layers = range(len(rotates))
+    if rule == "unrotated layers":
+        return [not rotated for rotated in rotates]
+    if rule in ("every second", "pattern"):
+        pattern = 2 if rule == "every second" else config.integer("sliding_window_pattern", 6)
+        return [(layer + 1) % pattern != 0 for layer in layers]
+    full = config.get("max_window_layers", 28) if rule == "some layers" else 0
+    if isinstance(full, bool) or not isinstance(full, int):
+        config.refuse("max_window_layers", f"must be an integer, not {shown(full)}")
+    return [layer >= full for layer in layers]
+
+
+def _layer_types(config: Fields, layers: int) -> list[str] | None:
+    types = config.get("layer_types")
+    if types is None:
+        return None
     if not isinstance(types, list) or len(types) != layers:
         config.refuse("layer_types", f"must be a list with one entry for each of {layers} layers")
-    for layer_type in types:
-        if layer_type not in ("full_attention", "sliding_attention"):
-            config.refuse("layer_types", f"{layer_type!r} is not supported")
-    listed = tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
-    if (window is None and "sliding_attention" in types) or (rule != "some layers" and listed != windows):
-        config.refuse("layer_types", "contradicts the architecture's sliding windows")
-    return listed
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            config.refuse("layer_types", f"{shown(kind)} is not supported")
+    return types
 
 
 def _dtype(config: Fields) -> str | None:

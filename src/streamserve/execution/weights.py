@@ -8,18 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streamserve.execution.architectures import Norms
 from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.quantization import MAX_INPUTS, QuantizedWeight, WeightFormat, join, quantize
 from streamserve.execution.spec import ModelSpec
+from streamserve.execution.stored.formats import JOINED, AnyFormat, GgufBlocks
 from streamserve.protocol.errors import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in], a Tensor or an QuantizedWeight, and optionally a bias [out]."""
+"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight, and optionally a bias [out]."""
 
 CPU = torch.device("cpu")
 
@@ -37,6 +41,24 @@ class LinearMakers:
 IGNORED = (".rotary_emb.inv_freq",)
 """Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
 
+NORMS: dict[Norms, dict[str, str]] = {
+    "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "after": {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "around": {
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+}
+"""A layer's norms by their field of LayerWeights, and what checkpoints call them."""
+
+FUSED_INPUTS = (("self_attn.qkv_proj",), ("mlp.gate_up_proj",))
+"""The matrices into attention and into the MLP where checkpoints join them; elsewhere they are JOINED."""
+
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of exactly the tensors that a checkpoint of this model contains, unless it is
@@ -53,25 +75,33 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    linears = {
-        "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
-        "self_attn.k_proj": (keys, hidden, spec.qkv_bias),
-        "self_attn.v_proj": (keys, hidden, spec.qkv_bias),
+    if spec.fused:
+        inputs = {
+            "self_attn.qkv_proj": (queries + 2 * keys, hidden, spec.qkv_bias),
+            "mlp.gate_up_proj": (2 * inner, hidden, spec.mlp_bias),
+        }
+    else:
+        inputs = {
+            "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
+            "self_attn.k_proj": (keys, hidden, spec.qkv_bias),
+            "self_attn.v_proj": (keys, hidden, spec.qkv_bias),
+            "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
+            "mlp.up_proj": (inner, hidden, spec.mlp_bias),
+        }
+    linears = inputs | {
         "self_attn.o_proj": (hidden, queries, spec.out_bias),
-        "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
-        "mlp.up_proj": (inner, hidden, spec.mlp_bias),
         "mlp.down_proj": (hidden, inner, spec.mlp_bias),
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
+    norms = NORMS[spec.norms].values()
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in norms}
     for name, (rows, columns, bias) in linears.items():
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
-    if spec.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
+    if spec.qk_norm != "none":
+        joint = spec.qk_norm == "joint"
+        shapes["self_attn.q_norm.weight"] = (queries if joint else spec.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (keys if joint else spec.head_dim,)
     return shapes
 
 
@@ -122,13 +152,16 @@ def weight_bytes(
     return others * dtype.itemsize + matrix_bytes(spec, dtype.itemsize, format)
 
 
-def check_weights(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
     """Raise CheckpointError, naming file and tensor, unless the checkpoint is exactly this model's."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        checkpoint.check(weight_shapes(spec))
+        return
     tied_head = spec.tied_embeddings and HEAD in checkpoint
     checkpoint.check(_headers(checkpoint, spec), (*IGNORED, HEAD) if tied_head else IGNORED)
     if tied_head and not checkpoint.equal(HEAD, EMBEDDING):
         raise CheckpointError(
-            f"{checkpoint.folder}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
+            f"{checkpoint.path}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
         )
 
 
@@ -141,17 +174,28 @@ def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
         format = spec.stored.of(module) if spec.stored else None
         if format is None:
             continue
+        assert not isinstance(format, GgufBlocks)
         if not format.weights.floating and (format.weights.group or shape[1]) > MAX_INPUTS:
             raise CheckpointError(
-                f"{checkpoint.folder}: {module} has more than {MAX_INPUTS} inputs with one scale"
+                f"{checkpoint.path}: {module} has more than {MAX_INPUTS} inputs with one scale"
             )
         del plain[f"{module}.weight"]
         stored |= format.headers(module, shape)
     return stored | plain
 
 
+def _read_quantized(
+    checkpoint: AnyCheckpoint, module: str, shape: tuple[int, int], stored: AnyFormat
+) -> QuantizedWeight:
+    """Return the weight of a module that is stored quantized."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return checkpoint.integers(module, stored.weights)
+    assert not isinstance(stored, GgufBlocks)
+    return stored.read(checkpoint, module, shape)
+
+
 def load_model(
-    checkpoint: Checkpoint,
+    checkpoint: AnyCheckpoint,
     spec: ModelSpec,
     dtype: torch.dtype,
     makers: LinearMakers = LinearMakers(),
@@ -169,7 +213,7 @@ def load_model(
     def load_matrix(modules: Sequence[str]) -> Tensor | QuantizedWeight:
         stored = spec.stored.of(modules[0]) if spec.stored else None
         if stored:
-            weights = [stored.read(checkpoint, module, shapes[module]) for module in modules]
+            weights = [_read_quantized(checkpoint, module, shapes[module], stored) for module in modules]
             _check_orders(checkpoint, modules, weights)
             return join(weights)
         names = [f"{module}.weight" for module in modules]
@@ -177,25 +221,34 @@ def load_model(
             return join([quantize(checkpoint.tensor([name], torch.float32), format) for name in names])
         return load(names)
 
-    layers = [_load_layer(load, load_matrix, spec, number, makers) for number in range(spec.num_layers)]
+    def load_norm(name: str) -> Tensor:
+        weight = checkpoint.tensor([name], torch.float32 if spec.wide_norms else dtype).to(device)
+        return weight + spec.norm_offset if spec.norm_offset else weight
+
+    layers = [
+        _load_layer(load, load_norm, load_matrix, spec, number, makers) for number in range(spec.num_layers)
+    ]
     embedding = load([EMBEDDING])
     head = makers.head(embedding if spec.tied_embeddings else load([HEAD]), None)
-    return Model(spec, embedding, layers, load([FINAL_NORM]), head)
+    return Model(spec, embedding, layers, load_norm(FINAL_NORM), head)
 
 
-def _check_orders(checkpoint: Checkpoint, modules: Sequence[str], weights: Sequence[QuantizedWeight]) -> None:
+def _check_orders(
+    checkpoint: AnyCheckpoint, modules: Sequence[str], weights: Sequence[QuantizedWeight]
+) -> None:
     """Raise CheckpointError if weights that are joined have their inputs in different orders."""
     first, *others = (torch.empty(0) if weight.order is None else weight.order for weight in weights)
     for module, order in zip(modules[1:], others, strict=True):
         if not torch.equal(first, order):
             raise CheckpointError(
-                f"{checkpoint.folder}: {module} groups its inputs otherwise than {modules[0]}, with which "
+                f"{checkpoint.path}: {module} groups its inputs otherwise than {modules[0]}, with which "
                 "it is computed"
             )
 
 
 def _load_layer(
     load: Callable[[Sequence[str]], Tensor],
+    load_norm: Callable[[str], Tensor],
     load_matrix: Callable[[Sequence[str]], Tensor | QuantizedWeight],
     spec: ModelSpec,
     number: int,
@@ -203,24 +256,26 @@ def _load_layer(
 ) -> LayerWeights:
     prefix = f"model.layers.{number}."
 
-    def norm(name: str) -> Tensor:
-        return load([f"{prefix}{name}.weight"])
-
     def maps(make: LinearMaker, has_bias: bool, *names: str) -> LinearMap:
         weight = load_matrix([f"{prefix}{name}" for name in names])
         bias = load([f"{prefix}{name}.bias" for name in names]) if has_bias else None
         return make(weight, bias)
 
+    norms = {field: load_norm(f"{prefix}{name}.weight") for field, name in NORMS[spec.norms].items()}
     head_norm = None
-    if spec.qk_norm:
-        q_norm, k_norm = norm("self_attn.q_norm"), norm("self_attn.k_norm")
-        head_norm = torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
+    if spec.qk_norm != "none":
+        q_norm, k_norm = (load_norm(f"{prefix}self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
+        copies = (1, 1) if spec.qk_norm == "joint" else (spec.num_heads, spec.num_kv_heads)
+        head_norm = torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
+    qkv, gate_up = FUSED_INPUTS if spec.fused else JOINED
     return LayerWeights(
-        attention_norm=norm("input_layernorm"),
-        qkv=maps(makers.linear, spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        attention_norm=norms.get("attention_norm"),
+        qkv=maps(makers.linear, spec.qkv_bias, *qkv),
         head_norm=head_norm,
         out=maps(makers.linear, spec.out_bias, "self_attn.o_proj"),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=maps(makers.gate_up, spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        attention_post_norm=norms.get("attention_post_norm"),
+        mlp_norm=norms.get("mlp_norm"),
+        gate_up=maps(makers.gate_up, spec.mlp_bias, *gate_up),
         down=maps(makers.linear, spec.mlp_bias, "mlp.down_proj"),
+        mlp_post_norm=norms.get("mlp_post_norm"),
     )

@@ -33,7 +33,7 @@ from streamserve.fleet.tracing.recorder import Recorder
 from streamserve.fleet.worker_process import Launch, WorkerProcesses
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Cached, Events, Stop, Traced, decode_from_worker, encode
+from streamserve.protocol.messages import Cached, Events, Ready, Stop, Traced, decode_from_worker, encode
 from streamserve.protocol.reports import Report
 
 logger = logging.getLogger(__name__)
@@ -118,6 +118,8 @@ class FleetDriver:
                 case Deliver() | Refuse():
                     self._mailboxes.put(command)
                 case Start():
+                    if command.incarnation > 1:
+                        logger.warning("worker %s: restarting in %.1f s", command.worker, command.after)
                     self._tasks.spawn(self.processes.run(command))
                 case Kill():
                     logger.error(
@@ -150,6 +152,8 @@ class FleetDriver:
                 if self._recorder:
                     self._recorder.record_work(worker, message.work)
                 continue
+            if isinstance(message, Ready) and incarnation > 1:
+                logger.info("worker %s: it serves again", worker)
             await self._hear(WorkerMessage(worker, incarnation, message))
             self._hooks.changed()
 

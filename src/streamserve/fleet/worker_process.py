@@ -141,6 +141,7 @@ async def start_worker(config: WorkerConfig) -> WorkerProcess:
             "-P",
             "-m",
             "streamserve.workers",
+            config.worker,  # for lists of processes; the worker does not read it
             stdin=asyncio.subprocess.PIPE,
             env=WORKER_ENVIRONMENT | _without_settings(os.environ),
             start_new_session=True,  # Ctrl-C is handled by this process, which stops the workers

@@ -4,7 +4,7 @@ import asyncio
 import operator
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -154,6 +154,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate outputs for texts or lists of token ids, in the order of `prompts`.
 
+        With `use_tqdm`, standard error shows the progress of several prompts.
+
         `params` and `priority` (lower is served first) are one value for all prompts, or one per prompt.
         Raises RequestError for the first prompt that is refused, or that repeatedly crashes its worker;
         StartError while no worker can be started.
@@ -187,7 +189,7 @@ class LLM:
         params = params or SamplingParams(max_tokens=None)
         return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Delta, None, None]:
         """Yield deltas of one prompt's output as they are generated.
 
         Leaving the loop early cancels the request.
@@ -259,11 +261,13 @@ class LLM:
     async def _generate(
         self, prompts: list[Prompt], params: list[SamplingParams], priorities: list[int], use_tqdm: bool
     ) -> list[RequestOutput]:
+        from rich.console import Console
         from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
         columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
         limit = asyncio.Semaphore(self._llm.settings.server.max_requests)
-        with Progress(*columns, disable=not use_tqdm) as progress:
+        hidden = not use_tqdm or len(prompts) < 2
+        with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
             bar = progress.add_task("prompts", total=len(prompts))
 
             async def generate_one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:

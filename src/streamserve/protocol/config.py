@@ -59,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The checkpoint to load, and how."""
 
-    path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout")]
+    path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout, or GGUF file")]
     dtype: Annotated[
         DType, Meta(description="data type of weights and KV cache; auto: that of the checkpoint")
     ] = "auto"
@@ -286,6 +286,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "bodies, log-probabilities; further requests are refused with status 429",
         ),
     ] = 256 << 20
+    strict_fields: Annotated[
+        bool,
+        Meta(
+            description="refuse request fields that are unknown or without effect; by default they are taken "
+            "and named in the reply's Warning header"
+        ),
+    ] = False
     max_connections: Annotated[
         int,
         Meta(

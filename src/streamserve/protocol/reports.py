@@ -20,6 +20,19 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
     select_seconds: float
 
 
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the histogram of tokens per step (vLLM's)."""
+
+
+class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps by their tokens: prompt tokens computed and tokens generated. `counts[i]`: steps with at most
+    `STEP_TOKENS[i]` and more than the bound before; the last count is of larger steps. `total`: all
+    tokens."""
+
+    counts: list[int]
+    total: int
+
+
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds of all steps by part: `scheduling` (step composition and selection of draft tokens),
     `draft` (drafting) and `target` (the executor). The remainder is processing results: updating statistics
@@ -109,6 +122,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     copies_on_write: int
     step_seconds: float
     step_parts: StepParts | None = None
+    step_tokens: StepTokens | None = None
     speculation: SpeculationReport | None = None
     step_floor_seconds: float | None = None
     evictions: EvictionReport | None = None

@@ -13,6 +13,9 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_SPECULATION = 4096
+MAX_VOCABULARY = 2**31 - 1
+"""Every token id is below this; for checks without a model."""
+
 MAX_ALLOWED_TOKENS = 16384
 
 
@@ -71,6 +74,10 @@ class SamplingParams(
     speculation: SpeculationLimits = SpeculationLimits()
     slo: Slo = NO_SLO
 
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the first field that is out of range for every vocabulary."""
+        _check_ranges(self)
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
@@ -82,6 +89,8 @@ class SamplingParams(
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
     finite = isinstance(value, int) or math.isfinite(value)
     if not (finite and low <= value <= high):
         raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
@@ -89,6 +98,16 @@ def _between(name: str, value: float, low: float, high: float) -> None:
 
 def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
     """Raise ValueError naming the first field out of range for a vocabulary of `vocab_size` tokens."""
+    _check_ranges(params)
+    _check_tokens(params, vocab_size)
+    _check_allowed(params, vocab_size, eos_token_ids)
+    if params.grammar is not None:
+        _check_grammar(params, params.grammar)
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    """Raise ValueError naming the first field that is out of range whatever the vocabulary; TypeError if one
+    that must be a number is none."""
     _between("n", params.n, 1, MAX_CHOICES)
     _between("temperature", params.temperature, 0.0, 100.0)
     if 0.0 < params.temperature < 1e-3:
@@ -110,11 +129,8 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
         count = getattr(params, name)
         if count is not None:
             _between(name, count, 0, MAX_LOGPROBS)
-    _check_stops(params, vocab_size)
-    _check_bias(params, vocab_size)
-    _check_allowed(params, vocab_size, eos_token_ids)
-    if params.grammar is not None:
-        _check_grammar(params, params.grammar)
+    _check_stops(params)
+    _check_bias(params)
     _between("speculation.max_depth", params.speculation.max_depth, 1, MAX_SPECULATION)
     _between("speculation.max_nodes", params.speculation.max_nodes, 1, MAX_SPECULATION)
     for name in ("tpot_ms", "ttft_ms"):
@@ -123,15 +139,22 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
             raise ValueError(f"slo.{name} must be above 0 and finite, got {target}")
 
 
-def _check_bias(params: SamplingParams, vocab_size: int) -> None:
+def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
+    for token in params.stop_token_ids:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_token_ids contains {token}, but the vocabulary has {vocab_size} tokens")
+    for token in params.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")
+
+
+def _check_bias(params: SamplingParams) -> None:
     if len(params.logit_bias) > MAX_LOGIT_BIAS:
         raise ValueError(
             f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {len(params.logit_bias)}"
         )
     for token, bias in params.logit_bias.items():
         _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")
 
 
 def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
@@ -155,7 +178,7 @@ def _check_allowed(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
         raise ValueError("allowed_token_ids contains only tokens that end the text, which min_tokens forbids")
 
 
-def _check_stops(params: SamplingParams, vocab_size: int) -> None:
+def _check_stops(params: SamplingParams) -> None:
     if len(params.stop) > MAX_STOP_STRINGS:
         raise ValueError(f"stop may contain at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
     for text in params.stop:
@@ -165,6 +188,3 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
         raise ValueError(
             f"stop_token_ids may contain at most {MAX_STOP_TOKENS}, got {len(params.stop_token_ids)}"
         )
-    for token in params.stop_token_ids:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"stop_token_ids contains {token}, but the vocabulary has {vocab_size} tokens")

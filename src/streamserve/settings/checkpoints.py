@@ -1,8 +1,9 @@
-"""Locate a model: a packaged one by name, a folder, or a repository of the Hugging Face hub."""
+"""Locate a model: a packaged one by name, a folder, a GGUF file, or a repository of the Hugging Face hub."""
 
 from pathlib import Path
 
 from streamserve import embedded
+from streamserve.gguf.paths import SUFFIX, gguf_file
 from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
@@ -11,30 +12,34 @@ HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
 def locate(model: str) -> Path:
-    """Return the folder of `model`.
+    """Return the folder of `model`, or its GGUF file.
 
     A hub name (`owner/name`, optionally `@revision`) is downloaded unless it is in the hub's cache. Raises
     CheckpointError if there is no such model.
     """
     if model in EMBEDDED:
         return embedded.path(model)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise CheckpointError(f"{model} is a file: give the folder that contains its config.json")
-    if model.startswith(("/", ".", "~")) or model.count("/") != 1:
+    path = Path(model).expanduser()
+    file = gguf_file(path)
+    if file or path.is_dir():
+        return file or path
+    if path.exists():
         raise CheckpointError(
-            f"there is no folder {model}: give a checkpoint folder, a hub name such as owner/model, "
-            f"or one of: {', '.join(EMBEDDED)}"
+            f"{model} is a file: give the folder that contains its config.json, or a .gguf file"
+        )
+    if model.startswith(("/", ".", "~")) or model.count("/") != 1 or path.suffix == SUFFIX:
+        kind = "file" if path.suffix == SUFFIX else "folder"
+        raise CheckpointError(
+            f"there is no {kind} {model}: give a checkpoint folder, a .gguf file, a hub name such as "
+            f"owner/model, or one of: {', '.join(EMBEDDED)}"
         )
     return _download(model)
 
 
 def root_name(model: str, path: str) -> str:
-    """Return where to load the tokenizer of `model` from: its hub name, else the folder at `path`."""
+    """Return where to load the tokenizer of `model` from: its hub name, else the folder or file at `path`."""
     name = model.partition("@")[0]
-    local = model in EMBEDDED or Path(model).expanduser().is_dir()
+    local = model in EMBEDDED or Path(model).expanduser().exists()
     return path if local else name
 
 

@@ -1,8 +1,10 @@
 """Options from the declared fields of structs, and structs from given values. Cheap to import: every run of
 the command line needs the options."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -62,12 +64,49 @@ def _option(field: msgspec.structs.FieldInfo) -> Option:
             kind = list
         elif isinstance(part, inspect.LiteralType):
             description += f" ({', '.join(map(str, part.values))})"
+    if is_size(field.name):
+        kind, description = str, f"{description} (also 512MB, 2GiB)"
     return Option(field.name, kind, field.default, description)
+
+
+_UNITS = {"": 1, **{f"{sign}B": 1000**power for power, sign in enumerate(("k", "M", "G", "T"), start=1)}}
+_UNITS |= {f"{sign}iB": 1024**power for power, sign in enumerate(("K", "M", "G", "T"), start=1)}
+_UNITS |= {"B": 1, "KB": 1000}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")
+
+
+def is_size(name: str) -> bool:
+    """Return whether a setting is a size in bytes, which may be given with a unit."""
+    return name.endswith("_bytes")
+
+
+def size_in_bytes(text: str) -> int:
+    """Return a size such as 512, 2GB or 1.5GiB in bytes. Raises ValueError if it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("must be a number of bytes, or one with a unit: kB, MB, GB, TB, KiB, MiB, GiB, TiB")
+    size = Fraction(match[1]) * _UNITS[match[2]]
+    if size.denominator != 1:
+        raise ValueError(f"is not a whole number of bytes: {float(size):g}")
+    return int(size)
+
+
+def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with sizes in bytes as numbers. Raises SettingsError for a text that is no size."""
+    converted = dict(values)
+    for name, value in values.items():
+        if is_size(name) and isinstance(value, str):
+            try:
+                converted[name] = size_in_bytes(value)
+            except ValueError as error:
+                raise SettingsError(f"{name} = {value!r}: {error}") from error
+    return converted
 
 
 def convert(values: Mapping[str, Any], struct: type[S]) -> S:
     """Convert those values that are fields of `struct`. Raises SettingsError for an invalid one."""
     known = {field.name for field in msgspec.structs.fields(struct)}
+    values = _with_sizes(values)
     try:
         return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
     except msgspec.ValidationError as error:

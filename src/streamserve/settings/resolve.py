@@ -5,8 +5,10 @@ All of them use the flat names of the fields in protocol/config.py; `model` name
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from streamserve.fleet.worker_state import Topology, pools, unified
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, ServerConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
+from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.options import Settings, SettingsError, convert, options
@@ -31,6 +34,9 @@ DRAFTERS = ("none", "ngram")
 """Values of `draft` that are not models; there are also auto and self:K."""
 SECRETS = ("api_key", "admin_key")
 """Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+_MAX_NAME = 64
 
 
 def resolve(
@@ -47,7 +53,7 @@ def resolve(
     environ = os.environ if environ is None else environ
     names = {option.name for option in options()} | {"model"}
     config = config or environ.get(CONFIG_VARIABLE)
-    values: dict[str, Any] = _from_file(config) if config else {}
+    values: dict[str, Any] = _underscored(_from_file(config), config) if config else {}
     _refuse_unknown(values, names, f"in {config}")
     values |= _from_environment(environ, names)
     flags = {name: value for name, value in (overrides or {}).items() if value is not None}
@@ -62,7 +68,10 @@ def resolve(
     server = convert(values, ServerConfig)
     unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
+    _check_addresses(server)
     _check_policy(unresolved.speculation_policy)
     _check_topology(server, unresolved.profile)
     _check_effect(model_config)
@@ -105,6 +114,17 @@ def _check_services(config: ModelConfig) -> None:
                 f"draft: {endpoint.address} is on another machine, which requires keys: give "
                 "tcp://SERVERKEY@HOST:PORT and draft_key"
             )
+
+
+def _check_addresses(server: ServerConfig) -> None:
+    for origin in server.cors_origin:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise SettingsError(
+                f"cors_origin = {origin!r}: must be * or an origin without a path: https://app.example"
+            )
+    endpoint = server.otlp_traces_endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise SettingsError(f"otlp_traces_endpoint = {endpoint!r}: must be a URL with http:// or https://")
 
 
 def _check_policy(policy: str) -> None:
@@ -173,6 +193,18 @@ def to_toml(settings: Settings) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)
 
 
+def _underscored(values: dict[str, Any], config: str | Path) -> dict[str, Any]:
+    """Return the values of a file, whose names may have dashes like flags. Raises SettingsError if a setting
+    is there under both names."""
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        underscored = name.replace("-", "_")
+        if underscored in named:
+            raise SettingsError(f"{underscored} is set twice (in {config}), with dashes and with underscores")
+        named[underscored] = value
+    return named
+
+
 def _from_file(config: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(config).read_text())
@@ -227,6 +259,6 @@ def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
 def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str) -> None:
     for name in values:
         if name not in names:
-            raise SettingsError(
-                f"there is no setting {name!r} ({where}); there are: {', '.join(sorted(names))}"
-            )
+            similar = get_close_matches(name[:_MAX_NAME], names, n=1)
+            others = f"did you mean {similar[0]}?" if similar else f"there are: {', '.join(sorted(names))}"
+            raise SettingsError(f"there is no setting {name!r} ({where}); {others}")

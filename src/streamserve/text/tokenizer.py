@@ -9,8 +9,11 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, pre_tokenizers
 
+from streamserve.gguf.files import open_gguf
+from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.errors import CheckpointError
 from streamserve.text.folder import TokenizerFolder, read_folder
+from streamserve.text.gguf import read_tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -49,13 +52,18 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
-        """Load the tokenizer of a folder in Hugging Face layout.
+        """Load the tokenizer of a folder in Hugging Face layout, or of a GGUF file.
 
-        Raises CheckpointError if the folder has none that can be read.
+        Raises CheckpointError if there is none that can be read.
         """
-        folder = read_folder(Path(path))
+        file = gguf_file(Path(path))
+        folder = None if file else read_folder(Path(path))
         try:
-            return cls._from_settings(folder)
+            if folder:
+                return cls._from_settings(folder)
+            assert file
+            read = read_tokenizer(open_gguf(file))
+            return cls(read.backend, read.special_tokens, read.chat_template)
         except CheckpointError:
             raise
         except Exception as error:  # token names that are not Unicode, or inconsistent parts
@@ -217,8 +225,16 @@ def _rebuild_as_llama(backend: tokenizers.Tokenizer, folder: TokenizerFolder) ->
     backend.decoder = decoders.Sequence([*parts, *strip])
 
 
+_CONVERTED = ("*.model", "*.tiktoken", "vocab.*", "merges.txt")
+"""Files of older tokenizers, one of which a conversion needs."""
+
+
 def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
     """Convert an older tokenizer format with transformers. Raises CheckpointError if that fails."""
+    if not any(any(folder.path.glob(pattern)) for pattern in _CONVERTED):
+        raise CheckpointError(
+            f"{folder.path} has no tokenizer: put the model's tokenizer.json and tokenizer_config.json there"
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -228,8 +244,9 @@ def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
     try:
         backend = AutoTokenizer.from_pretrained(folder.path, local_files_only=True).backend_tokenizer
     except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted: {error}"
+            f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted: {reason}"
         ) from error
     if not isinstance(backend, tokenizers.Tokenizer):
         raise CheckpointError(f"{folder.path} has no tokenizer.json, and its tokenizer cannot be converted")

@@ -1,5 +1,6 @@
 """Entry point of a worker process: read the configuration, watch the parent, run the role."""
 
+import contextlib
 import faulthandler
 import os
 import select
@@ -47,12 +48,19 @@ def exit_with_parent(descriptor: int, parent: int, folder: Path | None) -> None:
     os._exit(1)
 
 
+def name_process(worker: str) -> None:
+    """Name this process after its role and index, for `top` and `ps -o comm` (on Linux, 15 characters)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(worker[:15])
+
+
 def main() -> int:
     """Run the worker that standard input describes; return the exit status."""
     parent = os.getppid()
     config = read_config(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
+    name_process(config.worker)
     arguments = (sys.stdin.fileno(), parent, folder_of(config.endpoint))
     threading.Thread(target=exit_with_parent, args=arguments, daemon=True).start()
     faulthandler.enable()  # a fault in native code leaves a traceback in the log

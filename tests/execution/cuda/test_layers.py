@@ -106,7 +106,7 @@ def test_plain_rotation_is_the_models():
     mine = qkv.clone()
     plain.rotate_and_store(mine, None, 0.0, angles.cos(), angles.sin(), positions, cache, positions[:], 2, 1)
     split = qkv.view(3, 4, 8)
-    turned = rotate(split[:, :3], angles.cos()[positions][:, None], angles.sin()[positions][:, None])
+    turned = rotate(split[:, :3], angles.cos()[positions], angles.sin()[positions])
     assert torch.equal(mine.view(3, 4, 8)[:, :2], turned[:, :2])
     assert torch.equal(cache[1, 0, 0, 0], turned[0, 2])
     assert torch.equal(cache[0, 1, 0, 0], split[1, 3])

@@ -11,7 +11,14 @@ import pytest
 
 from streamserve.execution.native import build as building
 from streamserve.execution.native import library
-from streamserve.execution.native.build import BuildFailed, NativeCacheError, build, find_compiler
+from streamserve.execution.native.build import (
+    LOCK,
+    BuildFailed,
+    NativeCacheError,
+    build,
+    find_compiler,
+    locked,
+)
 
 QUICK = ("-std=c++17", "-O0", "-shared", "-fPIC", "-pthread", "-w")
 
@@ -52,6 +59,12 @@ def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small
     (small_source / "one.h").write_text("// more\n")
     assert build(cache) != first
     assert {path.suffix for path in cache.iterdir()} == {".so", ""}
+
+
+def test_a_compiled_library_is_used_while_another_is_being_compiled(small_source, cache):
+    first = build(cache)
+    with locked(cache / LOCK):  # by this process: a second `locked` would wait for ever
+        assert build(cache) == first
 
 
 def test_of_old_libraries_those_used_last_stay(small_source, cache, monkeypatch):

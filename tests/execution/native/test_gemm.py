@@ -53,6 +53,23 @@ def test_sums_are_right_to_float32(pool, path, dtype, rows, outputs, inputs, bia
 
 
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
+@pytest.mark.parametrize("cap", [0.0, 0.5, 30.0])
+def test_wide_outputs_are_multiplied_and_bounded(pool, path, dtype, cap):
+    x, w = random((9, 40), dtype, 0), random((75, 40), dtype, 1)
+    linear = NativeLinear(pool(2, path, dtype), w)
+    expected = 0.7 * linear(x, wide=True).double()
+    if cap:
+        expected = cap * torch.tanh(expected / cap)
+    logits = linear(x, wide=True, scale=0.7, cap=cap)
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-6, atol=1e-6 * max(cap, 1))
+    assert torch.equal(linear(x[4:5], wide=True, scale=0.7, cap=cap), logits[4:5])
+    x[3] = torch.nan
+    spoiled = linear(x, wide=True, scale=0.7, cap=cap)
+    assert spoiled[3].isnan().all()
+    assert spoiled[4:].isfinite().all()
+
+
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (333, 100), (704, 512)])
 def test_a_rows_bits_do_not_depend_on_other_rows(pool, path, dtype, outputs, inputs):
     x, w = random((510, inputs), dtype, 0), random((outputs, inputs), dtype, 1)

@@ -15,14 +15,16 @@ from streamserve.execution.quantization import (
     MAX_INPUTS,
     QuantizedWeight,
     WeightFormat,
+    common_format,
     parse_format,
     quantize,
+    widen,
 )
 
 FORMATS = [
     WeightFormat(bits, group, symmetric)
     for bits in (8, 4)
-    for group in (*GROUPS, None)
+    for group in (16, *GROUPS, None)
     for symmetric in (True, False)
 ]
 IDS = [f"{format}-{'symmetric' if format.symmetric else 'zeros'}" for format in FORMATS]
@@ -158,6 +160,40 @@ def test_the_largest_sums_of_the_longest_group_fit_32_bits(pool, path: Path) -> 
         for x in (torch.full((1, MAX_INPUTS), 2.0), torch.full((1, MAX_INPUTS), -2.0)):
             linear = NativeLinear(pool(1, path), weight, dtype=torch.float32)
             assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(weight, x)))
+
+
+def with_minimums(bits: int, group: int, width: int) -> QuantizedWeight:
+    """A random weight whose groups have any float as minimum."""
+    generator = torch.Generator().manual_seed(bits + group)
+    numbers = torch.randint(0, 1 << bits, (130, width), generator=generator, dtype=torch.uint8)
+    scales, minimums = torch.randn(2, 130, -(-width // group), generator=generator)
+    return QuantizedWeight(WeightFormat(bits, group, False), numbers, scales, minimums=minimums)
+
+
+@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [16, 32])
+def test_minimums_may_be_any_float(pool, path: Path, bits: int, group: int) -> None:
+    weight = with_minimums(bits, group, 320)
+    x = torch.randn(9, 320, generator=torch.Generator().manual_seed(1))
+    linear = NativeLinear(pool(2, path), weight, dtype=torch.float32)
+    assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(weight, x)))
+    assert (linear(x) / (x @ weight.floats().T) - 1).abs().median() < 0.01
+
+
+@pytest.mark.parametrize(
+    "source", [WeightFormat(4, 32, True), WeightFormat(8, 32, True), WeightFormat(4, 64, False)]
+)
+def test_a_widened_weight_has_the_same_numbers(source: WeightFormat) -> None:
+    plain = quantize(make(50, 256, 3, torch.float32), source)
+    weight = plain if source.symmetric else with_minimums(4, 64, 256)
+    target = common_format([source, WeightFormat(8, 16, source.symmetric)])
+    assert target == WeightFormat(8, 16, source.symmetric)
+    widened = widen(weight, target)
+    assert widened.format == target
+    assert torch.equal(widened.floats(), weight.floats())
+    with_offsets = widen(weight, WeightFormat(8, 16, False))
+    assert torch.allclose(with_offsets.floats(), weight.floats(), rtol=1e-6, atol=1e-6)
 
 
 def test_a_value_that_is_not_finite_stays_visible(pool) -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from streamserve.engine.plan import Span
+from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
-from streamserve.execution.native.attention import NativeAttention
+from streamserve.execution.load import make_attention
 from streamserve.execution.native.library import Path, ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
@@ -23,22 +24,38 @@ from tests.execution.test_model import logits_of as reference_logits
 BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 
 
-@torch.inference_mode()
-def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, pool: ThreadPool) -> torch.Tensor:
-    """The kernels' logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
-    spec = read_spec(folder)
+FURTHER = [variant for variant in VARIANTS if variant[0] not in ("llama", "mistral", "qwen2", "qwen3")]
+
+
+def model_of(
+    folder: Folder, pool: ThreadPool, dtype: torch.dtype = torch.bfloat16
+) -> tuple[NativeModel, AttentionBackend]:
+    """The model on the kernels, and its attention over a KV cache that holds no numbers."""
+    spec = read_spec(folder).at_length(TEXT.shape[1])
     linear = partial(NativeLinear, pool, dtype=dtype)
     makers = LinearMakers(linear, partial(linear, paired=True), linear)
     model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, makers), pool)
     cache = KVCache(spec, 16, 4, dtype)
     cache.data.fill_(torch.nan)
-    attention = NativeAttention(pool, cache, spec.windows, spec.num_heads // spec.num_kv_heads)
+    return model, make_attention(cache, spec, pool)
+
+
+@torch.inference_mode()
+def forward(model: NativeModel, attention: AttentionBackend, spans: list[Span]) -> torch.Tensor:
+    """The logits [rows, vocabulary] of a step."""
+    layout = lay_out(spans, 4)
+    attention.plan(layout)
+    tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
+    return model.logits(model.forward(tokens, positions, attention))
+
+
+def logits_of(folder: Folder, chunks: Sequence[int], dtype: torch.dtype, pool: ThreadPool) -> torch.Tensor:
+    """The kernels' logits [60, vocabulary] for TEXT, fed in chunks of these sizes."""
+    model, attention = model_of(folder, pool, dtype)
     pieces, start = [], 0
     for size in chunks:
-        layout = lay_out([Span(0, start, TEXT[0, start : start + size].tolist(), BLOCKS)], 4)
-        attention.plan(layout)
-        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
-        pieces.append(model.logits(model.forward(tokens, positions, attention)))
+        text = TEXT[0, start : start + size].tolist()
+        pieces.append(forward(model, attention, [Span(0, start, text, BLOCKS)]))
         start += size
     return torch.cat(pieces)
 
@@ -64,6 +81,16 @@ def test_bfloat16_is_as_close_to_the_truth_as_torch(shared_checkpoint, pool, pat
     assert logits.dtype == torch.float32
     assert (logits - truth).square().mean().sqrt() < 1.15 * reference_error
     assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.bfloat16, pool(1, path)), logits)
+
+
+@pytest.mark.parametrize(("architecture", "overrides"), FURTHER, ids=str)
+@pytest.mark.parametrize("path", Path)
+def test_a_rows_bits_do_not_depend_on_the_batch(shared_checkpoint, pool, path, architecture, overrides):
+    model, attention = model_of(shared_checkpoint(architecture, "bfloat16", **overrides), pool(2, path))
+    texts = TEXT[0].view(3, 20).tolist()
+    spans = [Span(n, 0, text, BLOCKS[5 * n :][:5]) for n, text in enumerate(texts)]
+    alone = [forward(model, attention, [span]) for span in spans]
+    assert torch.equal(forward(model, attention, spans), torch.cat(alone))
 
 
 @pytest.mark.parametrize("path", Path)

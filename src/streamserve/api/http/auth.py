@@ -28,7 +28,8 @@ whichever site's page makes it.
 
 
 class Authentication:
-    """Middleware that passes a request to `app` if it has a valid key: `Authorization: Bearer KEY`.
+    """Middleware that passes a request to `app` if it has a valid key: `Authorization: Bearer KEY`, or
+    `X-Api-Key: KEY` where there is no such header.
 
     `keys` and `admin_keys` are digests (protocol/keys.py). Without `keys` all but the admin routes are open;
     without `admin_keys` the admin routes are closed. At most `max_requests_per_key` requests and WebSockets
@@ -104,7 +105,9 @@ class Authentication:
 
 def _request_key(headers: Headers, path: str) -> str:
     """Return the key of a request; empty if there is none."""
-    kind, _, value = headers.get("authorization", "").partition(" ")
+    if "authorization" not in headers:
+        return headers.get("x-api-key", "").strip()
+    kind, _, value = headers["authorization"].partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
     if kind.lower() == "basic" and path in BROWSER_PATHS:
@@ -117,4 +120,4 @@ def _request_key(headers: Headers, path: str) -> str:
 
 def _invalid_key(key: str) -> RequestError:
     reason = "this key is not valid" if key else "a key is required"
-    return RequestError(f"{reason}: send it as Authorization: Bearer KEY", status=401)
+    return RequestError(f"{reason}: send it as Authorization: Bearer KEY, or as X-Api-Key: KEY", status=401)

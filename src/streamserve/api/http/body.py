@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from streamserve.api.generation import AppContext
+from streamserve.api.http.ignored_fields import STRICT, IgnoredFields, OtherFields, ignored_of
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
@@ -27,39 +28,36 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def read_request(
-    request: Request, context: AppContext, kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]
+    request: Request, context: AppContext, kind: type[T], others: OtherFields = STRICT
 ) -> T:
     """Read the body of `request` as `kind`.
 
-    `unsupported` are fields that are known but not supported, with the values that have no effect and are
-    accepted. Raises RequestError if the body is larger than a limit or is not a JSON object, or naming the
-    first field that is unknown, unsupported or of the wrong type; 429 if there is no memory for it.
+    `others` says what becomes of fields that `kind` does not have. Raises RequestError if the body is larger
+    than a limit or is not a JSON object, or naming the first field that is refused or of the wrong type; 429
+    if there is no memory for it.
     """
+    ignored = IgnoredFields(strict=True) if others.strict else ignored_of(request)
     charge = charge_of(request)
     scan = JsonScan(context.max_values, context.max_characters)
     data = await _read(request, context.settings.max_body_bytes, charge, scan)
     size = len(data)
     charge.add(scan.decoded_bytes)
     large = size > _LARGE_BYTES or scan.values > _LARGE_VALUES
-    body = await context.side_thread.run_if(large, lambda: checked(parse(data), kind, unsupported))
+    body = await context.side_thread.run_if(large, lambda: checked(parse(data), kind, others, ignored))
     charge.release(size)
     return body
 
 
 async def read_message(
-    data: bytes,
-    context: AppContext,
-    charge: Charge,
-    kind: type[T],
-    unsupported: Mapping[str, tuple[Any, ...]],
+    data: bytes, context: AppContext, charge: Charge, kind: type[T], others: OtherFields = STRICT
 ) -> T:
-    """Parse a WebSocket message as `kind`. Raises RequestError as `read_request` does."""
+    """Parse a WebSocket message as `kind`, strictly. Raises RequestError as `read_request` does."""
     scan = JsonScan(context.max_values, context.max_characters)
 
     def decoded() -> T:
         scan.feed(data)
         charge.add(scan.decoded_bytes)
-        return checked(parse(data), kind, unsupported)
+        return checked(parse(data), kind, others)
 
     return await context.side_thread.run_if(len(data) > _LARGE_BYTES, decoded)
 
@@ -93,17 +91,21 @@ def parse(body: bytes | bytearray) -> dict[str, Any]:
     return content
 
 
-def checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str, tuple[Any, ...]]) -> T:
-    """Convert `content` to `kind`; null means that a field is left out.
+def checked(
+    content: Mapping[str, Any],
+    kind: type[T],
+    others: OtherFields = STRICT,
+    ignored: IgnoredFields | None = None,
+) -> T:
+    """Convert `content` to `kind`; null means that a field is left out. Without `ignored`, fields are strict.
 
     Raises RequestError as `read_request` does.
     """
     known = kind.__struct_fields__
+    ignored = IgnoredFields(strict=True) if ignored is None else ignored
     for name, value in content.items():
-        if name not in known and name not in unsupported:
-            raise RequestError(f"{name} is not a known field", field=name)
-        if name in unsupported and not _has_no_effect(value, unsupported[name]):
-            raise RequestError(f"{name} is not supported{_accepted_values(unsupported[name])}", field=name)
+        if name not in known:
+            _check_other(name, value, others, ignored)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise RequestError(f"{name} is out of range", field=name)
     fields = {name: value for name, value in content.items() if value is not None and name in known}
@@ -111,6 +113,21 @@ def checked(content: Mapping[str, Any], kind: type[T], unsupported: Mapping[str,
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _located(str(error)) from error
+
+
+def _check_other(name: str, value: Any, others: OtherFields, ignored: IgnoredFields) -> None:
+    """Refuse a field that would change the result; add one that is ignored to `ignored`."""
+    values = others.refused.get(name)
+    if values is None and ignored.strict:
+        values = others.without_effect.get(name)
+    if values is not None:
+        if not _has_no_effect(value, values):
+            hint = others.hint(name) or _accepted_values(values)
+            raise RequestError(f"{name} is not supported{hint}", field=name)
+    elif name not in others.without_effect:
+        ignored.add_unknown(name)
+    elif not _has_no_effect(value, others.without_effect[name]):
+        ignored.add(name, others.hint(name))
 
 
 def _has_no_effect(value: Any, accepted: tuple[Any, ...]) -> bool:

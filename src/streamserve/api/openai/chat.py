@@ -21,10 +21,13 @@ from streamserve.api.generation import (
 )
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.openai.conversation import Conversation, prepared
+from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from streamserve.api.openai.other_fields import OTHER_IN_CHATS
 from streamserve.api.openai.replies import (
     ChatChoice,
     ChatDelta,
@@ -35,19 +38,20 @@ from streamserve.api.openai.replies import (
     UsageReply,
     usage_reply,
 )
-from streamserve.api.openai.schemas import UNSUPPORTED_IN_CHATS, ChatRequest
+from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.ops.models import served_name
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.text.message import MessageParser, Part
-from streamserve.text.tools.parser import CallDelta
+from streamserve.text.tools.parser import CallDelta, merged
 
 
 async def chat_completions(context: AppContext, request: Request) -> Response:
     """Answer a conversation. Raises RequestError if the request cannot be served."""
-    body = await read_request(request, context, ChatRequest, UNSUPPORTED_IN_CHATS)
+    body = await read_request(request, context, ChatRequest, OTHER_IN_CHATS)
+    body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
     return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
 
@@ -62,7 +66,7 @@ CHAT_ROUTES: tuple[Route[AppContext], ...] = (
             ChatRequest,
             ChatReply,
             event=ChatReply,
-            unsupported=UNSUPPORTED_IN_CHATS,
+            others=OTHER_IN_CHATS,
             parameters=header_parameters(),
             example={"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
         ),
@@ -93,7 +97,7 @@ class Chat:
         """Build the task for the conversation's prompt."""
         body, conversation = self._body, self._conversation
         return GenerationTask(
-            0, self._head.id, conversation.prompt, conversation.params, body.priority, body.cache_salt
+            0, self._head.id, conversation.prompt, conversation.params, body.priority, body.cache_salt or ""
         )
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:
@@ -106,15 +110,19 @@ class Chat:
         await writer.run(self._context, tasks)
 
     def _whole(self, output: GenerationOutput) -> ChatReply:
-        choices = [self._whole_choice(output.task, *numbered) for numbered in enumerate(output.choices)]
+        choices = [self._whole_choice(*numbered) for numbered in enumerate(output.choices)]
         reply = self._reply("chat.completion", choices, usage_reply([output.usage]))
-        count = self._body.prompt_logprobs
-        if count is None:
-            return reply
-        table = prompt_logprobs(self._context.llm.tokenizer, output.prompt_logprobs, count)
-        return msgspec.structs.replace(reply, prompt_logprobs=table)
+        count, tokenizer = self._body.prompt_logprobs, self._context.llm.tokenizer
+        return msgspec.structs.replace(
+            reply,
+            service_tier=None,
+            prompt_logprobs=None
+            if count is None
+            else prompt_logprobs(tokenizer, output.prompt_logprobs, count),
+            prompt_token_ids=output.task.prompt.ids if self._body.return_token_ids else None,
+        )
 
-    def _whole_choice(self, task: GenerationTask, number: int, piece: Piece) -> ChatChoice:
+    def _whole_choice(self, number: int, piece: Piece) -> ChatChoice:
         part = self._read(number, piece.text, True)
         calls = _whole_calls(part.calls)
         message = ChatMessage(
@@ -122,7 +130,8 @@ class Chat:
             tool_calls=calls or UNSET,
             **self._thought(part.reasoning or None),
         )
-        return msgspec.structs.replace(self._choice(task, number, piece, True), message=message)
+        token_ids = piece.tokens if self._body.return_token_ids else None
+        return msgspec.structs.replace(self._choice(number, piece), message=message, token_ids=token_ids)
 
     def _piece(
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
@@ -132,12 +141,12 @@ class Chat:
         delta = ChatDelta(
             role="assistant" if first else UNSET,
             content=part.content if part.content or not part else UNSET,
-            tool_calls=[_streamed(call) for call in part.calls] or UNSET,
+            tool_calls=[_streamed(call) for call in merged(part.calls)] or UNSET,
             **(self._thought(part.reasoning) if part.reasoning else {}),
         )
         if not (first or part or piece.logprobs or piece.finish or self._body.return_token_ids):
             return None
-        return msgspec.structs.replace(self._choice(task, number, piece, first), delta=delta)
+        return msgspec.structs.replace(self._choice(number, piece), delta=delta)
 
     def _read(self, number: int, text: str, final: bool) -> Part:
         reader = self._readers.setdefault(number, self._conversation.reader())
@@ -150,9 +159,8 @@ class Chat:
             return {}
         return {"reasoning": text, "reasoning_content": text}
 
-    def _choice(self, task: GenerationTask, number: int, piece: Piece, first: bool) -> ChatChoice:
+    def _choice(self, number: int, piece: Piece) -> ChatChoice:
         """Return the fields that a whole choice and a delta have in common."""
-        ids = self._body.return_token_ids
         called = number in self._readers and self._readers[number].called
         return ChatChoice(
             index=number,
@@ -161,12 +169,16 @@ class Chat:
             else None,
             finish_reason="tool_calls" if piece.finish == "stop" and called else piece.finish,
             stop_reason=piece.stop,
-            token_ids=piece.tokens if ids else UNSET,
-            prompt_token_ids=task.prompt.ids if ids and first else UNSET,
+            token_ids=piece.tokens if self._body.return_token_ids else UNSET,
         )
 
-    def _event(self, choices: list[ChatChoice], usage: UsageReply | UnsetType | None) -> ChatReply:
-        return self._reply("chat.completion.chunk", choices, usage)
+    def _event(
+        self, choices: list[ChatChoice], usage: UsageReply | UnsetType | None, begun: GenerationTask | None
+    ) -> ChatReply:
+        event = self._reply("chat.completion.chunk", choices, usage)
+        if begun is None or not self._body.return_token_ids:
+            return event
+        return msgspec.structs.replace(event, prompt_token_ids=begun.prompt.ids)
 
     def _reply(self, kind: str, choices: list[ChatChoice], usage: UsageReply | UnsetType | None) -> ChatReply:
         head = self._head
@@ -191,9 +203,11 @@ def _streamed(delta: CallDelta) -> ToolCall:
 
 def _whole_calls(deltas: list[CallDelta]) -> list[ToolCall]:
     """Join `deltas` into whole tool calls."""
-    heads = [delta for delta in deltas if delta.id is not None]
-    texts = ["".join(delta.arguments for delta in deltas if delta.index == head.index) for head in heads]
     return [
-        ToolCall(id=head.id or "", type="function", function=Function(name=head.name or "", arguments=text))
-        for head, text in zip(heads, texts, strict=True)
+        ToolCall(
+            id=call.id or "",
+            type="function",
+            function=Function(name=call.name or "", arguments=call.arguments),
+        )
+        for call in merged(deltas)
     ]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,9 +19,12 @@ from streamserve.api.generation import (
 )
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
+from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
+from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
+from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
 from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, truncation_limit
 from streamserve.api.openai.replies import (
     CompletionChoice,
@@ -31,7 +34,7 @@ from streamserve.api.openai.replies import (
     usage_reply,
 )
 from streamserve.api.openai.sampling import completion_sampling
-from streamserve.api.openai.schemas import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from streamserve.api.openai.schemas import CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.structured import requested_grammar, wants_grammar
@@ -42,7 +45,8 @@ from streamserve.protocol.messages import PromptLogprob
 
 async def completions(context: AppContext, request: Request) -> Response:
     """Continue or score the prompts of a request. Raises RequestError if it cannot be served."""
-    body = await read_request(request, context, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+    body = await read_request(request, context, CompletionRequest, OTHER_IN_COMPLETIONS)
+    body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
     return await Completion(context, body).respond(request)
 
@@ -57,7 +61,7 @@ COMPLETION_ROUTES: tuple[Route[AppContext], ...] = (
             CompletionRequest,
             CompletionReply,
             event=CompletionReply,
-            unsupported=UNSUPPORTED_IN_COMPLETIONS,
+            others=OTHER_IN_COMPLETIONS,
             parameters=header_parameters(),
             example={"prompt": "Once upon a time", "max_tokens": 16},
         ),
@@ -116,7 +120,7 @@ class Completion:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         self._echoes.append(self._echo(prompt))
         name = f"{self._head.id}-{number}"
-        return GenerationTask(number, name, prompt, params, body.priority, body.cache_salt)
+        return GenerationTask(number, name, prompt, params, body.priority, body.cache_salt or "")
 
     def _echo(self, prompt: Prompt) -> str:
         if not self._body.echo:
@@ -129,7 +133,15 @@ class Completion:
 
     async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
         """Run the tasks, sending an event for each delta."""
-        await StreamWriter(self._body, self._reply, self._choice, emit).run(self._context, tasks)
+        await StreamWriter(self._body, self._event, self._choice, emit).run(self._context, tasks)
+
+    def _event(
+        self,
+        choices: list[CompletionChoice],
+        usage: UsageReply | UnsetType | None,
+        begun: GenerationTask | None,
+    ) -> CompletionReply:
+        return self._reply(choices, usage)
 
     def _whole(self, outputs: list[GenerationOutput]) -> CompletionReply:
         choices = [
@@ -164,9 +176,9 @@ class Completion:
             logprobs=self._logprobs(task, piece, first, entries),
             finish_reason=piece.finish,
             stop_reason=piece.stop,
-            prompt_logprobs=UNSET if count is None else prompt_logprobs(self._tokenizer, entries, count),
-            token_ids=piece.tokens if ids else UNSET,
-            prompt_token_ids=task.prompt.ids if ids and first else UNSET,
+            prompt_logprobs=None if count is None else prompt_logprobs(self._tokenizer, entries, count),
+            token_ids=piece.tokens if ids else None,
+            prompt_token_ids=task.prompt.ids if ids and first else None,
         )
 
     def _logprobs(

@@ -120,12 +120,17 @@ async def prepared(
 
 
 def _requested_grammar(body: ChatRequest, tools: Tools | None) -> RequestedGrammar | None:
+    """Return the grammar of the output. With tools it is theirs, which includes the response_format: it holds
+    for a message without calls."""
     requested = requested_grammar(body)
-    if requested is None or tools is None:
-        return RequestedGrammar(tools.grammar, "tools") if tools and tools.grammar else requested
-    raise RequestError(
-        f"{requested.field} cannot be combined with tools, unless tool_choice is none", field=requested.field
-    )
+    if tools is None:
+        return requested
+    if requested is not None and requested.field != "response_format":
+        raise RequestError(
+            f"{requested.field} cannot be combined with tools, unless tool_choice is none",
+            field=requested.field,
+        )
+    return RequestedGrammar(tools.grammar, "tools") if tools.grammar else None
 
 
 def _after_reasoning(

@@ -17,8 +17,12 @@ _FIELDS = {
 }
 """Fields of a message that are passed to the chat template, by its role."""
 
-_OTHER_FIELDS = ("annotations", "audio", "function_call", "reasoning", "refusal")
-_KNOWN = {name for fields in _FIELDS.values() for name in fields}.union(_OTHER_FIELDS)
+_OTHER_FIELDS = ("annotations", "audio", "function_call", "partial", "prefix", "reasoning", "refusal")
+"""Known fields that are not passed on: refused where they have a value that asks for something."""
+
+KNOWN = frozenset(name for fields in _FIELDS.values() for name in fields).union(_OTHER_FIELDS)
+PART_FIELDS = frozenset({"type", "text"})
+"""Fields of a text part."""
 
 
 def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list[dict[str, Any]]:
@@ -40,10 +44,11 @@ def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, A
     if role == "assistant" and not message.get("reasoning_content"):
         message = {**message, "reasoning_content": message.get("reasoning"), "reasoning": None}
     for name, value in message.items():
-        if name not in _KNOWN:
+        if name not in KNOWN:
             raise RequestError(f"{where}.{name} is not a known field", field="messages")
-        if name not in _FIELDS[role] and value not in (None, [], "") and not _repeated(message, name):
+        if name not in _FIELDS[role] and value not in (None, [], "", False) and not _repeated(message, name):
             raise RequestError(f"{where}.{name} is not supported", field="messages")
+    _check_parts(message.get("content"), f"{where}.content")
     calls = message.get("tool_calls") or []
     if message.get("content") is None and not calls:
         raise RequestError(f"{where}.content is required", field="messages")
@@ -56,6 +61,15 @@ def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, A
     if calls:
         checked["tool_calls"] = _checked_calls(calls, f"{where}.tool_calls", charge)
     return checked
+
+
+def _check_parts(content: Any, where: str) -> None:
+    """Raise RequestError naming an unknown key of a text part. Other kinds of parts are refused later."""
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") == "text":
+            for name, value in part.items():
+                if name not in PART_FIELDS and value is not None:
+                    raise RequestError(f"{where}: {name} of a part is not a known field", field="messages")
 
 
 def _repeated(message: dict[str, Any], name: str) -> bool:

@@ -83,9 +83,9 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    prompt_logprobs: PromptLogprobTable | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobTable | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +96,7 @@ class CompletionReply(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: None = None
     choices: list[CompletionChoice]
     usage: UsageReply | UnsetType | None = UNSET
 
@@ -141,13 +142,17 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's message, its tool calls, and its reasoning (under both names in use)."""
+    """The model's message, its tool calls, and its reasoning (under both names in use). The fields that are
+    always null are there for clients that read them without asking whether they exist."""
 
     role: str = "assistant"
     content: str | None
     refusal: None = None
-    reasoning: str | UnsetType | None = UNSET
-    reasoning_content: str | UnsetType | None = UNSET
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -162,7 +167,8 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, whole in `message` or as the next delta in `delta`."""
+    """One choice, whole in `message` or as a delta in `delta`. Where `token_ids` is not requested, it is
+    left out of a delta, and null in a whole choice."""
 
     index: int
     message: ChatMessage | UnsetType = UNSET
@@ -170,12 +176,13 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
 
 
 class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of /v1/chat/completions, or one event of its stream."""
+    """The reply of /v1/chat/completions, or one event of its stream. The last three fields are left out of
+    events where they were not requested, and null in a whole reply. The first event of each choice has the
+    prompt's token ids."""
 
     id: str
     object: str
@@ -184,4 +191,6 @@ class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageReply | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobTable | UnsetType = UNSET
+    service_tier: UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobTable | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET

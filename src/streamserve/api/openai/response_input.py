@@ -27,6 +27,9 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
     """Convert to a chat request. Raises RequestError naming the field of the Responses API."""
     common = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     logprobs = LOGPROBS in body.include
+    for part in body.include:
+        if part != LOGPROBS:
+            _refuse(f"include: {part!r} is not supported", "include")
     if body.top_logprobs is not None and not logprobs:
         raise RequestError(f'top_logprobs needs "{LOGPROBS}" in include', field="top_logprobs")
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
@@ -115,6 +118,9 @@ def _part(part: Any, where: str) -> str:
         _refuse(f"{where} must be a string, or a list of parts with a type")
     if part["type"] not in _TEXT_PARTS:
         _refuse(f"{where}: parts of type {part['type']!r} are not supported")
+    for name, value in part.items():
+        if name not in ("type", "text", "annotations", "logprobs") and value is not None:
+            _refuse(f"{where}: {name} of a part is not a known field")
     return _text(part, "text", where)
 
 
@@ -150,10 +156,10 @@ def _format(body: ResponseRequest) -> dict[str, Any]:
     format = settings.get("format", {"type": "text"})
     if not isinstance(format, dict) or format.get("type") not in ("text", "json_object", "json_schema"):
         _refuse("text.format must have a type: text, json_object or json_schema", "text")
-    if format["type"] == "text":
+    if format == {"type": "text"}:
         return {}
-    if format["type"] == "json_object":
-        return {"response_format": {"type": "json_object"}}
+    if format["type"] != "json_schema":
+        return {"response_format": format}
     return {
         "response_format": {
             "type": "json_schema",

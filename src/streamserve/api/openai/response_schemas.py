@@ -11,6 +11,8 @@ from streamserve.protocol.sampling import MAX_LOGPROBS
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log-probabilities."""
 
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
@@ -35,7 +37,11 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = None
     include: Annotated[
-        list[Literal["message.output_text.logprobs"]], about("additional parts of the output")
+        list[str],
+        about(
+            f"additional parts of the output: {LOGPROBS}",
+            items={"enum": [LOGPROBS, ENCRYPTED_REASONING]},
+        ),
     ] = msgspec.field(default_factory=list)
     top_logprobs: Annotated[
         int | None,
@@ -203,21 +209,3 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TextLogprob] | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
-
-
-UNSUPPORTED_IN_RESPONSES: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "context_management": ([],),
-    "conversation": (),
-    "max_tool_calls": (),
-    "moderation": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "prompt_cache_retention": ("in_memory",),
-    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "stream_options": ({}, {"include_obfuscation": False}),
-    "truncation": ("disabled",),
-}
-"""Fields that are known but not supported, with the values that have no effect and are accepted."""

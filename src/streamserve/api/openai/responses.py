@@ -11,14 +11,16 @@ from streamserve.api.generator import Item
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error
+from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
+from streamserve.api.openai.idle_fields import response_without_idle_fields
+from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
 from streamserve.api.openai.replies import slo_fields
 from streamserve.api.openai.response_input import as_chat, renamed
 from streamserve.api.openai.response_output import Emit, Output
 from streamserve.api.openai.response_schemas import (
-    UNSUPPORTED_IN_RESPONSES,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -40,7 +42,8 @@ from streamserve.text.output import Delta, TokenLogprob, Usage
 
 async def responses(context: AppContext, request: Request) -> Response:
     """Answer a text or a conversation. Raises RequestError if the request cannot be served."""
-    body = await read_request(request, context, ResponseRequest, UNSUPPORTED_IN_RESPONSES)
+    body = await read_request(request, context, ResponseRequest, OTHER_IN_RESPONSES)
+    body = response_without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
     served_name(context.llm, body.model)
     try:
@@ -62,7 +65,7 @@ RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
             ResponseRequest,
             ResponseReply,
             event=ResponseEvent,
-            unsupported=UNSUPPORTED_IN_RESPONSES,
+            others=OTHER_IN_RESPONSES,
             parameters=header_parameters(),
             example={"input": "Say hello.", "max_output_tokens": 16},
         ),
@@ -117,7 +120,7 @@ class _Response:
 
         body, conversation = self._body, self._conversation
         task = GenerationTask(
-            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt
+            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt or ""
         )
         try:
             with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them

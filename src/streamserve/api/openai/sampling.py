@@ -72,6 +72,8 @@ def _set_values(request: SamplingFields, names: tuple[str, ...]) -> dict[str, An
 
 
 def _common(request: SamplingFields) -> dict[str, Any]:
+    if request.cache_salt == "":
+        raise RequestError("cache_salt must not be empty: leave it out to share prompts", field="cache_salt")
     values = _set_values(request, _SAME_NAMES)
     if request.stop is not None:
         values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
@@ -101,8 +103,8 @@ def _checked(
 
     `named` are the request's names for fields that it names differently.
     """
-    params = msgspec.structs.replace(SamplingParams(**defaults), **values)
     try:
+        params = msgspec.structs.replace(SamplingParams(**defaults), **values)
         check_sampling(params, vocab_size)
     except ValueError as error:
         message = str(error)

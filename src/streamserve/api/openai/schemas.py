@@ -34,7 +34,10 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What a stream carries besides text."""
 
     include_usage: Annotated[bool, about("a final event with the usage")] = False
-    continuous_usage_stats: Annotated[bool, about("the current usage in every event")] = False
+    continuous_usage_stats: Annotated[bool, about("with include_usage: the current usage in every event")] = (
+        False
+    )
+    include_obfuscation: Annotated[bool, about("without effect")] = False
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,7 +142,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: Annotated[
         int, about("requests with a lower value are served first", minimum=-(2**63), maximum=2**63 - 1)
     ] = 0
-    cache_salt: Annotated[str, about("only requests with the same salt share cached prompts")] = ""
+    cache_salt: Annotated[
+        str | None, about("only requests with the same salt share cached prompts", minLength=1)
+    ] = None
     user: Annotated[str | None, about("for the caller's own records, like the next three")] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -239,42 +244,3 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("if false, at most one call")] = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True
-
-
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "bad_words": ([],),
-    "early_stopping": (False,),
-    "guided_decoding_backend": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "lora_request": (),
-    "request_id": (),
-    "service_tier": ("auto", "default"),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-}
-
-UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
-    "prompt_embeds": (),
-    "suffix": ("",),
-}
-"""Fields that are known but not supported, with the values that have no effect and are accepted."""
-
-UNSUPPORTED_IN_CHATS: dict[str, tuple[Any, ...]] = _UNSUPPORTED | {
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""The same for chats."""

@@ -15,8 +15,9 @@ from streamserve.api.openai.scores import PromptScores
 from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
 from streamserve.text.output import Delta, Usage
 
-Reply = Callable[[list[Any], UsageReply | UnsetType | None], msgspec.Struct]
-"""Builds an event from its choices and the usage."""
+Reply = Callable[[list[Any], UsageReply | UnsetType | None, GenerationTask | None], msgspec.Struct]
+"""Builds an event from its choices, the usage, and the task if the event is the first of one of its
+choices."""
 
 MakeChoice = Callable[[GenerationTask, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
 """Builds an event's choice from a task, the number of its choice, the delta, whether it is the choice's first
@@ -44,7 +45,7 @@ class StreamWriter:
         with charged_reply(context, tasks, whole=False):
             await generate(context, tasks, self._take)
         if self._options.include_usage:
-            await self._emit(self._reply([], usage_reply(self._usages)))
+            await self._emit(self._reply([], usage_reply(self._usages), None))
 
     async def _take(self, task: GenerationTask, item: Item) -> None:
         if isinstance(item, Usage):
@@ -65,10 +66,12 @@ class StreamWriter:
             entries = self._prompt_logprobs.get(task.number, PromptScores())
             choice = self._choice(task, delta.choice, piece, first, entries)
             if choice is not None:
-                await self._emit(self._reply([choice], self._usage()))
+                await self._emit(self._reply([choice], self._usage(), task if first else None))
 
     def _usage(self) -> UsageReply | UnsetType | None:
         """Return the usage so far if every event carries it; null if only the last event does."""
-        if self._options.continuous_usage_stats:
-            return usage_reply([Usage(self._prompt_tokens, self._completion_tokens)])
-        return None if self._options.include_usage else UNSET
+        if not self._options.include_usage:
+            return UNSET
+        if not self._options.continuous_usage_stats:
+            return None
+        return usage_reply([Usage(self._prompt_tokens, self._completion_tokens)])

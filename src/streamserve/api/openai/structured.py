@@ -38,8 +38,9 @@ def requested_grammar(request: GenerationRequest) -> RequestedGrammar | None:
         for name in _KINDS
         if (value := getattr(request, f"guided_{name}")) is not None
     ]
-    if request.response_format is not None:
-        requested += _response_format(request.response_format)
+    schema = None if request.response_format is None else response_schema(request.response_format)
+    if schema is not None:
+        requested.append(RequestedGrammar(json_grammar(schema, "response_format"), "response_format"))
     if request.structured_outputs is not None:
         requested.append(_structured("structured_outputs", request.structured_outputs))
     if len(requested) > 1:
@@ -50,21 +51,36 @@ def requested_grammar(request: GenerationRequest) -> RequestedGrammar | None:
     return requested[0] if requested else None
 
 
-def _response_format(format: dict[str, Any]) -> list[RequestedGrammar]:
+_FORMAT_FIELDS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
+"""Fields of response_format besides its type. `schema` is llama.cpp's."""
+
+
+def response_schema(format: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the JSON schema that a response_format asks for; None for text. Raises RequestError."""
     name, kind = "response_format", format.get("type")
-    if kind == "text":
-        return []
-    if kind == "json_object":
-        return [RequestedGrammar(json_grammar(_ANY_OBJECT, name), name)]
-    if kind != "json_schema":
+    if kind not in _FORMAT_FIELDS:
         raise RequestError(f"{name}.type must be text, json_object or json_schema, not {kind!r}", field=name)
+    _check_fields(format, ("type", *_FORMAT_FIELDS[kind]), name)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = format.get("schema")
+        if not isinstance(schema, dict | None):
+            raise RequestError(f"{name}.schema must be a JSON schema", field=name)
+        return _ANY_OBJECT if schema is None else schema
     settings = format.get("json_schema")
     if not isinstance(settings, dict) or not isinstance(settings.get("schema"), dict):
         raise RequestError(f"{name}.json_schema must be an object with a schema", field=name)
-    for key in settings:
-        if key not in ("name", "schema", "strict", "description"):
-            raise RequestError(f"{name}.json_schema.{key} is not a known field", field=name)
-    return [RequestedGrammar(json_grammar(settings["schema"], name), name)]
+    _check_fields(settings, ("name", "schema", "strict", "description"), name, "json_schema.")
+    schema = settings["schema"]
+    assert isinstance(schema, dict)
+    return schema
+
+
+def _check_fields(settings: dict[str, Any], known: tuple[str, ...], field: str, inside: str = "") -> None:
+    for key, value in settings.items():
+        if key not in known and value is not None:
+            raise RequestError(f"{field}.{inside}{key} is not a known field", field=field)
 
 
 def _structured(field: str, settings: dict[str, Any]) -> RequestedGrammar:

@@ -4,15 +4,16 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
+from streamserve.api.http.ignored_fields import LENIENT, OtherFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
 from streamserve.api.openai.conversation import LARGE_REQUEST, chat_prompt, chat_tools
+from streamserve.api.openai.idle_fields import without_unknown_keys
 from streamserve.api.openai.prompts import Encoder, Prompt
 from streamserve.api.openai.schemas import ChatRequest, Model, about
 from streamserve.api.ops.models import served_name
@@ -52,7 +53,7 @@ class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,17 +69,17 @@ class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "chat_template": (),
-    "mm_processor_kwargs": ({},),
-}
+_OTHER = OtherFields(refused={"chat_template": ()}, without_effect={"mm_processor_kwargs": ({},)})
 _OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
 async def tokenize(context: AppContext, request: Request) -> Response:
     """Return the token ids of a prompt. Raises RequestError naming the field at fault."""
-    body = await read_request(request, context, TokenizeRequest, _UNSUPPORTED)
+    body = await read_request(request, context, TokenizeRequest, _OTHER)
     served_name(context.llm, body.model)
+    if body.messages is not None:
+        messages = without_unknown_keys(body.messages, ignored_of(request))
+        body = msgspec.structs.replace(body, messages=messages)
     prompt = await _prompt(context, body, charge_of(request))
     large = len(prompt.ids) > _THREAD_ABOVE
     reply = await context.side_thread.run_if(large, lambda: _tokens_reply(context, body, prompt))
@@ -87,7 +88,7 @@ async def tokenize(context: AppContext, request: Request) -> Response:
 
 async def detokenize(context: AppContext, request: Request) -> Response:
     """Return the text of token ids. Raises RequestError naming the field at fault."""
-    body = await read_request(request, context, DetokenizeRequest, {})
+    body = await read_request(request, context, DetokenizeRequest, LENIENT)
     served_name(context.llm, body.model)
     reply = DetokenizeReply(prompt=await _text(context, body.tokens))
     return json_response(reply)
@@ -102,7 +103,7 @@ TOKENIZE_ROUTES: tuple[Route[AppContext], ...] = (
             "Token ids of a text or a conversation",
             TokenizeRequest,
             TokenizeReply,
-            unsupported=_UNSUPPORTED,
+            others=_OTHER,
             example={"prompt": "Once upon a time", "return_token_strs": True},
         ),
     ),
@@ -110,7 +111,13 @@ TOKENIZE_ROUTES: tuple[Route[AppContext], ...] = (
         "POST",
         "/detokenize",
         detokenize,
-        Operation("The text of token ids", DetokenizeRequest, DetokenizeReply, example={"tokens": [5, 6, 7]}),
+        Operation(
+            "The text of token ids",
+            DetokenizeRequest,
+            DetokenizeReply,
+            others=LENIENT,
+            example={"tokens": [5, 6, 7]},
+        ),
     ),
 )
 
@@ -143,7 +150,7 @@ def _tokens_reply(context: AppContext, body: TokenizeRequest, prompt: Prompt) ->
         count=len(prompt.ids),
         max_model_len=context.llm.model.max_model_len,
         tokens=prompt.ids,
-        token_strs=[tokenizer.piece(token) for token in prompt.ids] if body.return_token_strs else UNSET,
+        token_strs=[tokenizer.piece(token) for token in prompt.ids] if body.return_token_strs else None,
     )
     return msgspec.json.encode(reply)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.api.openai.structured import json_grammar
+from streamserve.api.openai.structured import json_grammar, response_schema
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar, check_size
 from streamserve.text.tokenizer import Tokenizer
@@ -27,7 +27,8 @@ _ANY = {"type": "object"}
 class Tools:
     """How one request's tools are used.
 
-    `rendered` are the tools passed to the chat template; `grammar` forces a call, or constrains its format;
+    `rendered` are the tools passed to the chat template; `grammar` forces a call, or constrains its format
+    and that of a message without calls (response_format);
     `named` is the forced function, whose arguments are the whole output.
     """
 
@@ -64,11 +65,12 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thi
                 field="tools",
             )
         strict = {tool["function"]["name"] for tool in request.tools if tool["function"].get("strict")}
-        if not strict:
+        answer = None if request.response_format is None else response_schema(request.response_format)
+        if not strict and answer is None:
             return Tools(request.tools, names, format, parallel)
         constrained = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
-        check_schemas(constrained)
-        grammar = free_calls(format, constrained, tokenizer.special_id, thinks)
+        check_schemas(constrained if answer is None else {**constrained, "": answer})
+        grammar = free_calls(format, constrained, tokenizer.special_id, thinks, answer)
         return Tools(request.tools, names, format, parallel, grammar)
     if choice == "required":
         check_schemas(schemas)

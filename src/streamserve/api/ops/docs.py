@@ -97,7 +97,8 @@ def _fields(what: str, reference: Schema, schemas: dict[str, Schema]) -> str:
 
 
 def _row(field: str, about: Schema, required: list[str]) -> str:
-    unsupported = " class=unsupported" if about.get("description") == "not supported" else ""
+    obeyed = not about.get("description", "").startswith(("not supported", "without effect"))
+    unsupported = "" if obeyed else " class=unsupported"
     notes = [about.get("description", "")]
     if field in required:
         notes.append("required")

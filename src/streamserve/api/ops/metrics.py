@@ -49,6 +49,8 @@ VLLM_NAMES = {
     "request_prompt_tokens",
     "request_generation_tokens",
     "request_params_n",
+    "request_params_max_tokens",
+    "iteration_tokens_total",
     "spec_decode_num_drafts",
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
@@ -83,6 +85,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
     "request_params_n": ("Choices requested (n).", (1, 2, 5, 10, 20)),
+    "request_params_max_tokens": ("Maximum output tokens of a choice, as requested or by default.", _COUNTS),
 }
 
 
@@ -112,6 +115,12 @@ class Metrics:
         )
         self.streams = self._gauge("streams", "Open prompt streams.")
         self.stream_chunks = self._counter("stream_chunks", "Chunks added to prompt streams.")
+        self._ignored_fields = Counter(
+            f"{PREFIX}ignored_fields",
+            "Request fields that were taken without effect, by kind; unknown ones have no name here.",
+            (LABEL, "kind", "field"),
+            registry=self._registry,
+        )
         self._attainment = Counter(
             f"{PREFIX}slo_requests",
             "Finished requests with latency targets, by SLO class and by whether they met them.",
@@ -137,6 +146,10 @@ class Metrics:
         """Count a finished choice."""
         self._finished.labels(self._model_name, reason).inc()
 
+    def ignored_fields(self, kind: str, field: str, count: int) -> None:
+        """Count fields of requests that had no effect."""
+        self._ignored_fields.labels(self._model_name, kind, field).inc(count)
+
     def count_slo(self, slo: Slo, met: bool, tokens: int) -> None:
         """Count a request that had latency targets, and its `tokens` if it met them."""
         labels = (self._model_name, strictness(slo))
@@ -149,14 +162,14 @@ class Metrics:
 
     @contextmanager
     def request(
-        self, prompt_tokens: int, choices: int, created: float | None = None
+        self, prompt_tokens: int, choices: int, max_tokens: int, created: float | None = None
     ) -> Iterator["RequestRecorder"]:
         """Record the metrics of one request; `created` is its prompt stream's creation time, if any.
 
         Choices that are open when it ends count as aborted, or as failed if an error ended it; a request that
         was refused is not counted.
         """
-        recorder = RequestRecorder(self, prompt_tokens, choices, created)
+        recorder = RequestRecorder(self, prompt_tokens, choices, max_tokens, created)
         try:
             yield recorder
         except RequestError as error:
@@ -189,13 +202,19 @@ class RequestRecorder:
     """Records the metrics of one request."""
 
     def __init__(
-        self, metrics: Metrics, prompt_tokens: int, choices: int, created: float | None = None
+        self,
+        metrics: Metrics,
+        prompt_tokens: int,
+        choices: int,
+        max_tokens: int,
+        created: float | None = None,
     ) -> None:
         self.begun = False
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self._created = created
         self._choices = choices
+        self._max_tokens = max_tokens
         self._open = set(range(choices))
         self._start = time.perf_counter()
         self._stream_seconds = 0.0 if created is None else self._start - created
@@ -225,6 +244,7 @@ class RequestRecorder:
         observe("request_prompt_tokens", usage.prompt_tokens)
         observe("request_generation_tokens", usage.completion_tokens)
         observe("request_params_n", self._choices)
+        observe("request_params_max_tokens", self._max_tokens)
         if not self._last_token:
             return
         last, tokens = max(self._last_token.values()), max(self._tokens.values())

@@ -1,7 +1,7 @@
 """The OpenAPI document (/openapi.json), made from the route tables and the structs that validate requests."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -9,13 +9,14 @@ import msgspec
 from streamserve import __version__
 from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.errors import ErrorBody
+from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.routes import JSON, Operation, Route
 
 Schema = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
 _ERRORS = {
-    400: "A field is unknown, not supported, or has an invalid value: the error names it",
+    400: "A field is not supported, or has an invalid value: the error names it",
     401: "A valid key is required",
     403: "Forbidden: a page of another origin, or an admin route without an admin key",
     404: "There is no such model, or stream",
@@ -33,15 +34,16 @@ _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 _KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
 
 
-def openapi_document(routes: Iterable[Route[Any]]) -> Schema:
-    """Return the OpenAPI document of those `routes` that have an operation."""
+def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Schema:
+    """Return the OpenAPI document of those `routes` that have an operation. `strict`: ignored fields are
+    refused."""
     paths: dict[str, Schema] = {}
     schemas: dict[str, Schema] = {}
     for route in routes:
         if route.operation is not None:
             operations = paths.setdefault(_PATH_PARAMETER.sub(r"{\1}", route.path), {})
             operations[route.method.lower()] = _operation(route, route.operation)
-            schemas |= component_schemas(route.operation)
+            schemas |= component_schemas(route.operation, strict)
     return {
         "openapi": "3.1.0",
         "info": {"title": "streamserve", "version": __version__},
@@ -51,8 +53,9 @@ def openapi_document(routes: Iterable[Route[Any]]) -> Schema:
     }
 
 
-def component_schemas(operation: Operation) -> dict[str, Schema]:
-    """Return the schemas of the structs that `operation` refers to, by name."""
+def component_schemas(operation: Operation, strict: bool = False) -> dict[str, Schema]:
+    """Return the schemas of the structs that `operation` refers to, by name. `strict`: ignored fields are
+    refused."""
     request = operation.request
     kinds = [request, operation.reply, operation.event, *operation.other_replies.values(), ErrorBody]
     _, schemas = msgspec.json.schema_components(
@@ -60,7 +63,7 @@ def component_schemas(operation: Operation) -> dict[str, Schema]:
     )
     schemas = {name: _without_null_defaults(schema) for name, schema in schemas.items()}
     if request is not None:
-        schemas[request.__name__] = _of_request(schemas[request.__name__], operation.unsupported)
+        schemas[request.__name__] = _of_request(schemas[request.__name__], operation.others, strict)
     return schemas
 
 
@@ -135,18 +138,22 @@ def _without_null_defaults(schema: Schema) -> Schema:
     return {**schema, "properties": properties}
 
 
-def _of_request(schema: Schema, unsupported: Mapping[str, tuple[Any, ...]]) -> Schema:
+def _of_request(schema: Schema, others: OtherFields, strict: bool) -> Schema:
     """Return `schema` as requests are parsed.
 
-    A null means that the field is left out; unsupported fields accept only some values.
+    A null means that the field is left out; refused fields accept only some values.
     """
+    strict = strict or others.strict
     required = schema.get("required", ())
     properties = {
         name: field if name in required else _nullable(field) for name, field in schema["properties"].items()
     }
-    for name, values in sorted(unsupported.items()):
+    refused = {**others.refused, **(others.without_effect if strict else {})}
+    for name, values in sorted(refused.items()):
         properties[name] = {"description": "not supported", "enum": [*values, None]}
-    return {**schema, "properties": properties}
+    for name in sorted(others.without_effect.keys() - refused.keys()):
+        properties[name] = {"description": "without effect: named in the Warning header"}
+    return {**schema, "properties": properties, "additionalProperties": not strict}
 
 
 def _nullable(field: Schema) -> Schema:

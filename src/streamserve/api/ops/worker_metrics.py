@@ -1,6 +1,7 @@
 """The worker's reports as Prometheus metrics."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -11,11 +12,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from streamserve.protocol.reports import (
+    STEP_TOKENS,
     EvictionReport,
     RemoteReport,
     Report,
     SpeculationReport,
     StepParts,
+    StepTokens,
     StreamReport,
     TransferReport,
 )
@@ -53,6 +56,8 @@ class WorkerMetrics(Collector):
         )
         yield self._counter("steps", "Engine steps.", report.steps)
         yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
+        if report.step_tokens is not None:
+            yield self._step_tokens(report.step_tokens)
         if report.step_floor_seconds is not None:
             floor, spent = report.step_floor_seconds, report.step_seconds
             yield self._counter(
@@ -72,6 +77,17 @@ class WorkerMetrics(Collector):
             yield from self._remote(report.remote)
         if report.transfer is not None:
             yield from self._transfer(report.transfer)
+
+    def _step_tokens(self, steps: StepTokens) -> Metric:
+        family = HistogramMetricFamily(
+            f"{PREFIX}iteration_tokens_total",
+            "Tokens per engine step: prompt tokens computed and tokens generated.",
+            labels=(LABEL,),
+        )
+        bounds = [*map(str, map(float, STEP_TOKENS)), "+Inf"]
+        up_to = list(zip(bounds, map(float, accumulate(steps.counts)), strict=True))
+        family.add_metric((self._model_name,), up_to, steps.total)
+        return family
 
     def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
         seconds = CounterMetricFamily(

@@ -9,11 +9,11 @@ from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
+from streamserve.api.openai.other_fields import OTHER_IN_STREAMS
 from streamserve.api.openai.replies import ChatReply
 from streamserve.api.prompt_streams.context import StreamContext
 from streamserve.api.prompt_streams.idempotency import caller
 from streamserve.api.prompt_streams.schemas import (
-    UNSUPPORTED_IN_STREAMS,
     AnswerRequest,
     DeletedReply,
     EditReply,
@@ -42,7 +42,7 @@ _KEY_PARAMETER: dict[str, Any] = {
 
 async def create(context: StreamContext, request: Request) -> Response:
     """Create a stream. Raises RequestError if too many are open, or naming the field at fault."""
-    body = await read_request(request, context.app, StreamRequest, UNSUPPORTED_IN_STREAMS)
+    body = await read_request(request, context.app, StreamRequest, OTHER_IN_STREAMS)
     operation, size = f"create {caller(request.headers)}", charge_of(request).held
     return json_response(
         await context.idempotency_cache.run_once(
@@ -54,7 +54,7 @@ async def create(context: StreamContext, request: Request) -> Response:
 async def edit(context: StreamContext, request: Request) -> Response:
     """Edit a stream. Raises RequestError: 404 if there is none, 409 if it has another version."""
     name = request.path_params["name"]
-    body = await read_request(request, context.app, EditRequest, {})
+    body = await read_request(request, context.app, EditRequest)
     return json_response(
         await context.idempotency_cache.run_once(
             f"edit {name}", request.headers.get(_KEY), body, lambda: _edit(context.streams, name, body)
@@ -69,7 +69,7 @@ async def _edit(streams: Streams, name: str, body: EditRequest) -> EditReply:
 async def finish(context: StreamContext, request: Request) -> Response:
     """Finish a stream and answer it. Raises RequestError: 404 if there is none, 409 for another version."""
     name, streams = request.path_params["name"], context.streams
-    body = await read_request(request, context.app, FinishRequest, {})
+    body = await read_request(request, context.app, FinishRequest)
     if streams.wants_events(name, body):
         return EventStream(await streams.finish_streaming(name, body))
     work = context.idempotency_cache.run_once(
@@ -80,7 +80,7 @@ async def finish(context: StreamContext, request: Request) -> Response:
 
 async def answer(context: StreamContext, request: Request) -> Response:
     """Stream the early answer. Raises RequestError (409) if the stream has none, or a client reads it."""
-    body = await read_request(request, context.app, AnswerRequest, {})
+    body = await read_request(request, context.app, AnswerRequest)
     return EventStream(await context.streams.answer_early(request.path_params["name"], body))
 
 
@@ -105,7 +105,7 @@ STREAM_ROUTES: tuple[Route[StreamContext], ...] = (
             "Create a prompt stream, whose text arrives in chunks",
             StreamRequest,
             StreamReply,
-            unsupported=UNSUPPORTED_IN_STREAMS,
+            others=OTHER_IN_STREAMS,
             parameters=[_KEY_PARAMETER],
             example={"query": "What is it about?", "template": "{context}\n\n{query}", "max_tokens": 16},
         ),

@@ -4,13 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from streamserve.api.openai.schemas import (
-    UNSUPPORTED_IN_CHATS,
-    UNSUPPORTED_IN_COMPLETIONS,
-    GenerationRequest,
-    StreamOptions,
-    about,
-)
+from streamserve.api.openai.schemas import GenerationRequest, StreamOptions, about
 from streamserve.protocol.sampling import MAX_LOGPROBS
 from streamserve.text.prompt_chunks import MAX_OPERATIONS, Operation
 
@@ -75,16 +69,6 @@ ONLY_OF_CHATS = (
     "parallel_tool_calls",
     "include_reasoning",
 )
-
-UNSUPPORTED_IN_STREAMS: dict[str, tuple[Any, ...]] = {
-    **UNSUPPORTED_IN_COMPLETIONS,
-    **UNSUPPORTED_IN_CHATS,
-    "add_generation_prompt": (True,),
-    "best_of": (),
-    "continue_final_message": (False,),
-    "prompt": (),
-}
-"""Fields that are known but not supported, with the values that have no effect and are accepted."""
 
 
 class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

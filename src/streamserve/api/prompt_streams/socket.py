@@ -19,12 +19,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from streamserve.api.http.body import checked, read_message
 from streamserve.api.http.errors import as_request_error, error_body
+from streamserve.api.http.ignored_fields import STRICT, OtherFields
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.conversation import LARGE_REQUEST
+from streamserve.api.openai.other_fields import OTHER_IN_STREAMS
 from streamserve.api.prompt_streams.context import StreamContext
 from streamserve.api.prompt_streams.idempotency import caller
 from streamserve.api.prompt_streams.schemas import (
-    UNSUPPORTED_IN_STREAMS,
     AnswerRequest,
     DeletedReply,
     EditRequest,
@@ -93,7 +94,7 @@ class _Conversation:
         try:
             with self._context.memory.charge() as charge:
                 charge.add(len(data))
-                call = await read_message(data, self._context, charge, Call, {})
+                call = await read_message(data, self._context, charge, Call)
                 if call.method not in ("answer", "finish"):
                     await self._reply(call, await self._execute(call, charge.held))
                 elif len(self._answers) >= MAX_ANSWERS:
@@ -114,7 +115,7 @@ class _Conversation:
         """Execute `call`, whose message takes `size` bytes, and return its reply."""
         streams, key = self._streams, call.idempotency_key
         if call.method == "create":
-            body = await self._checked(call.body, StreamRequest, size, UNSUPPORTED_IN_STREAMS)
+            body = await self._checked(call.body, StreamRequest, size, OTHER_IN_STREAMS)
             operation = f"create {caller(self._websocket.headers)}"
             created = await self._idempotency_cache.run_once(
                 operation, key, body, lambda: streams.create(body, size)
@@ -132,10 +133,10 @@ class _Conversation:
         return DeletedReply(id=call.id)
 
     async def _checked(
-        self, body: dict[str, Any], kind: type[T], size: int, unsupported: Mapping[str, tuple[Any, ...]] = {}
+        self, body: dict[str, Any], kind: type[T], size: int, others: OtherFields = STRICT
     ) -> T:
         return await self._context.side_thread.run_if(
-            size > LARGE_REQUEST, lambda: checked(body, kind, unsupported)
+            size > LARGE_REQUEST, lambda: checked(body, kind, others)
         )
 
     async def _answer(self, call: Call) -> None:
@@ -149,12 +150,10 @@ class _Conversation:
                 await self._refuse(call, error)
 
     async def _answer_early(self, call: Call) -> None:
-        await self._events(
-            call, await self._streams.answer_early(call.id, checked(call.body, AnswerRequest, {}))
-        )
+        await self._events(call, await self._streams.answer_early(call.id, checked(call.body, AnswerRequest)))
 
     async def _finish(self, call: Call) -> None:
-        streams, name, body = self._streams, call.id, checked(call.body, FinishRequest, {})
+        streams, name, body = self._streams, call.id, checked(call.body, FinishRequest)
         if streams.wants_events(name, body):
             await self._events(call, await streams.finish_streaming(name, body))
             return

@@ -70,7 +70,7 @@ class Streams:
             task.params,
             request_id=name,
             priority=body.priority,
-            cache_salt=body.cache_salt,
+            cache_salt=body.cache_salt or "",
             answer_early=body.answer_early,
         )
         return PromptStream(

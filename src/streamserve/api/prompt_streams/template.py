@@ -46,7 +46,7 @@ class TextPromptTemplate:
         self._context = context
         self._template = _template(source, "template", body.query)
         self._query = body.query
-        self._request = checked({**_common(body, CompletionRequest), "prompt": ""}, CompletionRequest, {})
+        self._request = checked({**_common(body, CompletionRequest), "prompt": ""}, CompletionRequest)
         self.add_special_tokens = self._request.add_special_tokens
         self.wants_events = self._request.stream
 
@@ -76,7 +76,7 @@ class ChatPromptTemplate:
         self._context = context
         self._template = _template(last["content"], f"messages[{len(messages) - 1}].content", body.query)
         self._query = body.query
-        self._request = checked(_common(body, ChatRequest), ChatRequest, {})
+        self._request = checked(_common(body, ChatRequest), ChatRequest)
         self.add_special_tokens = self._request.add_special_tokens
         self.wants_events = self._request.stream
 

@@ -1,11 +1,10 @@
 """Load a model onto a device: weights, KV pool in the device's free memory, executor and drafter."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from streamserve.engine.plan import DRAFT, TARGET
-from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
 from streamserve.execution.cuda.head import WideLinear
@@ -31,8 +30,9 @@ from streamserve.execution.loaded import (
 )
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
-from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import LinearMakers, load_model
+from streamserve.execution.open import open_checkpoint
+from streamserve.execution.spec import ModelSpec, Multipliers
+from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
 from streamserve.protocol.errors import CheckpointError
 
 KV_FRACTION = 0.9
@@ -71,7 +71,7 @@ class DeviceBackend:
         chosen: Implementation = implementation or ("kernels" if device.type == "cuda" else "plain")
         return cls(device, operations(chosen), max_sequences, max_model_len)
 
-    def model(self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
+    def model(self, checkpoint: AnyCheckpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
         """Load the model's weights onto the device."""
         makers = LinearMakers(TorchLinear, TorchLinear, WideLinear)
         return load_model(checkpoint, spec, dtype, makers, self.device)
@@ -101,12 +101,12 @@ class DeviceBackend:
         if draft.kind == "ngram":
             return NGramDrafter(eos, grammars)
         if draft.kind == "self":
-            spec = replace(target.spec, num_layers=draft.layers, windows=target.spec.windows[: draft.layers])
+            spec = target.spec.first_layers(draft.layers)
             layers = target.layers[: draft.layers]
             model = Model(spec, target.embedding, layers, target.final_norm, target.head)
             group, draft_cache = TARGET, cache
         elif draft.spec:
-            model = self.model(Checkpoint(draft.folder), draft.spec, target.dtype)
+            model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
             group = DRAFT
             draft_cache = self.cache(draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype)
         elif draft.kind in ("none", "remote"):
@@ -115,6 +115,27 @@ class DeviceBackend:
             raise CheckpointError(f"--draft: {draft.kind} drafters are not supported on a device")
         passes = self.runner(model, draft_cache)
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars)
+
+
+def refuse_unsupported(spec: ModelSpec) -> None:
+    """Raise CheckpointError for a model that needs an operation which the device's kernels do not have."""
+    multipliers = spec.multipliers
+    needs = {
+        "norms after attention and MLP": spec.norms != "before",
+        "norms in float32": spec.wide_norms,
+        "norms of all queries as one vector": spec.qk_norm == "joint",
+        "heads that are rotated in part": spec.rotary_dim != spec.head_dim,
+        "layers with different rotary embeddings": len(set(spec.ropes)) > 1 or None in spec.ropes,
+        "soft caps": bool(spec.attention_cap or spec.logits_cap),
+        "another activation than SiLU": spec.activation != "silu",
+        "multipliers": multipliers != Multipliers(spec.head_dim**-0.5),
+    }
+    missing = [name for name, needed in needs.items() if needed]
+    if missing:
+        raise CheckpointError(
+            f"{spec.architecture} has {', '.join(missing)}, which GPUs do not support yet: use --device cpu, "
+            "and not --backend device"
+        )
 
 
 def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
@@ -148,10 +169,15 @@ def load_on_device(
         )
     if config.backend in ("native", "reference"):
         raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
+    for model_spec in (source.spec, source.draft.spec):
+        if model_spec:
+            refuse_unsupported(model_spec)
     sizes = plan_memory(
         source, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
         reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
     )  # fmt: skip
+    source = source.at_length(sizes.max_model_len)
+    spec = source.spec
     backend = DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len)
     model = backend.model(source.checkpoint, spec, source.dtype)
     cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype)

@@ -10,7 +10,7 @@ from streamserve.execution.cuda.attention import AttentionWork
 from streamserve.execution.cuda.operations import Operations
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.model import Model
-from streamserve.execution.rope import inverse_frequencies, rotation
+from streamserve.execution.rope import Rotations, distinct_ropes
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class DeviceModel:
         self.max_positions = max_positions
         self._operations = operations
         device = model.embedding.device
-        frequencies = inverse_frequencies(self.spec.rope, self.spec.head_dim).to(device)
-        cos, sin = rotation(torch.arange(max_positions, device=device), frequencies, model.dtype)
-        self._cos, self._sin = cos[:, 0].contiguous(), sin[:, 0].contiguous()
+        ropes, _ = distinct_ropes(self.spec.ropes)
+        rotations = Rotations.of(ropes, self.spec.rotary_dim).to(device)
+        cos, sin = rotations.at(torch.arange(max_positions, device=device), model.dtype)
+        self._cos, self._sin = cos[0].contiguous(), sin[0].contiguous()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,10 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.gguf.vocabulary import read_vocabulary
 from streamserve.execution.native.attention import MAX_QUERY_GROUP
-from streamserve.execution.spec import ModelSpec, read_spec
-from streamserve.execution.weights import check_weights
+from streamserve.execution.open import open_checkpoint
+from streamserve.execution.spec import ModelSpec
+from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
@@ -46,12 +47,16 @@ def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
 
 
 def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
-    draft_spec = read_spec(folder)
-    check_weights(Checkpoint(folder), draft_spec)
+    draft_spec, _ = open_checkpoint(folder)
     if draft_spec.vocab_size != spec.vocab_size:
         raise CheckpointError(
             f"--draft {folder} has a vocabulary of {draft_spec.vocab_size} tokens, {target} one of "
             f"{spec.vocab_size}: they must be the same"
+        )
+    if (gguf_file(folder) is None) != (gguf_file(target) is None):
+        raise CheckpointError(
+            f"--draft {folder} and {target} must both be GGUF files, or neither: only then are their "
+            "vocabularies compared"
         )
     if _vocabulary(folder) != _vocabulary(target):
         raise CheckpointError(
@@ -66,6 +71,9 @@ def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
 
 def _vocabulary(folder: Path) -> object:
     """Return the tokens' texts and ids; None where a checkpoint has no fast tokenizer."""
+    file = gguf_file(folder)
+    if file:
+        return read_vocabulary(file)[0]
     path = folder / TOKENIZER
     if not path.exists():
         return None

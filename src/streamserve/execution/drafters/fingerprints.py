@@ -5,6 +5,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from streamserve.execution.gguf.vocabulary import read_vocabulary
+from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
@@ -14,6 +16,10 @@ def fingerprints(folder: Path, vocab_size: int) -> tuple[str, str]:
     """Return the hashes of the tokenization rules and of the vocabulary (texts and ids). For a folder without
     a fast tokenizer the first is "" and the second covers only the vocabulary's size. Raises CheckpointError
     if the tokenizer file cannot be read."""
+    file = gguf_file(folder)
+    if file:
+        tokens, rules = read_vocabulary(file)
+        return _digest(rules), _digest([vocab_size, tokens])
     path = folder / TOKENIZER
     if not path.exists():
         return "", _digest(vocab_size)

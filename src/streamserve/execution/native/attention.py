@@ -9,6 +9,7 @@ from struct import Struct
 import torch
 from torch import Tensor
 
+from streamserve.execution.attention import PLAIN, Scoring
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows
 from streamserve.execution.native.library import TYPES, CacheLayerStruct, SpanStruct, StepStruct, ThreadPool
@@ -71,13 +72,21 @@ class NativeAttention:
 
     row_invariant = True
 
-    def __init__(self, pool: ThreadPool, cache: KVCache, windows: Sequence[int | None], group: int) -> None:
+    def __init__(
+        self,
+        pool: ThreadPool,
+        cache: KVCache,
+        windows: Sequence[int | None],
+        group: int,
+        scoring: Scoring = PLAIN,
+    ) -> None:
         """`windows`: of each layer. `group`: query heads that share a key-value head."""
         self.cache = cache
         pool.large_pages(cache.data)
         self._pool = pool
         self._windows = tuple(windows)
         self._group = group
+        self._scoring = scoring
         self._path = pool.path(cache.dtype)
         self.spans: Spans | None = None
 
@@ -104,6 +113,8 @@ class NativeAttention:
             qkv.data_ptr(),
             q.shape[1],
             self._windows[layer] or 0,
+            self._scoring.scale or k.shape[2] ** -0.5,
+            self._scoring.cap,
             self._path,
             out.data_ptr(),
         )

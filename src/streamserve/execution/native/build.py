@@ -78,14 +78,22 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
         raise BuildFailed(f"{folder} cannot be made: {error}") from error
     _check_owner(folder)
     library = folder / f"{_key(compiler, flags)}.so"
-    with locked(folder / LOCK):
-        if not library.exists():
-            _compile(compiler, flags, library)
-        else:
-            os.utime(library)
-        _prune(folder)
+    if not _mark_used(library):  # without the lock: another version may be compiling for half a minute
+        with locked(folder / LOCK):
+            if not library.exists():
+                _compile(compiler, flags, library)
+            _prune(folder)
     _check_owner(library)
     return library
+
+
+def _mark_used(library: Path) -> bool:
+    """Return whether the library exists; if so, it is now the most recently used one."""
+    try:
+        os.utime(library)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _prune(folder: Path) -> None:

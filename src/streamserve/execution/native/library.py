@@ -92,13 +92,16 @@ class LayerStruct(ctypes.Structure):
 
     _fields_ = (
         ("attention_norm", c_void_p),
+        ("attention_post_norm", c_void_p),
         ("head_norm", c_void_p),
         ("mlp_norm", c_void_p),
+        ("mlp_post_norm", c_void_p),
         ("qkv", LinearStruct),
         ("out", LinearStruct),
         ("gate_up", LinearStruct),
         ("down", LinearStruct),
         ("window", c_int32),
+        ("rope", c_int32),
     )
 
 
@@ -111,9 +114,16 @@ class ModelStruct(ctypes.Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("dim", c_int32),
+        ("rotary", c_int32),
         ("path", c_int32),
         ("type", c_int32),
+        ("wide_norms", c_int32),
+        ("joint_head_norm", c_int32),
+        ("gelu", c_int32),
         ("epsilon", c_float),
+        ("residual_scale", c_float),
+        ("attention_scale", c_float),
+        ("attention_cap", c_float),
     )
 
 
@@ -151,16 +161,27 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ss_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
     "ss_linear": (
         None,
-        [c_void_p, POINTER(LinearStruct), c_void_p, c_size_t, c_int, c_void_p, c_int],
+        [c_void_p, POINTER(LinearStruct), c_void_p, c_size_t, c_int, c_void_p, c_int, c_float, c_float],
     ),
     "ss_layers": (
         None,
         [c_void_p, POINTER(ModelStruct), POINTER(StepStruct), POINTER(CacheStruct), c_void_p, c_int, c_int],
     ),
-    "ss_norm": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_int, c_int, c_void_p]),
+    "ss_norm": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_int, c_int, c_int, c_void_p]),
     "ss_attend": (
         None,
-        [c_void_p, POINTER(StepStruct), POINTER(CacheLayerStruct), c_void_p, c_int, c_int, c_int, c_void_p],
+        [
+            c_void_p,
+            POINTER(StepStruct),
+            POINTER(CacheLayerStruct),
+            c_void_p,
+            c_int,
+            c_int,
+            c_float,
+            c_float,
+            c_int,
+            c_void_p,
+        ],
     ),
     "ss_sample": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_void_p]),
     "ss_select_draft_tokens": (None, [c_void_p, c_void_p, c_int, c_char_p, c_int, c_int, c_void_p, c_void_p]),

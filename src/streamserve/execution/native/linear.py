@@ -86,8 +86,9 @@ class NativeLinear:
         """Memory of the packed weight, in bytes."""
         return self._memory.nbytes + sum(table.nbytes for table in self._tables)
 
-    def __call__(self, x: Tensor, wide: bool = False) -> Tensor:
-        """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32."""
+    def __call__(self, x: Tensor, wide: bool = False, scale: float = 1.0, cap: float = 0.0) -> Tensor:
+        """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32: then
+        multiplied by `scale`, and bounded by a `cap` other than 0 as cap · tanh(y / cap)."""
         if self._paired:
             raise ValueError("a map packed in pairs is for whole layers only")
         if x.dtype != self.dtype or x.shape[1] != self.in_features:
@@ -105,6 +106,8 @@ class NativeLinear:
                 count,
                 out.data_ptr(),
                 wide,
+                scale,
+                cap,
             )
         return out
 

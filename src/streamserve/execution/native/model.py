@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.attention import AttentionBackend
-from streamserve.execution.model import LayerWeights, Model
+from streamserve.execution.model import LayerWeights, Model, scaled
 from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import (
     TYPES,
@@ -16,7 +16,6 @@ from streamserve.execution.native.library import (
     ThreadPool,
 )
 from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.rope import rotation
 
 
 class NativeModel(Model):
@@ -39,9 +38,12 @@ class NativeModel(Model):
         spec = self.spec
         self._pool = pool
         self._path = pool.path(self.dtype)
-        self._rotations = rotation(torch.arange(0), self._frequencies, self.dtype)
+        self._table = self._rotations.at(torch.arange(0), self.dtype)
+        self._norms: list[Tensor] = []
+        self._final = self._norm_weight(self.final_norm)
         structs = [
-            self._layer(layer, window) for layer, window in zip(self.layers, spec.windows, strict=True)
+            self._layer(layer, window, rope)
+            for layer, window, rope in zip(self.layers, spec.windows, self._rope_of, strict=True)
         ]
         self._structs = (LayerStruct * len(structs))(*structs)
         self._model = ModelStruct(
@@ -50,9 +52,16 @@ class NativeModel(Model):
             heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,
             dim=spec.head_dim,
+            rotary=spec.rotary_dim,
             path=self._path,
             type=TYPES[self.dtype],
+            wide_norms=spec.wide_norms,
+            joint_head_norm=spec.qk_norm == "joint",
+            gelu=spec.activation == "gelu_pytorch_tanh",
             epsilon=spec.rms_norm_eps,
+            residual_scale=spec.multipliers.residual,
+            attention_scale=spec.multipliers.attention,
+            attention_cap=spec.attention_cap,
         )
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -84,46 +93,49 @@ class NativeModel(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, vocabulary] of the next token, in float32."""
         assert isinstance(self.head, NativeLinear)
-        return self.head(hidden, wide=True)
+        return self.head(hidden, wide=True, scale=self.spec.multipliers.logits, cap=self.spec.logits_cap)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of rope.rotation, from a table: for a draft model's short pass the
+        """Return the cosines and sines of rope.Rotations, from a table: for a draft model's short pass the
         cost of computing them matters."""
         last = int(positions.numpy().max())
-        if last >= self._rotations[0].shape[0]:
-            known = torch.arange(1 << last.bit_length())
-            self._rotations = rotation(known, self._frequencies, self.dtype)
-        cos, sin = self._rotations
-        return cos.index_select(0, positions), sin.index_select(0, positions)
+        if last >= self._table[0].shape[1]:
+            self._table = self._rotations.at(torch.arange(1 << last.bit_length()), self.dtype)
+        cos, sin = self._table
+        return cos.index_select(1, positions), sin.index_select(1, positions)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        if not self.spec.tied_embeddings:
-            return self.embedding[tokens]
-        assert isinstance(self.head, NativeLinear)
-        return self.head.rows(tokens)
+        if self.spec.tied_embeddings:
+            assert isinstance(self.head, NativeLinear)
+            return scaled(self.head.rows(tokens), self._embedding_multiplier)
+        return scaled(self.embedding[tokens], self._embedding_multiplier)
 
     def _normed(self, hidden: Tensor) -> Tensor:
         out = torch.empty_like(hidden)
         self._pool.library.ss_norm(
             self._pool.handle,
             hidden.data_ptr(),
-            self.final_norm.data_ptr(),
+            self._final,
             *hidden.shape,
             self.spec.rms_norm_eps,
+            self.spec.wide_norms,
             self._path,
             TYPES[self.dtype],
             out.data_ptr(),
         )
         return out
 
-    @staticmethod
-    def _layer(layer: LayerWeights, window: int | None) -> LayerStruct:
-        struct = LayerStruct(
-            attention_norm=layer.attention_norm.data_ptr(),
-            head_norm=None if layer.head_norm is None else layer.head_norm.data_ptr(),
-            mlp_norm=layer.mlp_norm.data_ptr(),
-            window=window or 0,
-        )
+    def _norm_weight(self, weight: Tensor | None) -> int | None:
+        """Return the address of a norm's weight in float32, which this model keeps; None without one."""
+        if weight is None:
+            return None
+        self._norms.append(weight.float().contiguous())
+        return self._norms[-1].data_ptr()
+
+    def _layer(self, layer: LayerWeights, window: int | None, rope: int) -> LayerStruct:
+        struct = LayerStruct(window=window or 0, rope=rope)
+        for name in ("attention_norm", "attention_post_norm", "head_norm", "mlp_norm", "mlp_post_norm"):
+            setattr(struct, name, self._norm_weight(getattr(layer, name)))
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)
             assert isinstance(linear, NativeLinear)

@@ -84,11 +84,13 @@ def _stored_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> 
     """Return the stored rates of these paths. If there are none, measure and store them."""
     file = FilePath(library._name).with_suffix(".json")
     try:
-        with locked(file.parent / LOCK):
-            rates = _read(file)
-            if rates is None:
-                rates = Rates({name_of(path): multiplier_rate(pool, path) for path in paths})
-                _write(file, rates)
+        rates = _read(file)  # a file is replaced as a whole, so reading needs no lock
+        if rates is None:
+            with locked(file.parent / LOCK):
+                rates = _read(file)
+                if rates is None:
+                    rates = Rates({name_of(path): multiplier_rate(pool, path) for path in paths})
+                    _write(file, rates)
     except OSError as error:
         log.warning("the rates of the kernels' instructions cannot be stored: %s", error)
         return {name_of(path): multiplier_rate(pool, path) for path in paths}

@@ -62,8 +62,9 @@ class AWQ:
         return QuantizedWeight(self.weights, unpacked("qweight"), scales, unpacked("qzeros"))
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
-    """Return the formats of so many layers' matrices. Raises CheckpointError for other kinds of AWQ."""
+def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+    kinds of AWQ."""
     bits = fields.integer("bits")
     if bits != 4:
         fields.refuse("bits", f"{bits} is not supported (supported: 4)")
@@ -78,4 +79,4 @@ def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
         # As in AutoAWQ, any part of a module's name says it. What the files hold is compared with it later.
         return None if any(part in module for part in skipped) else stored
 
-    return formats_of_layers(fields, "modules_to_not_convert", format_of, layers)
+    return formats_of_layers(fields, "modules_to_not_convert", format_of, layers, linears)

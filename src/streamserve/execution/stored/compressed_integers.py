@@ -60,9 +60,8 @@ class CompressedIntegers:
         order = input_order(checkpoint, f"{module}.weight_g_idx", columns, self.weights.group)
         scales = checkpoint.tensor([f"{module}.weight_scale"], torch.float32)
         numbers, zeros = (self._packed if self.packed else self._plain)(checkpoint, module, rows, columns)
-        return QuantizedWeight(
-            self.weights, numbers if order is None else numbers[:, order], scales, zeros, order
-        )
+        numbers = numbers if order is None else numbers[:, order]
+        return QuantizedWeight(self.weights, numbers, scales, zeros, order=order)
 
     def _packed(
         self, checkpoint: Checkpoint, module: str, rows: int, columns: int

@@ -33,9 +33,9 @@ UNMATCHED = 3
 """The rank of a module that no target matches."""
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
-    """Return what the config groups say of each matrix of so many layers. Raises CheckpointError for what is
-    not computed as they say."""
+def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
+    """Return what the config groups say of the matrices `linears` of so many layers. Raises
+    CheckpointError for what is not computed as they say."""
     for name in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         if fields.get(name):
             fields.refuse(name, "is not supported")
@@ -60,7 +60,7 @@ def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
 
     if not tied_head and format_of(HEAD):
         fields.refuse("ignore", f"does not name {HEAD}: a quantized head is not supported")
-    return formats_of_layers(fields, "config_groups", format_of, layers)
+    return formats_of_layers(fields, "config_groups", format_of, layers, linears)
 
 
 def written_config(stored: CompressedIntegers) -> dict[str, object]:

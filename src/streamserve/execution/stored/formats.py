@@ -1,5 +1,6 @@
 """What the methods of quantization have in common: the interface of a stored format, and those of a model."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,8 +18,11 @@ LINEARS = (
 )  # fmt: skip
 """The linear modules of a layer."""
 
-FUSED = (LINEARS[:3], LINEARS[4:6])
-"""Those whose weights are joined."""
+FUSED_LINEARS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+"""Those of an architecture whose checkpoints join q, k, v, and gate, up."""
+
+JOINED = (LINEARS[:3], LINEARS[4:6])
+"""Those of LINEARS whose weights are joined when they are loaded."""
 
 Shape = tuple[int, int]
 
@@ -42,21 +46,33 @@ class StoredFormat(Protocol):
 
 
 @dataclass(frozen=True)
+class GgufBlocks:
+    """A matrix in the blocks of a GGUF file, which `weights` represent exactly. Its checkpoint reads it."""
+
+    weights: WeightFormat
+
+
+AnyFormat = StoredFormat | GgufBlocks
+
+
+@dataclass(frozen=True)
 class StoredFormats:
-    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of LINEARS, None
-    where a matrix is not quantized. At least one is."""
+    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of `linears`,
+    None where a matrix is not quantized. At least one is."""
 
-    layers: tuple[tuple[StoredFormat | None, ...], ...]
+    layers: tuple[tuple[AnyFormat | None, ...], ...]
+    linears: tuple[str, ...] = LINEARS
 
-    def of(self, module: str) -> StoredFormat | None:
+    def of(self, module: str) -> AnyFormat | None:
         """Return the format of a module, `model.layers.LAYER.LINEAR`."""
         _, _, layer, linear = module.split(".", 3)
-        return self.layers[int(layer)][LINEARS.index(linear)]
+        return self.layers[int(layer)][self.linears.index(linear)]
 
     @property
     def main(self) -> WeightFormat:
-        """The format of the first quantized matrix."""
-        return next(stored.weights for layer in self.layers for stored in layer if stored)
+        """The format of the most matrices, of equally many the first."""
+        formats = Counter(stored.weights for layer in self.layers for stored in layer if stored)
+        return formats.most_common(1)[0][0]
 
     def __str__(self) -> str:
         names = {str(stored.weights) if stored else UNQUANTIZED for layer in self.layers for stored in layer}
@@ -67,19 +83,21 @@ FormatOf = Callable[[str], StoredFormat | None]
 """Returns the format of a linear module by its full name; None where it is not quantized."""
 
 
-def formats_of_layers(fields: Fields, field: str, format_of: FormatOf, layers: int) -> StoredFormats:
-    """Return the formats of so many layers' matrices. Raises CheckpointError naming `field` if matrices that
-    are joined have different formats, or none has any."""
+def formats_of_layers(
+    fields: Fields, field: str, format_of: FormatOf, layers: int, linears: tuple[str, ...]
+) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError naming `field`
+    if matrices that are joined have different formats, or none has any."""
     formats = []
     for layer in range(layers):
-        own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in LINEARS}
-        for joined in FUSED:
-            if len({own[linear] for linear in joined}) > 1:
+        own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in linears}
+        for joined in JOINED:
+            if len({own[linear] for linear in joined if linear in own}) > 1:
                 fields.refuse(field, f"gives {', '.join(joined)} of layer {layer} different formats")
         formats.append(tuple(own.values()))
     if not any(any(own) for own in formats):
         fields.refuse(field, "leaves no matrix of the layers to quantize")
-    return StoredFormats(tuple(formats))
+    return StoredFormats(tuple(formats), linears)
 
 
 def skipped_modules(fields: Fields, name: str) -> tuple[str, ...]:

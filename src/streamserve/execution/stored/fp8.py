@@ -99,8 +99,9 @@ def block_of(fields: Fields, name: str) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
-    """Return the formats of so many layers' matrices. Raises CheckpointError for other kinds of fp8."""
+def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+    kinds of fp8."""
     for name in ("kv_cache_scheme", "modules_to_convert"):
         if fields.get(name):
             fields.refuse(name, "is not supported")
@@ -116,4 +117,4 @@ def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
         # Whole parts of a module's name: mlp.gate is not mlp.gate_proj.
         return None if any(f".{part}." in f".{module}." for part in skipped) else stored
 
-    return formats_of_layers(fields, listed, format_of, layers)
+    return formats_of_layers(fields, listed, format_of, layers, linears)

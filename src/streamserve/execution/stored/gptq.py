@@ -19,7 +19,6 @@ from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
-    LINEARS,
     Shape,
     StoredFormat,
     StoredFormats,
@@ -67,9 +66,8 @@ class GPTQ:
         numbers = unpack(packed, self.weights.bits, columns)
         scales = checkpoint.tensor([f"{module}.scales"], torch.float32).T.contiguous()
         zeros = self._zeros(checkpoint, f"{module}.qzeros", rows)
-        return QuantizedWeight(
-            self.weights, numbers if order is None else numbers[:, order], scales, zeros, order
-        )
+        numbers = numbers if order is None else numbers[:, order]
+        return QuantizedWeight(self.weights, numbers, scales, zeros, order=order)
 
     def _zeros(self, checkpoint: Checkpoint, name: str, rows: int) -> Tensor | None:
         """Return the zero points [out, groups]; None if they are those of symmetric weights."""
@@ -85,8 +83,9 @@ class GPTQ:
         return None
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
-    """Return the formats of so many layers' matrices. Raises CheckpointError for other kinds of GPTQ."""
+def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+    kinds of GPTQ."""
     bits = fields.integer("bits")
     if bits not in (4, 8):
         fields.refuse("bits", f"{bits} is not supported (supported: 4, 8)")
@@ -102,22 +101,22 @@ def read_formats(fields: Fields, layers: int, tied_head: bool) -> StoredFormats:
     version = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     format = WeightFormat(bits, group_size(fields), fields.flag("sym", True))
     stored = GPTQ(format, VERSIONS[version], fields.flag("desc_act", False))
-    quantized = _modules(fields)
+    quantized = _modules(fields, linears)
 
     def format_of(module: str) -> StoredFormat | None:
         return stored if module.split(".", 3)[3] in quantized else None
 
-    return formats_of_layers(fields, MODULES, format_of, layers)
+    return formats_of_layers(fields, MODULES, format_of, layers, linears)
 
 
-def _modules(fields: Fields) -> frozenset[str]:
-    """Return the linear modules that are quantized in each layer, listed by name or in lists of names."""
+def _modules(fields: Fields, linears: tuple[str, ...]) -> frozenset[str]:
+    """Return those of `linears` that are quantized in each layer, listed by name or in lists of names."""
     value = fields.get(MODULES)
     if value is None:
-        return frozenset(LINEARS)
+        return frozenset(linears)
     groups = value if isinstance(value, list) else [value]
     names = [name for group in groups for name in (group if isinstance(group, list) else [group])]
-    unknown = [name for name in names if name not in LINEARS]
+    unknown = [name for name in names if name not in linears]
     if unknown:
         fields.refuse(MODULES, f"{shown(unknown[0])} is not a linear module of a layer")
     return frozenset(names)

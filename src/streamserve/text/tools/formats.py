@@ -20,6 +20,9 @@ class Format:
     come before the arguments, with or without `separator` between them. Ids of calls are `id_prefix` and
     `id_length` letters and digits.
 
+    `forced`: a grammar forces calls, so all text is part of them. If it is cut short, what cannot be returned
+    as a call is dropped; it was never meant as content.
+
     `calls` is what a grammar allows after the first opening, as Lark rules: {opening}, {closing}, {separator}
     stand for these markers, @call for a call as a JSON object with its arguments under `key`, and
     `name_first` for a name followed by its arguments.
@@ -29,6 +32,7 @@ class Format:
     closing: str = ""
     around: str = ""
     bare: bool = False
+    forced: bool = False
     named: bool = False
     separator: str = ""
     id_prefix: str = "call_"
@@ -62,7 +66,7 @@ FORMATS = {
     ),
 }
 
-REQUIRED = Format(around="[],", bare=True)
+REQUIRED = Format(around="[],", bare=True, forced=True)
 """The format that a grammar produces for required calls: a JSON list of calls, and nothing else."""
 
 

@@ -16,9 +16,15 @@ _NO_THOUGHT = rf" & ~/[ \r\n\t]*{OPENING}(.|\n)*/"
 
 
 def free_calls(
-    format: Format, schemas: Mapping[str, Schema], special: Callable[[str], int | None], thinks: bool
+    format: Format,
+    schemas: Mapping[str, Schema],
+    special: Callable[[str], int | None],
+    thinks: bool,
+    answer: Schema | None = None,
 ) -> Grammar:
     """Return a grammar of text, then optionally calls in `format`, which end the message.
+
+    With `answer`, a message has either calls and no text, or a JSON text that matches this schema.
 
     `schemas` maps each function's name to the schema of its arguments; `special` returns the id of a marker
     that is a special token. If the model `thinks`, text may not begin with the reasoning's opening tag:
@@ -31,14 +37,16 @@ def free_calls(
 
     signs = {name: mark(getattr(format, name)) for name in ("opening", "closing", "separator")}
     lazy = "[lazy]" if special(format.opening) is None else ""  # up to the first opening
+    calls = f"opened calls{' | calls' if format.bare else ''}"
+    text = f"TEXT: {_TEXT_WITHOUT_CALL if format.bare else _TEXT}{_NO_THOUGHT if thinks else ''}"
+    free = [f"start: TEXT | {calls}", f"opened{lazy}: TEXT {signs['opening']}", text]
+    formatted = [f"start: @answer | {calls}", f"opened: BLANKS {signs['opening']}"]
     rules = [
-        f"start: TEXT | opened calls{' | calls' if format.bare else ''}",
-        f"opened{lazy}: TEXT {signs['opening']}",
+        *(free if answer is None else formatted),
         f"calls: {format.calls.format(**signs)}",
-        f"TEXT: {_TEXT_WITHOUT_CALL if format.bare else _TEXT}{_NO_THOUGHT if thinks else ''}",
         r"BLANKS: /[ \r\n\t]{0,8}/",
     ]
-    named = {"call": calls_schema(schemas, format.key)}
+    named = {"call": calls_schema(schemas, format.key), **({} if answer is None else {"answer": answer})}
     if format.named:
         numbered = list(enumerate(schemas))
         alternatives = [f"{json.dumps(name)} between @arguments{index}" for index, name in numbered]

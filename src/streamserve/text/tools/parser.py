@@ -7,8 +7,8 @@ back until it is decided. What turns out not to be a call, or calls an unknown t
 import re
 import secrets
 import string
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from streamserve.text.tools.formats import Format
 from streamserve.text.tools.json_call import JsonCall
@@ -179,11 +179,23 @@ class ToolCallParser:
         return taken
 
     def _emit(self, output: ParsedCalls, text: str) -> None:
-        """Emit text; trailing whitespace only once something follows it."""
+        """Emit text; trailing whitespace only once something follows it. Forced calls have no text."""
+        if self._format.forced:
+            return
         whole = self._whitespace + text
         stripped = whole.rstrip()
         self._whitespace = whole[len(stripped) :]
         output.content += stripped
+
+
+def merged(deltas: Sequence[CallDelta]) -> list[CallDelta]:
+    """Return `deltas` with at most one for each call: clients merge the events of a stream by a call's index,
+    and may read only the first entry of an index in an event."""
+    calls: dict[int, CallDelta] = {}
+    for delta in deltas:
+        first = calls.get(delta.index)
+        calls[delta.index] = replace(first, arguments=first.arguments + delta.arguments) if first else delta
+    return list(calls.values())
 
 
 def overlap(text: str, mark: str) -> int:

@@ -56,7 +56,7 @@ def rotate_and_store(
     qk = split[:, : heads + kv_heads]
     if head_norm is not None:
         qk = rms_norm(qk, head_norm, epsilon)
-    rotated = rotate(qk, cos[positions][:, None], sin[positions][:, None])
+    rotated = rotate(qk, cos[positions], sin[positions])
     split[:, :heads] = rotated[:, :heads]
     block, slot = slots.long() // block_size, slots.long() % block_size
     cache_layer[block, 0, :, slot] = rotated[:, heads:]

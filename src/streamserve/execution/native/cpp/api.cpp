@@ -81,12 +81,13 @@ void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, 
     }, light(linear->path, count, size_t(linear->k)));
 }
 
-// out [rows, n] = x [rows, k] Wᵀ + b, of the weight's type, or float32 if `wide`.
-void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, int rows, void* out,
-               int wide) {
+// out [rows, n] = x [rows, k] Wᵀ + b, of the weight's type, or float32 if `wide`: then multiplied by `scale`,
+// and with a `cap` other than 0 bounded by it.
+void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, int rows, void* out, int wide,
+               float scale, float cap) {
     Pool& pool = *static_cast<Pool*>(pool_);
     Rows in = lay_out(pool, *linear, x, stride, rows);
-    Finish finish{Finish::STORE, linear->type, wide != 0, out, size_t(linear->n), {}};
+    Finish finish{Finish::STORE, linear->type, wide != 0, out, size_t(linear->n), {}, scale, cap};
     pool.run([&](int thread) {
         amx_begin();
         multiply(pool, thread, *linear, in, rows, finish);
@@ -99,14 +100,14 @@ void ss_layers(void* pool, const Model* model, const Step* step, const Cache* ca
     run_layers(*static_cast<Pool*>(pool), *model, *step, *cache, hidden, first, last);
 }
 
-void ss_norm(void* pool, const void* from, const void* weight, int rows, int size, float epsilon, int path,
-             int type, void* to) {
-    norm_rows(*static_cast<Pool*>(pool), from, weight, rows, size, epsilon, path, type, to);
+void ss_norm(void* pool, const void* from, const float* weight, int rows, int size, float epsilon, int wide,
+             int path, int type, void* to) {
+    norm_rows(*static_cast<Pool*>(pool), from, weight, rows, size, epsilon, wide != 0, path, type, to);
 }
 
 void ss_attend(void* pool, const Step* step, const CacheLayer* cache, const void* qkv, int heads, int window,
-               int path, void* out) {
-    write_and_attend(*static_cast<Pool*>(pool), *step, *cache, qkv, heads, window, path, out);
+               float scale, float cap, int path, void* out) {
+    write_and_attend(*static_cast<Pool*>(pool), *step, *cache, qkv, heads, window, {scale, cap}, path, out);
 }
 
 void ss_sample(void* pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens) {

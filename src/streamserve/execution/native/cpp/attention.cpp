@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "attention_amx.h"
+#include "attention_dot.h"
 #include "attention_engine.h"
 #include "kv_vectors.h"
 
@@ -11,6 +12,7 @@ namespace streamserve {
 
 namespace {
 
+constexpr float LOG2_E = 1.44269504089f;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 // The softmax of some queries so far: weighted sums [query][padded dim], largest scores, sums of weights.
@@ -262,6 +264,7 @@ class Worker {
         }
         if (lowest >= highest) return;
         engine_.scores(from, last - from, lowest, highest, scores_);
+        if (a_.scoring.cap) cap_scores(last - from, lowest, highest);
         float before[QUERY_TILE] = {}, top[QUERY_TILE] = {}, keep[QUERY_TILE];
         for (int i = 0; i < last - from; i++) {
             if (low[i] >= high[i]) continue;
@@ -290,6 +293,18 @@ class Worker {
             float* sums = range_.from(from + i, stride_).sums;
             for (int d = 0; d < stride_; d += V::lanes) {
                 fma(V::load(sums + d), V::set(keep[i]), V::load(result + d)).store(sums + d);
+            }
+        }
+    }
+
+    // Scores of `count` queries with the keys `from` to `until`, in whole chunks; what is masked later does not
+    // matter.
+    void cap_scores(int count, int from, int until) {
+        V scale = V::set(a_.scoring.scale / a_.scoring.cap), cap = V::set(a_.scoring.cap);
+        for (int query = 0; query < count; query++) {
+            float* scores = scores_ + query * KEY_TILE;
+            for (int i = from / CHUNK * CHUNK; i < round_up(until, CHUNK); i += V::lanes) {
+                soft_cap(V::load(scores + i), scale, cap).store(scores + i);
             }
         }
     }
@@ -325,7 +340,7 @@ class Worker {
     float *scores_, *results_;
     typename Engine::Weight* weights_;
     T* numbers_;  // a tile's keys, then its values, of a quantized cache
-    float scale_ = 1.44269504089f / std::sqrt(float(dim_));  // powers are of two, not of e
+    float scale_ = LOG2_E * (a_.scoring.cap ? 1 : a_.scoring.scale);  // powers are of two, not of e
 
     const Span* span_ = nullptr;
     const Item* item_ = nullptr;
@@ -417,6 +432,13 @@ void attend(Pool& pool, int thread, const Attention& a, const std::vector<Item>&
         case AMX:
             if (a.cache.type == BF16) {
                 return attend_with<Vec512, bf16, AmxEngine>(pool, thread, a, items, parts);
+            }
+            return attend_typed<Vec512>(pool, thread, a, items, parts);
+#endif
+#if defined(__AVX512BF16__) && defined(STREAMSERVE_AVX512)
+        case AVX512_BF16:
+            if (a.cache.type == BF16) {
+                return attend_with<Vec512, bf16, DotEngine>(pool, thread, a, items, parts);
             }
             [[fallthrough]];
 #endif

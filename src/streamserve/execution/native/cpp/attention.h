@@ -52,12 +52,19 @@ struct Item {
     int span, row, rows, begin, end, part, parts;
 };
 
+// What becomes of a product of query and key before the softmax: product · scale, and with a `cap` other than
+// 0 cap · tanh(product · scale / cap).
+struct Scoring {
+    float scale, cap;
+};
+
 struct Attention {
     const Span* spans;
     const void* q;     // [row][head][dim], rows `q_stride` numbers apart
     size_t q_stride;
     int heads, path;
     int window;        // latest positions a row sees, itself included; 0: all
+    Scoring scoring;
     CacheLayer cache;
     Rows out;          // [row][head · dim]
 };

@@ -22,26 +22,58 @@ inline void put(float& to, float x) { to = x; }
 inline void put(bf16& to, float x) { to = round_bf16(x); }
 
 template <class V, class T>
-inline void store_row(const float* sums, const Finish& finish, size_t at, int columns, bool add) {
+inline void store_row(const float* sums, const Finish& finish, size_t at, int columns) {
     T* out = static_cast<T*>(finish.out) + at;
     int i = 0;
+    for (; i + V::lanes <= columns; i += V::lanes) V::load(sums + i).store(out + i);
+    for (; i < columns; i++) put(out[i], sums[i]);
+}
+
+template <class V>
+inline void store_wide(const float* sums, const Finish& finish, size_t at, int columns) {
+    if (finish.scale == 1 && !finish.cap) return store_row<V, float>(sums, finish, at, columns);
+    float* out = static_cast<float*>(finish.out) + at;
+    int i = 0;
     for (; i + V::lanes <= columns; i += V::lanes) {
-        V sum = V::load(sums + i);
-        (add ? V::load(out + i) + round_to<V, T>(sum) : sum).store(out + i);
+        V sum = V::load(sums + i) * V::set(finish.scale);
+        (finish.cap ? soft_cap(sum, V::set(1 / finish.cap), V::set(finish.cap)) : sum).store(out + i);
     }
     for (; i < columns; i++) {
-        float sum = sums[i];
-        put(out[i], add ? widen(out[i]) + round_to_type(sum, T{}) : sum);
+        float sum = sums[i] * finish.scale;
+        out[i] = finish.cap ? finish.cap * std::tanh(sum / finish.cap) : sum;
     }
 }
 
 template <class V, class T>
-inline void silu_mul(const float* sums, T* chunk) {
+inline void add_row(const float* sums, const Finish& finish, size_t at, int columns) {
+    T* out = static_cast<T*>(finish.out) + at;
+    bool scaled = finish.scale != 1;
+    int i = 0;
+    for (; i + V::lanes <= columns; i += V::lanes) {
+        V sum = round_to<V, T>(V::load(sums + i));
+        if (scaled) sum = round_to<V, T>(sum * V::set(finish.scale));
+        (V::load(out + i) + sum).store(out + i);
+    }
+    for (; i < columns; i++) {
+        float sum = round_to_type(sums[i], T{});
+        if (scaled) sum = round_to_type(sum * finish.scale, T{});
+        put(out[i], widen(out[i]) + sum);
+    }
+}
+
+// x / (1 + e^-s): SiLU where s is x; GELU in its approximation by tanh where s is the cubic below.
+template <class V>
+inline V activate(V x, bool gelu) {
+    V one = V::set(1.0f), s = x;
+    if (gelu) s = x * V::set(1.5957691216f) * fma(x * x, V::set(0.044715f), one);
+    return x / (one + exponential(V::set(0.0f) - s));
+}
+
+template <class V, class T>
+inline void gate_mul(const float* sums, T* chunk, bool gelu) {
     for (int i = 0; i < CHUNK; i += V::lanes) {
         V gate = round_to<V, T>(V::load(sums + i)), value = round_to<V, T>(V::load(sums + CHUNK + i));
-        V one = V::set(1.0f);
-        V silu = round_to<V, T>(gate / (one + exponential(V::set(0.0f) - gate)));
-        (silu * value).store(chunk + i);
+        (round_to<V, T>(activate(gate, gelu)) * value).store(chunk + i);
     }
 }
 
@@ -54,21 +86,29 @@ inline void end_row(const Linear& linear, const Finish& finish, int row, int col
     }
     int real = linear.n - column < columns ? linear.n - column : columns;
     size_t at = size_t(row) * finish.stride + size_t(column);
-    if (finish.kind == Finish::SILU_MUL) {
-        silu_mul<V, T>(sums, reinterpret_cast<T*>(finish.chunks.at(row, column / PANEL)));
+    if (finish.kind == Finish::GATE_MUL) {
+        gate_mul<V, T>(sums, reinterpret_cast<T*>(finish.chunks.at(row, column / PANEL)), finish.gelu);
     } else if (finish.wide) {
-        store_row<V, float>(sums, finish, at, real, false);
+        store_wide<V>(sums, finish, at, real);
+    } else if (finish.kind == Finish::ADD) {
+        add_row<V, T>(sums, finish, at, real);
     } else {
-        store_row<V, T>(sums, finish, at, real, finish.kind == Finish::ADD);
+        store_row<V, T>(sums, finish, at, real);
     }
 }
 
 // The bias and the sums' way out: columns `column` to `column + columns` of `rows` rows from `row` on.
 void end(const Linear& linear, const Finish& finish, int row, int rows, int column, int columns, float* sums);
 
-// RMSNorm of a row of `size` numbers: in float32 up to the scaling by `weight`. `to`: the row's first chunk.
+// How RMSNorm is computed. `wide`: in float32 to the end, else rounded before it is scaled by its weight.
+struct Norm {
+    float epsilon;
+    bool wide;
+};
+
+// RMSNorm of a row of `size` numbers. `to`: the row's first chunk; the row itself is allowed.
 template <class V, class T>
-void normalize(const T* from, const T* weight, int size, float epsilon, char* to, size_t chunk_stride) {
+void normalize(const T* from, const float* weight, int size, Norm norm, char* to, size_t chunk_stride) {
     int whole = size / V::lanes * V::lanes;
     V squares = V::set(0.0f);
     for (int i = 0; i < whole; i += V::lanes) {
@@ -77,21 +117,30 @@ void normalize(const T* from, const T* weight, int size, float epsilon, char* to
     }
     float total = squares.sum();
     for (int i = whole; i < size; i++) total += widen(from[i]) * widen(from[i]);
-    float scale = 1.0f / std::sqrt(total / float(size) + epsilon);
+    float scale = 1.0f / std::sqrt(total / float(size) + norm.epsilon);
     for (int i = 0; i < size; i += V::lanes) {
         T* out = reinterpret_cast<T*>(to + size_t(i / CHUNK) * chunk_stride) + i % CHUNK;
         if (i < whole) {
-            V scaled = round_to<V, T>(V::load(from + i) * V::set(scale));
-            (V::load(weight + i) * scaled).store(out);
+            V scaled = V::load(from + i) * V::set(scale);
+            (V::load(weight + i) * (norm.wide ? scaled : round_to<V, T>(scaled))).store(out);
             continue;
         }
         for (int j = i; j < size; j++) {
-            put(out[j - i], widen(weight[j]) * round_to_type(widen(from[j]) * scale, T{}));
+            float scaled = widen(from[j]) * scale;
+            put(out[j - i], weight[j] * (norm.wide ? scaled : round_to_type(scaled, T{})));
         }
     }
 }
 
-// Rotary embedding in place: dimension i turns with i + dim / 2, by cosines and sines [dim / 2].
+// to += x, both of `size` numbers.
+template <class V, class T>
+void add_to(T* to, const T* x, int size) {
+    int i = 0;
+    for (; i + V::lanes <= size; i += V::lanes) (V::load(to + i) + V::load(x + i)).store(to + i);
+    for (; i < size; i++) put(to[i], widen(to[i]) + widen(x[i]));
+}
+
+// Rotary embedding in place of `dim` numbers: i turns with i + dim / 2, by cosines and sines [dim / 2].
 template <class V, class T>
 void rotate(T* head, const T* cos, const T* sin, int dim) {
     int half = dim / 2, i = 0;

@@ -110,7 +110,7 @@ void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, 
     alignas(64) float sums[STRIP * PANEL];
     int panels = linear.n_padded / PANEL;
     int at_once = rows_at_once(linear, rows), blocks = ceil_div(rows, at_once);
-    bool by_tiles = linear.path == AMX && finish.kind != Finish::SILU_MUL;
+    bool by_tiles = linear.path == AMX && finish.kind != Finish::GATE_MUL;
     int whole = panels * blocks;
     if (by_tiles) whole = panels > pool.threads() ? panels - pool.threads() : 0;
     int units = by_tiles ? whole + (panels - whole) * 4 : whole;

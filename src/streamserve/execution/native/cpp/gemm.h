@@ -22,16 +22,19 @@ namespace streamserve {
 // What becomes of sums [rows][64 columns]; all of them are rounded to the model's type first.
 struct Finish {
     enum Kind {
-        STORE,     // out[row, column] = sum
-        ADD,       // out[row, column] += sum
-        SILU_MUL,  // columns 0 to 31 of a panel are gates, the others values: chunk = silu(gate) · value
+        STORE,     // out[row, column] = sum, or cap · tanh(sum · scale / cap)
+        ADD,       // out[row, column] += sum · scale, rounded again after a scale other than 1
+        GATE_MUL,  // columns 0 to 31 of a panel are gates, the others values: chunk = act(gate) · value
     };
     Kind kind;
-    int type;       // of sums and of `out`; what STORE writes may be `wide`: float32, not rounded
+    int type;          // of sums and of `out`; what STORE writes may be `wide`: float32, not rounded
     bool wide;
-    void* out;      // STORE, ADD
-    size_t stride;  // of `out`, in numbers
-    Rows chunks;    // SILU_MUL
+    void* out;         // STORE, ADD
+    size_t stride;     // of `out`, in numbers
+    Rows chunks;       // GATE_MUL
+    float scale = 1;   // STORE if wide, ADD
+    float cap = 0;     // STORE if wide; 0: none
+    bool gelu = false; // GATE_MUL: the activation; else SiLU
 };
 
 // Packs row source_rows[i] of `from` [.., k] as output i, zeros for a negative one; `to` takes n_padded ·

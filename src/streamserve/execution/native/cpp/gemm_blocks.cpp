@@ -43,7 +43,7 @@ struct Next {
 class Blocks {
   public:
     Blocks(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows, const Finish& finish)
-        : linear_(linear), x_(x), finish_(finish), rows_(rows), paired_(finish.kind == Finish::SILU_MUL),
+        : linear_(linear), x_(x), finish_(finish), rows_(rows), paired_(finish.kind == Finish::GATE_MUL),
           chunks_(linear.k_padded / CHUNK), stream_(size_t(chunks_) * TILE) {
         depth_ = chunks_ <= WHOLE ? chunks_ : ceil_div(chunks_, ceil_div(chunks_, PART));
         at_once_ = round_up(ceil_div(rows, ceil_div(rows, MAX_ROWS)), STRIP);

@@ -273,7 +273,7 @@ void multiply_typed(Pool& pool, int thread, const Linear& w, const Rows& x, int 
     int panels = w.n_padded / PANEL, blocks = ceil_div(rows, BLOCK_ROWS);
     int at_once = round_up(ceil_div(rows, blocks), rows > MAX_ROWS ? MAX_ROWS : 1);
     blocks = ceil_div(rows, at_once);
-    int whole = panels * blocks, cut = finish.kind == Finish::SILU_MUL ? 0 : whole % pool.threads();
+    int whole = panels * blocks, cut = finish.kind == Finish::GATE_MUL ? 0 : whole % pool.threads();
     if (pool.threads() == 1 || panels <= cut) cut = 0;
     int units = whole - cut + cut * tiles;
     Rows32<V, T> some(pool, thread, w, x, at_once);

@@ -3,7 +3,7 @@
 //   y[r, n] = Σ_g  sx[r, g] · (s[n, g] · Σ q·xq  +  m[n, g] · Σ xq)        groups in ascending order, float32
 //
 // q are unsigned, xq signed; both sums over a group are exact in 32 bits, so the instructions that take them
-// cannot change a bit, nor can the number of rows or threads. A group is 32, 64, 128 or all of K, which is at
+// cannot change a bit, nor can the number of rows or threads. A group is 16, 32, 64, 128 or all of K, which is at
 // most 66,311: 255 · 127 · K fits 32 bits. Without m the weights are symmetric: q has an
 // offset of 128 or 8, which is subtracted as an integer. Products and sums of floats are rounded as written:
 //
@@ -27,6 +27,7 @@ namespace {
 constexpr int STRIP = 16;       // columns that lie together
 constexpr int LINE = 4 * STRIP;  // bytes of a strip for four k
 constexpr int TILE = 64;        // of K
+constexpr int SMALL_GROUP = 16;  // the only group of less than CHUNK
 constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
 constexpr int AHEAD = 1024;     // bytes that are fetched ahead
 constexpr int ROW_GAP = 64;     // bytes between rows of x, so that they do not meet in the same lines of L1
@@ -59,15 +60,19 @@ struct DotPortable {
         int8_t b[4];
     };
     static Four broadcast(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
-    static DotPortable zero() { return {}; }
+    static DotPortable all(int32_t x) {
+        DotPortable out;
+        for (int32_t& one : out.v) one = x;
+        return out;
+    }
     template <int BITS>
     void add(Bytes w, Four x) {
         for (int i = 0; i < lanes; i++) {
             for (int j = 0; j < 4; j++) v[i] += int32_t(w.b[4 * i + j]) * x.b[j];
         }
     }
-    V less(int32_t offset) const {
-        return V::make([&](int i) { return float(v[i] - offset); });
+    V floats() const {
+        return V::make([&](int i) { return float(v[i]); });
     }
 
     // For rounding: integers of `lanes` numbers.
@@ -128,7 +133,7 @@ struct Dot256 {
         std::memcpy(&four, x, 4);
         return _mm256_set1_epi32(four);
     }
-    static Dot256 zero() { return {_mm256_setzero_si256()}; }
+    static Dot256 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
     // Pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
     // are taken less 128, and their sign goes to x.
     template <int BITS>
@@ -141,9 +146,7 @@ struct Dot256 {
         __m256i pairs = _mm256_maddubs_epi16(w, x);
         v = _mm256_add_epi32(v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    V less(int32_t offset) const {
-        return {_mm256_cvtepi32_ps(_mm256_sub_epi32(v, _mm256_set1_epi32(offset)))};
-    }
+    V floats() const { return {_mm256_cvtepi32_ps(v)}; }
 
     static Dot256 magnitudes(V x) {
         return {_mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x7fffffff))};
@@ -186,15 +189,13 @@ struct Dot512 {
         std::memcpy(&four, x, 4);
         return _mm512_set1_epi32(four);
     }
-    static Dot512 zero() { return {_mm512_setzero_si512()}; }
+    static Dot512 all(int32_t x) { return {_mm512_set1_epi32(x)}; }
     template <int BITS>
     void add(Bytes w, __m512i x) {
         // The sum stays in its register: left to itself, gcc moves 24 of them to the stack and back.
         asm("vpdpbusd %2, %1, %0" : "+v"(v) : "v"(w), "v"(x));
     }
-    V less(int32_t offset) const {
-        return {_mm512_cvtepi32_ps(_mm512_sub_epi32(v, _mm512_set1_epi32(offset)))};
-    }
+    V floats() const { return {_mm512_cvtepi32_ps(v)}; }
 
     static Dot512 magnitudes(V x) {
         return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff))};
@@ -246,12 +247,13 @@ class RoundedRows {
     float* times(int panel) {
         for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
             for (int g = 0; g < groups_; g++) {
-                for (int row = 0, count; row < rows_; row += count) {
-                    count = rows_ - row < D::rows ? rows_ - row : D::rows;
+                Block block = block_of(panel, column, g);
+                for (int count; block.row < rows_; block.row += count, block.x += size_t(count) * stride()) {
+                    count = rows_ - block.row < D::rows ? rows_ - block.row : D::rows;
                     if (w_.bits == 8) {
-                        block_for<D, 8>(count, {panel, column, row, g});
+                        block_for<D, 8>(count, block);
                     } else {
-                        block_for<D, 4>(count, {panel, column, row, g});
+                        block_for<D, 4>(count, block);
                     }
                 }
             }
@@ -262,9 +264,12 @@ class RoundedRows {
   private:
     size_t stride() const { return size_t(w_.k_padded + ROW_GAP); }
 
-    // Some rows from `row` on, some columns of a panel from `column` on, a group of K.
+    // Some rows from `row` on, some columns of a panel from `column` on, a group of K, `begin` to `end`.
+    // `weight` and `x` are where the first of them lie.
     struct Block {
-        int panel, column, row, g;
+        int panel, column, row, g, begin, end;
+        const uint8_t* weight;
+        const int8_t* x;
     };
 
     // Takes a row of x, from memory where it is in the weight's order if it has one.
@@ -278,6 +283,15 @@ class RoundedRows {
         take_row<D, float>({reinterpret_cast<char*>(ordered_), 0, 0, CHUNK * sizeof(float)}, 0, row);
     }
 
+    Block block_of(int panel, int column, int g) const {
+        int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
+        int lines = w_.bits == 8 ? begin / 4 : begin / TILE * (TILE / 8) + begin % (TILE / 2) / 4;
+        const uint8_t* weight = static_cast<const uint8_t*>(w_.weight) + size_t(lines) * LINE;
+        weight += size_t((panel * PANEL + column) / STRIP) * strip();
+        return {panel, column, 0, g, begin, end, weight, x_rounded_ + begin};
+    }
+    size_t strip() const { return size_t(w_.k_padded) * size_t(STRIP * w_.bits / 8); }
+
     // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
     // like infinity, leaves no finite sum, whatever it is rounded to.
     template <class D, class T>
@@ -286,7 +300,7 @@ class RoundedRows {
         int8_t* to = x_rounded_ + size_t(row) * stride();
         for (int g = 0; g < groups_; g++) {
             int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
-            D most = D::zero(), total = D::zero();
+            D most = D::all(0), total = D::all(0);
             each<V, T>(x, from, begin, end, [&](int, V v) { most = D::larger(most, D::magnitudes(v)); });
             int32_t bits = most.largest();
             float top;
@@ -305,8 +319,12 @@ class RoundedRows {
     template <class V, class T, class F>
     void each(const Rows& x, int row, int begin, int end, F&& f) {
         for (int k = begin; k < end; k += CHUNK) {
-            const T* chunk = reinterpret_cast<const T*>(x.at(row, k / CHUNK));
-            for (int i = 0; i < CHUNK; i += V::lanes) f(k + i, V::load(chunk + i));
+            const T* chunk = reinterpret_cast<const T*>(x.at(row, k / CHUNK)) + k % CHUNK;
+            if (end - k >= CHUNK) {
+                for (int i = 0; i < CHUNK; i += V::lanes) f(k + i, V::load(chunk + i));
+            } else {
+                for (int i = 0; i < SMALL_GROUP; i += V::lanes) f(k + i, V::load(chunk + i));
+            }
         }
     }
 
@@ -322,53 +340,58 @@ class RoundedRows {
         }
     }
 
-    // ROWS rows and the columns of `at_once` vectors: registers hold the integer sums, y is in L1.
+    // ROWS rows and the columns of `at_once` vectors: registers hold the integer sums, y is in L1. Sums begin
+    // with what an offset of the weights adds to them.
     template <class D, int BITS, int ROWS>
     void block(const Block& b) {
-        constexpr int WIDE = D::at_once;
-        size_t strip = size_t(w_.k_padded) * STRIP * BITS / 8;
-        const uint8_t* weight[WIDE];
-        for (int i = 0; i < WIDE; i++) {
-            int at = b.panel * PANEL + b.column + i * D::lanes;
-            weight[i] = static_cast<const uint8_t*>(w_.weight) + size_t(at / STRIP) * strip + at % STRIP * 4;
+        // Vectors of columns are a strip apart, or, where a strip is two of them, lie together.
+        size_t apart = D::lanes == STRIP ? strip() : 4 * D::lanes;
+        const uint8_t* weight = b.weight;
+        const int8_t* x = b.x;
+        D dot[ROWS][D::at_once];
+        const int32_t* total = totals_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
+        int32_t offset = (w_.offsets ? 0 : BITS == 8 ? 128 : 8) - (D::signed8 && BITS == 8 ? 128 : 0);
+        UNROLLED for (int r = 0; r < ROWS; r++, total += groups_) {
+            UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i] = D::all(-offset * *total);
         }
-        const int8_t* x = x_rounded_ + size_t(b.row) * stride();
-        int begin = b.g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
-        D dot[ROWS][WIDE];
-        UNROLLED for (int r = 0; r < ROWS; r++) {
-            UNROLLED for (int i = 0; i < WIDE; i++) dot[r][i] = D::zero();
-        }
-        // 32 of K at a time: gcc keeps sums in registers where it knows how long a loop is. Of 4 bits the low
-        // halves of a tile's bytes and then the high ones: both at once would need more registers.
-        for (int k = begin; k < end; k += TILE / 2) {
-            if constexpr (BITS == 8) {
-                size_t line = size_t(k / 4);
-                for (int j = 0; j < 8; j++) add<D, 8, ROWS>(weight, line + j, x + k + 4 * j, dot);
-            } else {
-                size_t line = size_t(k / TILE) * (TILE / 8);
-                if (k % TILE == 0) {
-                    for (int j = 0; j < 8; j++) add<D, LOW, ROWS>(weight, line + j, x + k + 4 * j, dot);
-                } else {
-                    for (int j = 0; j < 8; j++) add<D, HIGH, ROWS>(weight, line + j, x + k + 4 * j, dot);
-                }
+        if (w_.group == SMALL_GROUP) {
+            lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, apart, b.begin, x, dot);
+        } else {
+            for (int k = b.begin; k < b.end; k += TILE / 2, x += TILE / 2) {
+                lines<D, BITS, ROWS, TILE / 8>(weight, apart, k, x, dot);
+                if (BITS == 8 || k % TILE) weight += 8 * LINE;
             }
         }
         if (w_.offsets) {
-            scale<D, BITS, ROWS, true>(b, dot);
+            scale<D, ROWS, true>(b, dot);
         } else {
-            scale<D, BITS, ROWS, false>(b, dot);
+            scale<D, ROWS, false>(b, dot);
         }
     }
 
     // Which bits of the weights' bytes are taken.
     static constexpr int LOW = 0, HIGH = 4;
 
+    // COUNT lines from k on, 32 or 16 of K: gcc keeps sums in registers where it knows how long a loop is. Of 4
+    // bits the low halves of a tile's bytes and then the high ones: both at once would need more registers.
+    template <class D, int BITS, int ROWS, int COUNT>
+    __attribute__((always_inline)) void lines(const uint8_t* weight, size_t apart, int k, const int8_t* x,
+                                              D (&dot)[ROWS][D::at_once]) {
+        if constexpr (BITS == 8) {
+            for (int j = 0; j < COUNT; j++) add<D, 8, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+        } else if (k % TILE < TILE / 2) {
+            for (int j = 0; j < COUNT; j++) add<D, LOW, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+        } else {
+            for (int j = 0; j < COUNT; j++) add<D, HIGH, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+        }
+    }
+
     template <class D, int PART, int ROWS>
-    __attribute__((always_inline)) void add(const uint8_t* const* weight, size_t line, const int8_t* x,
+    __attribute__((always_inline)) void add(const uint8_t* weight, size_t apart, const int8_t* x,
                                             D (&dot)[ROWS][D::at_once]) {
         typename D::Bytes w[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
-            const uint8_t* at = weight[i] + line * LINE;
+            const uint8_t* at = weight + size_t(i) * apart;
             if (ROWS == 1) __builtin_prefetch(at + AHEAD);
             w[i] = D::load(at);
             if constexpr (PART == LOW) w[i] = D::low(w[i]);
@@ -381,10 +404,9 @@ class RoundedRows {
     }
 
     // The sums of the block are scaled and added to y.
-    template <class D, int BITS, int ROWS, bool ZEROS>
+    template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
         using V = typename D::V;
-        constexpr int32_t offset = (ZEROS ? 0 : BITS == 8 ? 128 : 8) - (D::signed8 && BITS == 8 ? 128 : 0);
         size_t scale = (size_t(b.panel) * size_t(groups_) + size_t(b.g)) * PANEL + size_t(b.column);
         V s[D::at_once], m[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
@@ -396,9 +418,8 @@ class RoundedRows {
         const int32_t* total = totals_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
         UNROLLED for (int r = 0; r < ROWS; r++, y += PANEL, sx += groups_, total += groups_) {
             V scale_of_row = V::set(*sx), sum_of_row = V::set(float(*total));
-            int32_t taken = offset * *total;
             UNROLLED for (int i = 0; i < D::at_once; i++) {
-                V sum = dot[r][i].less(taken), t;
+                V sum = dot[r][i].floats(), t;
                 if constexpr (ZEROS) {
                     t = fused(s[i], sum, m[i] * sum_of_row);
                 } else {

@@ -10,7 +10,7 @@ namespace streamserve {
 namespace {
 
 // Which of the pool's shared memory is whose.
-enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS };
+enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS, PROJECTED };
 
 CacheLayer layer_of(const Model& model, const Cache& cache, int layer) {
     char* data = static_cast<char*>(cache.data) + size_t(layer) * cache.layer_stride;
@@ -43,13 +43,11 @@ void for_rows(Pool& pool, int rows, F&& row_job) {
     }
 }
 
-template <class V, class T>
-void norm_to(Pool& pool, const T* from, const void* weight, int rows, int size, float epsilon,
-             const Rows& to) {
-    for_rows(pool, rows, [&](int row) {
-        normalize<V, T>(from + size_t(row) * size_t(size), static_cast<const T*>(weight), size, epsilon,
-                        to.at(row, 0), to.chunk_stride);
-    });
+template <class T>
+void copy_row(const T* from, int size, const Rows& to, int row) {
+    for (int i = 0; i < size; i += CHUNK) {
+        std::memcpy(to.at(row, i / CHUNK), from + i, size_t(size - i < CHUNK ? size - i : CHUNK) * sizeof(T));
+    }
 }
 
 // All that a step's layers share, and the layer itself. Every thread runs `layer`.
@@ -57,9 +55,11 @@ template <class V, class T>
 class Runner {
   public:
     Runner(Pool& pool, const Model& model, const Step& step, const Cache& cache, T* hidden)
-        : pool_(pool), model_(model), step_(step), cache_(cache), hidden_(hidden) {}
+        : pool_(pool), model_(model), step_(step), cache_(cache), hidden_(hidden),
+          norm_{model.epsilon, model.wide_norms != 0} {}
 
     void prepare(int first, int last) {
+        const Layer& some = model_.layers[first];
         int group = model_.heads / model_.kv_heads;
         size_t parts = 0;
         int normed = 0, attended = 0, inner = 0;
@@ -77,20 +77,23 @@ class Runner {
         }
         normed_ = rows(NORMED, model_.hidden, normed);
         attended_ = rows(ATTENDED, model_.heads * model_.dim, attended);
-        inner_ = rows(INNER, model_.layers[first].down.k, inner);
+        inner_ = rows(INNER, some.down.k, inner);
         qkv_width_ = size_t(model_.heads + 2 * model_.kv_heads) * size_t(model_.dim);
         qkv_ = reinterpret_cast<T*>(pool_.shared(QKV, size_t(step_.rows) * qkv_width_ * sizeof(T)));
         parts_ = reinterpret_cast<float*>(pool_.shared(PARTS, parts * sizeof(float)));
+        if (some.attention_post_norm || some.mlp_post_norm) {
+            size_t numbers = size_t(step_.rows) * size_t(model_.hidden);
+            projected_ = reinterpret_cast<T*>(pool_.shared(PROJECTED, numbers * sizeof(T)));
+        }
     }
 
     void layer(int thread, int number) {
         const Layer& layer = model_.layers[number];
-        int rows = step_.rows, hidden = model_.hidden;
+        int rows = step_.rows;
         Finish to_qkv{Finish::STORE, model_.type, false, qkv_, qkv_width_, {}};
-        Finish to_hidden{Finish::ADD, model_.type, false, hidden_, size_t(hidden), {}};
-        Finish to_inner{Finish::SILU_MUL, model_.type, false, nullptr, 0, inner_};
+        Finish to_inner{Finish::GATE_MUL, model_.type, false, nullptr, 0, inner_, 1, 0, model_.gelu != 0};
 
-        norm_to<V, T>(pool_, hidden_, layer.attention_norm, rows, hidden, model_.epsilon, normed_);
+        for_rows(pool_, rows, [&](int row) { enter(row, layer.attention_norm); });
         pool_.barrier();
         multiply(pool_, thread, layer.qkv, normed_, rows, to_qkv);
         pool_.barrier();
@@ -99,21 +102,51 @@ class Runner {
         pool_.barrier();
         if (thread == 0) __atomic_fetch_add(cache_.written, 1, __ATOMIC_RELEASE);
         const std::vector<Item>& items = items_.at(layer.window);
-        Attention attention{step_.spans, qkv_, qkv_width_, model_.heads, model_.path, layer.window, cache,
-                            attended_};
+        Attention attention{step_.spans,  qkv_,           qkv_width_, model_.heads, model_.path,
+                            layer.window, model_.scoring, cache,      attended_};
         attend(pool_, thread, attention, items, parts_);
         pool_.barrier();
-        multiply(pool_, thread, layer.out, attended_, rows, to_hidden);
+        multiply(pool_, thread, layer.out, attended_, rows, out_of(layer.attention_post_norm));
         pool_.barrier();
-        norm_to<V, T>(pool_, hidden_, layer.mlp_norm, rows, hidden, model_.epsilon, normed_);
+        for_rows(pool_, rows, [&](int row) {
+            if (layer.attention_post_norm) add_normed(row, layer.attention_post_norm);
+            enter(row, layer.mlp_norm);
+        });
         pool_.barrier();
         multiply(pool_, thread, layer.gate_up, normed_, rows, to_inner);
         pool_.barrier();
-        multiply(pool_, thread, layer.down, inner_, rows, to_hidden);
+        multiply(pool_, thread, layer.down, inner_, rows, out_of(layer.mlp_post_norm));
+        pool_.barrier();
+        if (!layer.mlp_post_norm) return;
+        for_rows(pool_, rows, [&](int row) { add_normed(row, layer.mlp_post_norm); });
         pool_.barrier();
     }
 
   private:
+    // A row of hidden states, normalized if there is a weight, to what attention or MLP reads.
+    void enter(int row, const float* weight) {
+        const T* own = hidden_ + size_t(row) * size_t(model_.hidden);
+        if (!weight) return copy_row(own, model_.hidden, normed_, row);
+        normalize<V, T>(own, weight, model_.hidden, norm_, normed_.at(row, 0), normed_.chunk_stride);
+    }
+
+    // Where outputs of attention or MLP go: to the hidden states, or first to a norm with this weight.
+    Finish out_of(const float* post_norm) const {
+        size_t stride = size_t(model_.hidden);
+        if (post_norm) return {Finish::STORE, model_.type, false, projected_, stride, {}};
+        return {Finish::ADD, model_.type, false, hidden_, stride, {}, model_.residual_scale};
+    }
+
+    void add_normed(int row, const float* weight) {
+        size_t at = size_t(row) * size_t(model_.hidden);
+        normalize_here(projected_ + at, weight, model_.hidden);
+        add_to<V, T>(hidden_ + at, projected_ + at, model_.hidden);
+    }
+
+    void normalize_here(T* numbers, const float* weight, int size) const {
+        normalize<V, T>(numbers, weight, size, norm_, reinterpret_cast<char*>(numbers), CHUNK * sizeof(T));
+    }
+
     // What linear maps read, whose formats pad `k` to `k_padded` or less; columns after `k` are zero, whatever
     // used the memory before.
     Rows rows(Memory which, int k, int k_padded) {
@@ -125,21 +158,30 @@ class Runner {
 
     // A row's queries and keys turned to its position, its keys and values put in their slot.
     void place(const Layer& layer, const CacheLayer& cache, int row) {
-        int dim = model_.dim, turned = model_.heads + model_.kv_heads;
+        int dim = model_.dim, heads = model_.heads, turned = heads + model_.kv_heads;
         T* own = qkv_ + size_t(row) * qkv_width_;
-        const T* cos = static_cast<const T*>(step_.cos) + size_t(row) * size_t(dim / 2);
-        const T* sin = static_cast<const T*>(step_.sin) + size_t(row) * size_t(dim / 2);
-        for (int head = 0; head < turned; head++) {
-            T* at = own + size_t(head) * size_t(dim);
-            if (layer.head_norm) {
-                const T* weight = static_cast<const T*>(layer.head_norm) + size_t(head) * size_t(dim);
-                char* out = reinterpret_cast<char*>(at);
-                normalize<V, T>(at, weight, dim, model_.epsilon, out, CHUNK * sizeof(T));
+        T* keys = own + size_t(heads) * size_t(dim);
+        if (layer.head_norm) norm_heads(own, layer.head_norm);
+        if (layer.rope >= 0) {
+            size_t half = size_t(model_.rotary / 2);
+            size_t at = (size_t(layer.rope) * size_t(step_.rows) + size_t(row)) * half;
+            const T *cos = static_cast<const T*>(step_.cos) + at, *sin = static_cast<const T*>(step_.sin) + at;
+            for (int head = 0; head < turned; head++) {
+                rotate<V, T>(own + size_t(head) * size_t(dim), cos, sin, model_.rotary);
             }
-            rotate<V, T>(at, cos, sin, dim);
         }
-        write_slot<V, T>(cache, step_.slots[row], own + size_t(model_.heads) * size_t(dim),
-                         own + size_t(turned) * size_t(dim));
+        write_slot<V, T>(cache, step_.slots[row], keys, own + size_t(turned) * size_t(dim));
+    }
+
+    // A row's queries and keys: two vectors, or one for each head.
+    void norm_heads(T* queries, const float* weight) const {
+        int dim = model_.dim, of_queries = model_.heads * dim, of_keys = model_.kv_heads * dim;
+        if (model_.joint_head_norm) {
+            normalize_here(queries, weight, of_queries);
+            normalize_here(queries + of_queries, weight + of_queries, of_keys);
+            return;
+        }
+        for (int i = 0; i < of_queries + of_keys; i += dim) normalize_here(queries + i, weight + i, dim);
     }
 
     Pool& pool_;
@@ -147,9 +189,10 @@ class Runner {
     const Step& step_;
     const Cache& cache_;
     T* hidden_;
+    Norm norm_;
     std::map<int, std::vector<Item>> items_;
     Rows normed_{}, attended_{}, inner_{};
-    T* qkv_ = nullptr;
+    T *qkv_ = nullptr, *projected_ = nullptr;
     size_t qkv_width_ = 0;
     float* parts_ = nullptr;
 };
@@ -200,21 +243,23 @@ void run_layers(Pool& pool, const Model& model, const Step& step, const Cache& c
     });
 }
 
-void norm_rows(Pool& pool, const void* from, const void* weight, int rows, int size, float epsilon, int path,
-               int type, void* to) {
+void norm_rows(Pool& pool, const void* from, const float* weight, int rows, int size, float epsilon, bool wide,
+               int path, int type, void* to) {
     with_kinds(path, type, [&](auto vector, auto number) {
         using T = decltype(number);
-        size_t row = size_t(size) * sizeof(T);
-        Rows plain{static_cast<char*>(to), ROW_TILE * row, row, CHUNK * sizeof(T)};
-        const T* numbers = static_cast<const T*>(from);
         pool.run([&](int) {
-            norm_to<decltype(vector), T>(pool, numbers, weight, rows, size, epsilon, plain);
+            for_rows(pool, rows, [&](int row) {
+                size_t at = size_t(row) * size_t(size);
+                char* out = reinterpret_cast<char*>(static_cast<T*>(to) + at);
+                normalize<decltype(vector), T>(static_cast<const T*>(from) + at, weight, size, {epsilon, wide}, out,
+                                               CHUNK * sizeof(T));
+            });
         }, light(path, rows, size_t(size)));
     });
 }
 
 void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, const void* qkv, int heads,
-                      int window, int path, void* out) {
+                      int window, Scoring scoring, int path, void* out) {
     int group = heads / cache.kv_heads, width = heads * cache.dim;
     std::vector<Item> items =
         plan_items(step.spans, step.span_count, group, cache.kv_heads, window, pool.threads());
@@ -223,7 +268,7 @@ void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, con
     size_t stride = size_t(heads + 2 * cache.kv_heads) * size_t(cache.dim);
     size_t row = size_t(width) * size_of(cache.type);
     Rows plain{static_cast<char*>(out), ROW_TILE * row, row, CHUNK * size_of(cache.type)};
-    Attention attention{step.spans, qkv, stride, heads, path, window, cache, plain};
+    Attention attention{step.spans, qkv, stride, heads, path, window, scoring, cache, plain};
     with_kinds(path, cache.type, [&](auto vector, auto number) {
         using V = decltype(vector);
         using T = decltype(number);

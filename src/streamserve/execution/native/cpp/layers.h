@@ -6,23 +6,27 @@
 
 namespace streamserve {
 
-// One layer's weights; norms are of the model's type. `head_norm` [query heads + key heads][dim] or null.
-// `gate_up` is packed in panels of 32 gates and their 32 values.
+// One layer's weights; norms are float32, null where a layer has none: of what goes into attention and MLP, of
+// what comes out of them before it is added, and of queries and keys [query heads + key heads][dim]. `gate_up`
+// is packed in panels of 32 gates and their 32 values. `rope`: which of the step's rotations; -1: none.
 struct Layer {
-    const void* attention_norm;
-    const void* head_norm;
-    const void* mlp_norm;
+    const float *attention_norm, *attention_post_norm, *head_norm, *mlp_norm, *mlp_post_norm;
     Linear qkv, out, gate_up, down;
-    int32_t window;
+    int32_t window, rope;
 };
 
+// `rotary` of a head's `dim` numbers are rotated. `wide_norms`: elementwise.h. `joint_head_norm`: all queries of
+// a row are normalized as one vector, and all its keys, instead of head by head. `gelu`: the MLP's activation; else SiLU. What attention and MLP add is
+// multiplied by `residual_scale`, unless it is normalized.
 struct Model {
     const Layer* layers;
-    int32_t hidden, heads, kv_heads, dim, path, type;
-    float epsilon;
+    int32_t hidden, heads, kv_heads, dim, rotary, path, type, wide_norms, joint_head_norm, gelu;
+    float epsilon, residual_scale;
+    Scoring scoring;
 };
 
-// A step's rows. `cos`, `sin` [rows][dim / 2] of the model's type; `slots` [rows] number the cache's slots.
+// A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] of the model's type; `slots` [rows] number the
+// cache's slots.
 struct Step {
     const Span* spans;
     const int64_t* slots;
@@ -46,11 +50,11 @@ void run_layers(Pool& pool, const Model& model, const Step& step, const Cache& c
                 int last);
 
 // RMSNorm of all rows, from one matrix to another, both [rows][size].
-void norm_rows(Pool& pool, const void* from, const void* weight, int rows, int size, float epsilon, int path,
-               int type, void* to);
+void norm_rows(Pool& pool, const void* from, const float* weight, int rows, int size, float epsilon, bool wide,
+               int path, int type, void* to);
 
 // For one layer: writes keys and values, of `qkv` [rows][heads + 2 kv_heads][dim], to the cache, attends.
 void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, const void* qkv, int heads,
-                      int window, int path, void* out);
+                      int window, Scoring scoring, int path, void* out);
 
 }  // namespace streamserve

@@ -291,6 +291,14 @@ inline V exponential(V x) {
     return p.scaled(n).where_at_least(x, -87.0f);
 }
 
+// cap · tanh(x · scale), to about cap / 10^7; `scale` includes 1 / cap. What is not finite becomes a NaN.
+template <class V>
+inline V soft_cap(V x, V scale, V cap) {
+    V one = V::set(1.0f), two = V::set(2.0f), inside = x * scale;
+    V tangent = one - two / (exponential(inside * two) + one);
+    return fma(x, V::set(0.0f), tangent * cap);
+}
+
 // 2 to the power of x, for x up to 127, to some two units in the last place; 0 where float32 runs out.
 // It is 1 + r · q(r), with q through five Chebyshev nodes of [-1/2, 1/2]: exactly 1 for 0.
 template <class V>

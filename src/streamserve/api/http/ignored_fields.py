@@ -1,0 +1,142 @@
+"""Request fields that are not obeyed: which are refused, and which are taken with a warning.
+
+A warning is in the reply's Warning header, in the debug log and in a metric. With strict_fields these fields
+are refused, too.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from streamserve.protocol.errors import RequestError
+
+HEADER = "Warning"
+OTHER = "other"
+"""The metric's label for the names of unknown fields, which clients choose."""
+MAX_NAMED = 16
+"""Maximum number of fields of each kind that the header names."""
+
+_STATE = "ignored_fields"
+_MAX_NAME = 64
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+_log = logging.getLogger(__name__)
+
+Values = Mapping[str, tuple[Any, ...]]
+"""Fields, with the values that ask for nothing and are accepted without a warning."""
+
+Count = Callable[[str, str, int], None]
+"""Counts so many fields of a kind (unknown, without_effect) under a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherFields:
+    """What becomes of the fields that a route does not obey.
+
+    Fields that are `refused` would change the result. Those `without_effect` do not change it here, and are
+    taken with a warning like unknown ones; if `strict`, both are refused. `instead` says what to use in place
+    of a field.
+    """
+
+    refused: Values = field(default_factory=dict)
+    without_effect: Values = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+
+    def hint(self, name: str) -> str:
+        """Return what to use in place of the field, for a message."""
+        return f" (use {self.instead[name]})" if name in self.instead else ""
+
+
+STRICT = OtherFields(strict=True)
+"""For routes that only this server has: all of their fields are known."""
+
+LENIENT = OtherFields()
+
+
+class IgnoredFields:
+    """The fields of one request that have no effect. If `strict`, such a field is an error."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self._without_effect: dict[str, str] = {}
+        self._unknown: dict[str, int] = {}
+        self._more_unknown = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._without_effect or self._unknown)
+
+    def add(self, name: str, hint: str = "") -> None:
+        """Add a known field. `hint` says what has the effect. Raises RequestError if fields are strict."""
+        if self.strict:
+            raise RequestError(f"{name} has no effect{hint}", field=name.partition(".")[0].partition("[")[0])
+        self._without_effect[name] = hint
+
+    def add_unknown(self, name: str) -> None:
+        """Add an unknown field. Raises RequestError if fields are strict."""
+        if self.strict:
+            raise RequestError(f"{name} is not a known field", field=name)
+        if name in self._unknown or len(self._unknown) < MAX_NAMED:
+            self._unknown[name] = self._unknown.get(name, 0) + 1
+        else:
+            self._more_unknown += 1
+
+    def text(self) -> str:
+        """Return the warning, in printable ASCII without quotes."""
+        known = [f"{_plain(name)}{hint}" for name, hint in list(self._without_effect.items())[:MAX_NAMED]]
+        unknown = [_plain(name) for name in self._unknown]
+        more = f" and {self._more_unknown} more" if self._more_unknown else ""
+        parts = [f"without effect: {', '.join(known)}"] if known else []
+        parts += [f"unknown: {', '.join(unknown)}{more}"] if unknown else []
+        return "; ".join(parts)
+
+    def count(self, count: Count) -> None:
+        """Count the fields. The names of unknown ones are not labels: clients choose them."""
+        for name in self._without_effect:
+            count("without_effect", name, 1)
+        unknown = sum(self._unknown.values()) + self._more_unknown
+        if unknown:
+            count("unknown", OTHER, unknown)
+
+
+class FieldWarnings:
+    """Middleware that gives each request its IgnoredFields, and its reply the Warning header."""
+
+    def __init__(self, app: ASGIApp, strict: bool, count: Count) -> None:
+        self._app = app
+        self._strict = strict
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        ignored = IgnoredFields(self._strict)
+        scope.setdefault("state", {})[_STATE] = ignored
+
+        async def send_with_warning(message: Message) -> None:
+            if message["type"] == "http.response.start" and ignored:
+                text = ignored.text()
+                MutableHeaders(scope=message)[HEADER] = f'299 streamserve "{text}"'
+                _log.debug("fields %s", text)
+                ignored.count(self._count)
+            await send(message)
+
+        await self._app(scope, receive, send_with_warning)
+
+
+def ignored_of(connection: HTTPConnection) -> IgnoredFields:
+    """Return the ignored fields of a request, to add to them."""
+    ignored: IgnoredFields = connection.scope["state"][_STATE]
+    return ignored
+
+
+def _plain(name: str) -> str:
+    """Return a name that is safe in a header: at most 64 letters, digits and _.-[]."""
+    return _UNSAFE.sub("?", name[:_MAX_NAME])

@@ -1,0 +1,83 @@
+"""Fields that ask for nothing beside the request's others: left out with a warning, or refused if fields are
+strict."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamserve.api.http.ignored_fields import IgnoredFields
+from streamserve.api.openai.messages import KNOWN, PART_FIELDS
+from streamserve.api.openai.response_schemas import ENCRYPTED_REASONING, ResponseRequest
+from streamserve.api.openai.schemas import ChatRequest, GenerationRequest
+
+G = TypeVar("G", bound=GenerationRequest)
+
+
+def without_idle_fields(body: G, ignored: IgnoredFields) -> G:
+    """Return `body` without the fields that have no effect, which are added to `ignored`.
+
+    If fields are strict, they stay: the checks of the request refuse them.
+    """
+    options = body.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        ignored.add("stream_options.continuous_usage_stats", " without include_usage")
+    if options is not None and options.include_obfuscation:
+        ignored.add("stream_options.include_obfuscation")
+    if ignored.strict:
+        return body
+    changes: dict[str, Any] = {}
+    if options is not None and not body.stream:
+        ignored.add("stream_options", " without stream")
+        changes["stream_options"] = None
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs == 0 and not body.logprobs:
+            ignored.add("top_logprobs", " without logprobs")
+            changes["top_logprobs"] = None
+        changes["messages"] = without_unknown_keys(body.messages, ignored)
+    return msgspec.structs.replace(body, **changes)
+
+
+def without_unknown_keys(messages: list[dict[str, Any]], ignored: IgnoredFields) -> list[dict[str, Any]]:
+    """Return messages without the keys that no part of a prompt is made of, unless fields are strict."""
+    return messages if ignored.strict else [_known_message(message, ignored) for message in messages]
+
+
+def _known_message(message: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+    known = _known_keys(message, KNOWN, "messages[].", ignored)
+    content = known.get("content")
+    if not isinstance(content, list):
+        return known
+    parts = [
+        _known_keys(part, PART_FIELDS, "messages[].content[].", ignored) if _is_text(part) else part
+        for part in content
+    ]
+    return {**known, "content": parts}
+
+
+def _known_keys(
+    entry: dict[str, Any], known: Iterable[str], inside: str, ignored: IgnoredFields
+) -> dict[str, Any]:
+    unknown = entry.keys() - known
+    for name in unknown:
+        if entry[name] is not None:
+            ignored.add_unknown(f"{inside}{name}")
+    return {name: value for name, value in entry.items() if name not in unknown} if unknown else entry
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text"
+
+
+def response_without_idle_fields(body: ResponseRequest, ignored: IgnoredFields) -> ResponseRequest:
+    """Do the same for /v1/responses: it has no encrypted reasoning, and no verbosity."""
+    if ignored.strict:
+        return body
+    text, include = body.text, body.include
+    if text is not None and text.get("verbosity") not in (None, "medium"):
+        ignored.add("text.verbosity")
+        text = {name: value for name, value in text.items() if name != "verbosity"}
+    if ENCRYPTED_REASONING in include:
+        ignored.add("include[reasoning.encrypted_content]")
+        include = [part for part in include if part != ENCRYPTED_REASONING]
+    return msgspec.structs.replace(body, text=text, include=include)

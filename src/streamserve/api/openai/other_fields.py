@@ -1,0 +1,170 @@
+"""Fields of other servers and of other routes that a route knows and does not obey.
+
+Every field of a request is in one of four classes:
+
+obeyed           a field of the route's struct
+without effect   taken with a warning: it does not change the result here
+refused          400 by name: it would change the result
+unknown          taken with a warning
+"""
+
+from typing import Any
+
+import msgspec
+
+from streamserve.api.http.ignored_fields import OtherFields, Values
+from streamserve.api.openai.response_schemas import ResponseRequest
+from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
+
+_REFUSED: Values = {
+    "bad_words": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "ebnf": (),
+    "grammar": ("",),
+    "guided_whitespace_pattern": (),
+    "json_schema": (),
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+    "lora": ([],),
+    "lora_path": (),
+    "lora_request": (),
+    "max_new_tokens": (),
+    "mirostat": (0,),
+    "n_predict": (),
+    "no_repeat_ngram_size": (0,),
+    "num_predict": (),
+    "regex": (),
+    "repeat_penalty": (1,),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": ([],),
+    "tfs_z": (1,),
+    "thinking_token_budget": (),
+    "top_a": (0,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "xtc_probability": (0,),
+}
+_REFUSED_IN_CHATS: Values = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+}
+_WITHOUT_EFFECT: Values = {
+    "cache_prompt": (),
+    "early_stopping": (False,),
+    "guided_decoding_backend": (),
+    "keep_alive": (),
+    "length_penalty": (1,),
+    "num_ctx": (),
+    "prompt_cache_retention": ("in_memory",),
+    "request_id": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+}
+_WITHOUT_EFFECT_IN_CHATS: Values = {
+    "enable_thinking": (),
+    "mm_processor_kwargs": ({},),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "thinking": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_INSTEAD = {
+    "enable_thinking": "chat_template_kwargs",
+    "function_call": "tool_choice",
+    "functions": "tools",
+    "grammar": "guided_grammar",
+    "json_schema": "response_format",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "regex": "guided_regex",
+    "repeat_penalty": "repetition_penalty",
+    "request_id": "the header X-Request-Id",
+}
+"""What to use instead of a field that is not obeyed."""
+
+
+def _obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:
+    """Return the fields that `kind` lacks and another route obeys, with their defaults."""
+    kinds: tuple[type[msgspec.Struct], ...] = (CompletionRequest, ChatRequest, ResponseRequest)
+    fields = [field for other in kinds for field in msgspec.structs.fields(other)]
+    return {field.name: _default(field) for field in fields if field.name not in kind.__struct_fields__}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
+    if field.required:
+        return ()
+    made = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return () if made is None else (msgspec.to_builtins(made),)
+
+
+def _without(values: Values, name: str) -> Values:
+    return {known: accepted for known, accepted in values.items() if known != name}
+
+
+OTHER_IN_COMPLETIONS = OtherFields(
+    refused={
+        **_obeyed_elsewhere(CompletionRequest),
+        **_REFUSED,
+        "prompt_embeds": (),
+        "suffix": ("",),
+    },
+    without_effect=_WITHOUT_EFFECT,
+    instead=_INSTEAD,
+)
+OTHER_IN_CHATS = OtherFields(
+    refused={**_obeyed_elsewhere(ChatRequest), **_REFUSED, **_REFUSED_IN_CHATS, "prompt_embeds": ()},
+    without_effect={**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS},
+    instead={**_INSTEAD, "max_output_tokens": "max_completion_tokens"},
+)
+OTHER_IN_RESPONSES = OtherFields(
+    refused={
+        **_without(_obeyed_elsewhere(ResponseRequest), "stream_options"),
+        **_REFUSED,
+        **_REFUSED_IN_CHATS,
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "truncation": ("disabled",),
+    },
+    without_effect={
+        **_WITHOUT_EFFECT,
+        **_WITHOUT_EFFECT_IN_CHATS,
+        "max_tool_calls": (),
+        "reasoning": ({}, {"effort": None}, {"effort": "none"}),
+        "stream_options": ({}, {"include_obfuscation": False}),
+    },
+    instead={
+        **_INSTEAD,
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "response_format": "text.format",
+    },
+)
+OTHER_IN_STREAMS = OtherFields(
+    refused={
+        **OTHER_IN_COMPLETIONS.refused,
+        **OTHER_IN_CHATS.refused,
+        **OTHER_IN_COMPLETIONS.without_effect,
+        **OTHER_IN_CHATS.without_effect,
+        "add_generation_prompt": (True,),
+        "best_of": (),
+        "continue_final_message": (False,),
+        "prompt": (),
+    },
+    strict=True,
+)
+"""Prompt streams are this server's own: their fields are always strict."""

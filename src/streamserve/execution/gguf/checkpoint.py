@@ -1,0 +1,147 @@
+"""The tensors of GGUF files under our names, as floats or as the integers that they are stored in."""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamserve.execution.checkpoint import SAMPLE_BYTES, is_finite
+from streamserve.execution.gguf.blocks import unpack
+from streamserve.execution.gguf.names import ROPE_FREQUENCIES, stored_name
+from streamserve.execution.gguf.spec import PERMUTED
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
+from streamserve.execution.spec import ModelSpec
+from streamserve.execution.stored.formats import LINEARS
+from streamserve.gguf.files import Bytes, GgufModel
+from streamserve.protocol.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+MAX_LOGGED = 8
+NUMBERS_AT_ONCE = 1 << 22
+"""Numbers that are unpacked at once: as floats they take some times the memory of their blocks."""
+
+
+class GgufCheckpoint:
+    """The tensors of a model of shape `spec`, by the names of execution/weights.py. Rows of queries and keys
+    are in our order."""
+
+    def __init__(self, model: GgufModel, spec: ModelSpec) -> None:
+        self._model = model
+        self._heads: dict[str, int] = {}
+        if model.metadata.text("general.architecture") in PERMUTED:
+            heads = {"self_attn.q_proj": spec.num_heads, "self_attn.k_proj": spec.num_kv_heads}
+            for layer in range(spec.num_layers):
+                for part, count in heads.items():
+                    for kind in ("weight", "bias"):
+                        self._heads[stored_name(f"model.layers.{layer}.{part}.{kind}")] = count
+
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self._model.path
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise CheckpointError unless the tensors are exactly those of `shapes`."""
+        tensors = self._model.tensors
+        known = {ROPE_FREQUENCIES}
+        for name, shape in shapes.items():
+            stored = stored_name(name)
+            known.add(stored)
+            if stored not in tensors:
+                raise CheckpointError(f"{self.path}: no file holds tensor {stored}")
+            if tensors[stored].shape != shape:
+                self._refuse(stored, f"has shape {list(tensors[stored].shape)}, not {list(shape)}")
+            if len(shape) == 1 and tensors[stored].type.name not in FLOATS:
+                self._refuse(stored, f"is of type {tensors[stored].type.name}: a vector must be of floats")
+        for stored in sorted(tensors.keys() - known):
+            self._refuse(stored, "is unknown to this architecture")
+
+    def log_rounded(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        """Log which matrices are computed in floats of `dtype` that may not hold the file's exactly."""
+        exact = {kind for kind, held in FLOATS.items() if held == dtype or dtype == torch.float32}
+        integers = {
+            stored_name(f"model.layers.{layer}.{linear}.weight")
+            for layer, formats in enumerate(spec.stored.layers if spec.stored else ())
+            for linear, stored in zip(LINEARS, formats, strict=True)
+            if stored
+        }
+        rounded = [
+            f"{name} ({info.type.name})"
+            for name, info in self._model.tensors.items()
+            if len(info.shape) == 2 and name not in integers and info.type.name not in exact
+        ]
+        if rounded:
+            names = ", ".join(rounded[:MAX_LOGGED]) + (" and others" if len(rounded) > MAX_LOGGED else "")
+            to = str(dtype).removeprefix("torch.")
+            log.info("%s: %d matrices are rounded to %s: %s", self.path, len(rounded), to, names)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype that a tensor of floats is stored in; float32 holds those of all others."""
+        return FLOATS.get(self._model.tensors[stored_name(name)].type.name, torch.float32)
+
+    def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Return a copy in `dtype` of the tensors of `names`, joined along their first dimension. Raises
+        CheckpointError for a tensor that contains NaN or an infinity, as stored or after conversion."""
+        return torch.cat([self._floats(stored_name(name), dtype) for name in names])
+
+    def integers(self, module: str, format: WeightFormat) -> QuantizedWeight:
+        """Return the weight of `module`, stored in blocks of integers, in a format that holds it exactly."""
+        name = stored_name(f"{module}.weight")
+        return join([widen(part, format) for part in self._unpacked(name)])
+
+    def fingerprint(self, *also: str) -> str:
+        """Return a hash of every tensor's name, shape, type and a sample of its bytes (start, middle and
+        end), and of the strings `also`."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in also:
+            digest.update(text.encode() + b"\0")
+        for name, info in sorted(self._model.tensors.items()):
+            digest.update(f"{name} {info.shape} {info.type.name}\0".encode())
+            content = self._model.stored(name).reshape(-1)
+            for start in (0, len(content) // 2, max(0, len(content) - SAMPLE_BYTES)):
+                digest.update(content[start : start + SAMPLE_BYTES].tobytes())
+        return digest.hexdigest()
+
+    def _floats(self, name: str, dtype: torch.dtype) -> Tensor:
+        info = self._model.tensors[name]
+        if info.type.name in FLOATS:
+            stored = torch.from_numpy(self._bytes(name)).view(FLOATS[info.type.name])
+            return self._converted(name, stored, dtype).view(info.shape)
+        parts = (self._converted(name, part.floats(), dtype) for part in self._unpacked(name))
+        return torch.cat(list(parts))
+
+    def _converted(self, name: str, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        converted = numbers.to(dtype)
+        if not is_finite(converted):
+            self._refuse(name, f"holds numbers that are not finite in {str(dtype).removeprefix('torch.')}")
+        return converted
+
+    def _unpacked(self, name: str) -> Iterator[QuantizedWeight]:
+        """Yield the weight of a matrix of blocks, some rows at once."""
+        info = self._model.tensors[name]
+        stored = torch.from_numpy(self._bytes(name))
+        for rows in torch.split(stored, max(1, NUMBERS_AT_ONCE // info.shape[-1])):
+            weight = unpack(info.type.name, rows.view(len(rows), -1, info.type.nbytes))
+            largest = weight.scales * (1 << weight.format.bits)
+            if not is_finite(largest) or not (weight.offsets is None or is_finite(weight.offsets)):
+                self._refuse(name, "holds numbers that are not finite")
+            yield weight
+
+    def _bytes(self, name: str) -> Bytes:
+        """Return a copy of a tensor as it is stored, [rows, bytes of a row], its rows in our order: of each
+        head the first of all pairs, and then the second, where the file has pair after pair."""
+        stored = self._model.stored(name)
+        if name not in self._heads:
+            return np.array(stored)
+        pairs = stored.reshape(self._heads[name], -1, 2, stored.size // self._model.tensors[name].shape[0])
+        return np.array(pairs.swapaxes(1, 2)).reshape(stored.shape)
+
+    def _refuse(self, name: str, reason: str) -> NoReturn:
+        raise CheckpointError(f"{self.path}: tensor {name!r:.200} {reason}")

@@ -1,0 +1,35 @@
+"""Names of tensors in GGUF files, and ours."""
+
+EMBEDDING, FINAL_NORM, HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
+ROPE_FREQUENCIES = "rope_freqs.weight"
+
+LINEAR_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OTHERS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
+_MODEL = {"model.embed_tokens.weight": EMBEDDING, "model.norm.weight": FINAL_NORM, "lm_head.weight": HEAD}
+
+
+def layer_tensor(layer: int, name: str) -> str:
+    """Return the name of a layer's tensor in the file."""
+    return f"blk.{layer}.{name}"
+
+
+def stored_name(name: str) -> str:
+    """Return the name in the file of a tensor by our name, such as model.layers.0.mlp.up_proj.weight."""
+    if name in _MODEL:
+        return _MODEL[name]
+    module, kind = name.removeprefix("model.layers.").rsplit(".", 1)
+    layer, part = module.split(".", 1)
+    return layer_tensor(int(layer), f"{(LINEAR_NAMES | _OTHERS)[part]}.{kind}")

@@ -1,0 +1,86 @@
+"""Metadata of a GGUF file, entry by entry, so that every error names the file and the entry."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamserve.protocol.errors import CheckpointError
+
+MAX_SIZE = 2**31 - 1
+"""The largest size of a dimension: kernels count in 32 bits."""
+
+
+class Metadata:
+    """The entries of the file at `path`, with validated access."""
+
+    def __init__(self, path: Path, entries: Mapping[str, Any]) -> None:
+        self.path = path
+        self.entries = entries
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.entries
+
+    def refuse(self, key: str, reason: str) -> NoReturn:
+        """Raise CheckpointError for the entry `key`."""
+        raise CheckpointError(f"{self.path}: {key} {reason}")
+
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+        """Return an integer in these bounds; without one `default`, which must not be None then."""
+        value = self._present(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            self.refuse(key, f"must be an integer from {minimum} to {maximum}, not {shown(value)}")
+        return value
+
+    def number(
+        self, key: str, default: float | None = None, minimum: float = 1e-30, maximum: float = 1e30
+    ) -> float:
+        """Return a number in these bounds; without one `default`, which must not be None then."""
+        value = self._present(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+            self.refuse(key, f"must be a number from {minimum:g} to {maximum:g}, not {shown(value)}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self._present(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key, f"must be true or false, not {shown(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string; without one `default`, which must not be None then."""
+        value = self._present(key, default)
+        if not isinstance(value, str):
+            self.refuse(key, f"must be a string, not {shown(value)}")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return an array of strings."""
+        value = self._present(key, None)
+        if not isinstance(value, list):
+            self.refuse(key, f"must be an array of strings, not {shown(value)}")
+        return value
+
+    def numbers(self, key: str, count: int) -> NDArray[Any]:
+        """Return an array of so many finite numbers."""
+        value = self._present(key, None)
+        if not isinstance(value, np.ndarray) or len(value) != count or not np.isfinite(value).all():
+            self.refuse(key, f"must be an array of {count} finite numbers, not {shown(value)}")
+        return value
+
+    def _present(self, key: str, default: Any) -> Any:
+        value = self.entries.get(key, default)
+        if value is None:
+            self.refuse(key, "is missing")
+        return value
+
+
+def shown(value: object) -> str:
+    """Return a value as shown in messages: one line, and only the beginning of a long one."""
+    if isinstance(value, list | np.ndarray):
+        return f"an array of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

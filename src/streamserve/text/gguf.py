@@ -1,0 +1,217 @@
+"""The tokenizer of a GGUF file, made with the library `tokenizers` from the entries tokenizer.ggml.*."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from streamserve.gguf.files import GgufModel
+from streamserve.gguf.metadata import Metadata, shown
+
+PREFIX = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Types of tokens."""
+SPACE = "▁"
+MAX_PIECE = 128
+"""Characters of a token of a SentencePiece vocabulary, which usually has up to 16."""
+NAMED = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator",
+    "pad_token": "padding", "cls_token": "cls", "mask_token": "mask",
+}  # fmt: skip
+"""Names of special tokens, and of the entries with their ids."""
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
+QWEN2 = _WORDS + r"\p{N}" + _REST
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How a text is split before pairs are merged: by `pattern` (None: GPT-2's), single `digits` before that,
+    all after `nfc` normalization. Parts that are tokens as they are stay `whole`. `bos`: a text begins with
+    that token unless the file says otherwise."""
+
+    pattern: str | None = None
+    digits: bool = False
+    nfc: bool = False
+    whole: bool = False
+    bos: bool = False
+
+
+_LLAMA = Splitting(LLAMA3, whole=True, bos=True)
+SPLITTINGS = {
+    "gpt-2": Splitting(),
+    "llama-bpe": _LLAMA,
+    "llama3": _LLAMA,
+    "llama-v3": _LLAMA,
+    "qwen2": Splitting(QWEN2, nfc=True),
+    "smollm": Splitting(digits=True),
+}
+"""By tokenizer.ggml.pre."""
+
+
+@dataclass(frozen=True)
+class GgufTokenizer:
+    """A tokenizer with the special tokens and the chat template of its file."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_template: str | None
+
+
+def read_tokenizer(model: GgufModel) -> GgufTokenizer:
+    """Return the tokenizer of a model. Raises CheckpointError naming the entry that is not supported, and
+    other errors of the library for inconsistent entries."""
+    metadata = model.metadata
+    kind = metadata.text(PREFIX + "model")
+    if kind not in ("gpt2", "llama"):
+        metadata.refuse(PREFIX + "model", f"{shown(kind)} is not supported (supported: gpt2, llama)")
+    tokens = metadata.texts(PREFIX + "tokens")
+    if not tokens:
+        metadata.refuse(PREFIX + "tokens", "is empty")
+    vocabulary = {text: number for number, text in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        twice = next(text for number, text in enumerate(tokens) if vocabulary[text] != number)
+        metadata.refuse(PREFIX + "tokens", f"has {shown(twice)} twice")
+    types = _types(metadata, len(tokens))
+    special = _special_tokens(metadata, tokens)
+    make = _byte_level if kind == "gpt2" else _sentencepiece
+    backend, bos = make(metadata, vocabulary, types, special)
+    added = np.isin(types, (UNKNOWN, CONTROL, USER_DEFINED)).nonzero()[0]
+    backend.add_tokens(
+        [AddedToken(tokens[i], special=bool(types[i] != USER_DEFINED), normalized=False) for i in added]
+    )
+    _add_ends(metadata, backend, special, bos)
+    template = metadata.text("tokenizer.chat_template", "") or None
+    return GgufTokenizer(backend, special, template)
+
+
+def _types(metadata: Metadata, count: int) -> np.ndarray:
+    key = PREFIX + "token_type"
+    if key not in metadata:
+        metadata.refuse(key, "is missing")
+    types = metadata.numbers(key, count)
+    if not ((types >= NORMAL) & (types <= BYTE)).all():
+        metadata.refuse(key, f"must hold numbers from {NORMAL} to {BYTE}")
+    return types
+
+
+def _special_tokens(metadata: Metadata, tokens: list[str]) -> dict[str, str]:
+    """Return the texts of the named special tokens."""
+    ids = {name: f"{PREFIX}{entry}_token_id" for name, entry in NAMED.items()}
+    return {
+        name: tokens[metadata.integer(key, minimum=0, maximum=len(tokens) - 1)]
+        for name, key in ids.items()
+        if key in metadata
+    }
+
+
+def _byte_level(
+    metadata: Metadata, vocabulary: dict[str, int], types: np.ndarray, special: dict[str, str]
+) -> tuple[tokenizers.Tokenizer, bool]:
+    """Return a byte-level BPE, and whether a text begins with the bos token by default."""
+    key = PREFIX + "pre"
+    name = metadata.text(key)
+    if name not in SPLITTINGS:
+        metadata.refuse(key, f"{shown(name)} is not supported (supported: {', '.join(SPLITTINGS)})")
+    splitting = SPLITTINGS[name]
+    merges = _merges(metadata)
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=splitting.whole))
+    if splitting.nfc:
+        backend.normalizer = normalizers.NFC()
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if splitting.digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if splitting.pattern:
+        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    return backend, splitting.bos
+
+
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that are merged, the first ones first."""
+    key = PREFIX + "merges"
+    pairs = []
+    for text in metadata.texts(key):
+        first, _, second = text.partition(" ")
+        if not first or not second or " " in second:
+            metadata.refuse(key, f"holds {shown(text)}, which is not two tokens")
+        pairs.append((first, second))
+    return pairs
+
+
+def _sentencepiece(
+    metadata: Metadata, vocabulary: dict[str, int], types: np.ndarray, special: dict[str, str]
+) -> tuple[tokenizers.Tokenizer, bool]:
+    """Return a BPE over characters with byte fallback, which merges the pair with the best score first."""
+    for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
+        value = metadata.entries.get(PREFIX + name)
+        if value is not None and value is not False and (value is True or len(value)):
+            metadata.refuse(PREFIX + name, "is not supported")
+    missing = next((f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary), None)
+    if missing or "unk_token" not in special:
+        metadata.refuse(PREFIX + "tokens", f"has no {missing or 'unknown token'}: text would be lost")
+    spaced = next(
+        (text for text, i in vocabulary.items() if types[i] == USER_DEFINED and SPACE in text), None
+    )
+    if spaced:
+        metadata.refuse(
+            PREFIX + "tokens", f"defines {shown(spaced)}: {SPACE} is supported in normal tokens only"
+        )
+    scores = metadata.numbers(PREFIX + "scores", len(vocabulary))
+    model = models.BPE(
+        vocabulary, _scored_merges(metadata, vocabulary, types, scores),
+        unk_token=special["unk_token"], fuse_unk=True, byte_fallback=True,
+    )  # fmt: skip
+    backend = tokenizers.Tokenizer(model)
+    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    spaces = normalizers.Replace(" ", SPACE)
+    if metadata.flag(PREFIX + "add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        parts.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = spaces
+    backend.decoder = decoders.Sequence(parts)
+    return backend, True
+
+
+def _scored_merges(
+    metadata: Metadata, vocabulary: dict[str, int], types: np.ndarray, scores: np.ndarray
+) -> list[tuple[str, str]]:
+    """Return all pairs of normal tokens that are one together, those of the best score first, and of one
+    token those with the longest first part, as transformers orders them."""
+    normal = {text: float(scores[i]) for text, i in vocabulary.items() if types[i] == NORMAL}
+    merges: list[tuple[float, str, str]] = []
+    by_score = dict[float, str]()
+    for text, score in normal.items():
+        if len(text) > MAX_PIECE:
+            metadata.refuse(
+                PREFIX + "tokens", f"has a token of more than {MAX_PIECE} characters: {shown(text)}"
+            )
+        pairs = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
+        found = [(score, first, second) for first, second in pairs if first in normal and second in normal]
+        if found and by_score.setdefault(score, text) != text:
+            metadata.refuse(
+                PREFIX + "scores",
+                f"are equal for {shown(by_score[score])} and {shown(text)}: which is merged first?",
+            )
+        merges += found
+    merges.sort(key=lambda merge: (-merge[0], -len(merge[1])))
+    return [(first, second) for _, first, second in merges]
+
+
+def _add_ends(metadata: Metadata, backend: tokenizers.Tokenizer, special: dict[str, str], bos: bool) -> None:
+    """Let texts begin and end with the special tokens that the file says."""
+    before = special.get("bos_token") if metadata.flag(PREFIX + "add_bos_token", bos) else None
+    after = special.get("eos_token") if metadata.flag(PREFIX + "add_eos_token", False) else None
+    if metadata.flag(PREFIX + "add_sep_token", False):
+        metadata.refuse(PREFIX + "add_sep_token", "true is not supported")
+    if before is None and after is None:
+        return
+    pieces = [text for text in (before, "$A", after) if text]
+    ids = [(text, backend.token_to_id(text)) for text in dict.fromkeys((before, after)) if text]
+    backend.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=ids)

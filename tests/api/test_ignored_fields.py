@@ -1,0 +1,147 @@
+"""Fields without effect and unknown ones: taken, and named in a header, the debug log and a metric; refused
+if the operator wants that."""
+
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.serving import Served
+from tests.api.test_refusals import CHATS, COMPLETIONS, USER, refused
+
+CONTINUOUS = "stream_options.continuous_usage_stats"
+RESPONSES = "/v1/responses"
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "hi"},
+    CHATS: {"messages": [USER]},
+    RESPONSES: {"input": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [70]},
+}
+
+
+def warning(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.headers.get("warning", ""))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("route", "fields", "named"),
+    [
+        (CHATS, {"reasoning_effort": "low"}, "reasoning_effort"),
+        (CHATS, {"verbosity": "low"}, "verbosity"),
+        (CHATS, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        (CHATS, {"web_search_options": {}}, "web_search_options"),
+        (CHATS, {"enable_thinking": False}, "enable_thinking (use chat_template_kwargs)"),
+        (CHATS, {"top_logprobs": 0}, "top_logprobs without logprobs"),
+        (CHATS, {"store": True}, "store"),
+        (CHATS, {"service_tier": "flex"}, "service_tier"),
+        (CHATS, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        (COMPLETIONS, {"cache_prompt": True}, "cache_prompt"),
+        (COMPLETIONS, {"num_ctx": 8192}, "num_ctx"),
+        (RESPONSES, {"store": True}, "store"),
+        (RESPONSES, {"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include[reasoning.encrypted_content]"),
+    ],
+)
+def test_fields_without_effect(
+    hello: Served, strict: Served, stream: bool, route: str, fields: dict[str, Any], named: str
+) -> None:
+    body = {**BODIES[route], "stream": stream}
+    assert warning(hello.post(route, **body)) == ""
+    assert warning(hello.post(route, **body, **fields)) == f'299 streamserve "without effect: {named}"'
+    (name,) = fields
+    assert refused(strict.post(route, **body, **fields))["param"] == name
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_unknown_fields(hello: Served, strict: Served, route: str) -> None:
+    body = {**BODIES[route], "temprature": 1, "mood": None}
+    assert warning(hello.post(route, **body)) == '299 streamserve "unknown: temprature, mood"'
+    assert refused(strict.post(route, **body))["message"] == "temprature is not a known field"
+
+
+@pytest.mark.parametrize(
+    ("options", "stream", "named"),
+    [
+        ({"include_usage": True}, False, "stream_options without stream"),
+        (
+            {"continuous_usage_stats": True},
+            True,
+            f"{CONTINUOUS} without include_usage",
+        ),
+        ({"include_obfuscation": True}, True, "stream_options.include_obfuscation"),
+    ],
+)
+@pytest.mark.parametrize("route", [COMPLETIONS, CHATS])
+def test_stream_options(
+    hello: Served, strict: Served, route: str, options: dict[str, bool], stream: bool, named: str
+) -> None:
+    body = {**BODIES[route], "stream": stream, "stream_options": options}
+    assert warning(hello.post(route, **body)) == f'299 streamserve "without effect: {named}"'
+    assert refused(strict.post(route, **body))["param"] == "stream_options"
+
+
+@pytest.mark.parametrize("route", [CHATS, "/tokenize"])
+def test_unknown_keys_of_messages_and_parts(hello: Served, strict: Served, route: str) -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [part], "thinking_blocks": [], "annotations": None}
+    assert warning(hello.post(route, messages=[message] * 2)) == (
+        '299 streamserve "unknown: messages[].thinking_blocks, messages[].content[].cache_control"'
+    )
+    assert refused(strict.post(route, messages=[message]))["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "value"),
+    [
+        (COMPLETIONS, "tools", [{}]),
+        (COMPLETIONS, "max_completion_tokens", 5),
+        (COMPLETIONS, "mirostat", 2),
+        (COMPLETIONS, "max_new_tokens", 2),
+        (COMPLETIONS, "suffix", "x"),
+        (CHATS, "functions", [{}]),
+        (CHATS, "best_of", 2),
+        (CHATS, "repeat_penalty", 1.1),
+        (CHATS, "modalities", ["audio"]),
+        (RESPONSES, "n", 2),
+        (RESPONSES, "previous_response_id", "resp_1"),
+        (RESPONSES, "messages", [USER]),
+    ],
+)
+def test_fields_that_would_change_the_result_are_refused(
+    hello: Served, route: str, field: str, value: Any
+) -> None:
+    assert refused(hello.post(route, **BODIES[route], **{field: value}))["param"] == field
+
+
+def test_values_that_ask_for_nothing_are_not_named(hello: Served) -> None:
+    body = {"store": False, "service_tier": "auto", "tools": [], "repeat_penalty": 1, "mirostat": 0}
+    assert warning(hello.post(COMPLETIONS, prompt="hi", **body)) == ""
+
+
+def test_the_header_is_safe_and_bounded(hello: Served) -> None:
+    """A client chooses the names: they may hold line breaks, quotes, letters of any alphabet, and be long."""
+    names = ['a\r\nSet-Cookie: x="1"', "ü", "x" * 1000, *(f"field{number}" for number in range(40))]
+    response = hello.post(COMPLETIONS, prompt="hi", **dict.fromkeys(names, 1))
+    text = warning(response)
+    assert "set-cookie" not in response.headers
+    assert text.startswith('299 streamserve "unknown: a??Set-Cookie??x??1?, ?, ' + "x" * 64 + ", field0")
+    assert text.endswith(', field12 and 27 more"')
+
+
+def test_they_are_counted_and_logged(hello: Served, caplog: pytest.LogCaptureFixture) -> None:
+    kinds = [("without_effect", "store"), ("unknown", "other")]
+
+    def counts() -> list[float]:
+        return [hello.metric("ignored_fields_total", kind=kind, field=field) for kind, field in kinds]
+
+    before = counts()
+    with caplog.at_level(logging.DEBUG, logger="streamserve.api.http.ignored_fields"):
+        hello.post(COMPLETIONS, prompt="hi", store=True, mood="glad", weather="fine")
+    assert [after - start for after, start in zip(counts(), before, strict=True)] == [1, 2]
+    assert "without effect: store; unknown: mood, weather" in caplog.text

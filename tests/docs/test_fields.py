@@ -1,0 +1,58 @@
+"""The table of fields in the guide to the API is made from the code that obeys, takes and refuses them."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from streamserve.api.openai.other_fields import OTHER_IN_CHATS, OTHER_IN_COMPLETIONS, OTHER_IN_RESPONSES
+from streamserve.api.openai.response_schemas import ResponseRequest
+from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
+from tests.docs.pages import DOCS
+
+ROUTES = {
+    "completions": (CompletionRequest, OTHER_IN_COMPLETIONS),
+    "chats": (ChatRequest, OTHER_IN_CHATS),
+    "responses": (ResponseRequest, OTHER_IN_RESPONSES),
+}
+CLASSES = ("obeyed", "without effect (warning)", "refused (400)")
+UNKNOWN = "| unknown (warning) | all | every other field |"
+
+
+def fields_of(kind: str, route: str) -> set[str]:
+    """The names of a route's fields of one class."""
+    struct, others = ROUTES[route]
+    names: Mapping[str, set[str]] = {
+        CLASSES[0]: set(struct.__struct_fields__),
+        CLASSES[1]: set(others.without_effect),
+        CLASSES[2]: set(others.refused),
+    }
+    return names[kind]
+
+
+def table() -> str:
+    """The table: for each class the fields, by the routes for which it holds."""
+    lines = ["| class | routes | fields |", "|---|---|---|"]
+    for kind in CLASSES:
+        by_routes: dict[tuple[str, ...], list[str]] = {}
+        for name in sorted(set().union(*(fields_of(kind, route) for route in ROUTES))):
+            routes = tuple(route for route in ROUTES if name in fields_of(kind, route))
+            by_routes.setdefault(routes, []).append(f"`{name}`")
+        for routes, names in sorted(by_routes.items(), key=lambda item: (-len(item[0]), item[0])):
+            where = "all" if len(routes) == len(ROUTES) else ", ".join(routes)
+            lines.append(f"| {kind} | {where} | {', '.join(names)} |")
+    return "\n".join([*lines, UNKNOWN])
+
+
+def test_the_guide_has_the_table() -> None:
+    page = DOCS / "guides" / "api.md"
+    assert table() in page.read_text(encoding="utf-8"), f"put this table into {page.name}:\n{table()}"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_field_has_one_class(route: str) -> None:
+    obeyed, taken, refused = (fields_of(kind, route) for kind in CLASSES)
+    assert not obeyed & taken
+    assert not obeyed & refused
+    assert not taken & refused
+    assert len(msgspec.structs.fields(ROUTES[route][0])) == len(obeyed)

@@ -1,0 +1,35 @@
+"""The commands of the README work as typed in a fresh clone: in its environment, with flags that exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from streamserve.cli.main import app
+from tests.docs.pages import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND = re.compile(r"^    (?:\$ )?((?:streamserve [a-z]|python )[^\n]*)$", re.MULTILINE)
+COMMANDS = COMMAND.findall(README)
+
+
+def test_the_environment_is_activated_before_its_commands() -> None:
+    first = COMMAND.search(README)
+    assert first is not None
+    assert 0 < README.find("source .venv/bin/activate") < first.start()
+
+
+@pytest.mark.parametrize("command", [text for text in COMMANDS if text.startswith("streamserve ")])
+def test_flags_exist(command: str) -> None:
+    words = shlex.split(command, comments=True)[1:]
+    parsed = typer.main.get_command(app)
+    named = parsed.commands[words[0]]  # type: ignore[attr-defined]
+    known = {flag for parameter in named.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("command", [text for text in COMMANDS if text.startswith("python ")])
+def test_examples_exist(command: str) -> None:
+    assert (ROOT / Path(shlex.split(command)[1])).is_file()

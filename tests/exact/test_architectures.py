@@ -1,0 +1,77 @@
+"""Every architecture with what may change when tokens come: batches, speculation, preemption, eviction. The
+text of a seed stays the same, also with weights and KV in integers."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from streamserve.text.tokenizer import Tokenizer
+from tests.conftest import Scale
+from tests.exact.speculating import Case, make_engine, make_pair, make_requests, serve
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, and the settings of the engine that drafts for it."""
+
+    case: Case
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+MODELS = {
+    "phi3": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", quantization="int8", preempt_every=7),
+        {"sliding_window": 60, "head_dim": 16, "original_max_position_embeddings": 64, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+            "short_factor": [1.0] * 4,
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+        }},
+    ),
+    "granite": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", kv_cache_dtype="int8", blocks=24),
+        {"embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.4,
+         "logits_scaling": 0.9},
+    ),
+    "smollm3": Model(
+        Case(policy="fixed-tree:3x3", chunk=7), {"no_rope_layer_interval": 2, "tie_word_embeddings": True}
+    ),
+    "olmo2": Model(Case(policy="fixed:4", quantization="int8", kv_cache_dtype="int8", preempt_every=5)),
+    "gemma2": Model(
+        Case(policy="fixed-tree:2x3", blocks=24, kv_cache_dtype="int8"),
+        {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "attn_logit_softcapping": 3.0,
+         "final_logit_softcapping": 6.0},
+    ),
+    "gemma3_text": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", quantization="int4:32", chunk=7),
+        {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "sliding_window_pattern": 2},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_a_seeds_text_is_that_of_the_request_alone_and_without_drafts(
+    tmp_path_factory: pytest.TempPathFactory, architecture: str, scale: Scale, record: Callable[..., None]
+) -> None:
+    model = MODELS[architecture]
+    folders = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("draft")
+    pair = make_pair(*folders, architecture, **model.fields)
+    case = replace(model.case, dtype="bfloat16")
+    plain = make_engine(pair, Case(
+        draft="none", dtype="bfloat16", quantization=case.quantization, kv_cache_dtype=case.kv_cache_dtype,
+    ))  # fmt: skip
+    speculating = make_engine(pair, case)
+    requests = make_requests(random.Random(scale.seed), scale.pick(6, 48), plain.model.vocab_size)
+    tokenizer = Tokenizer.from_folder(pair[0])
+    expected = serve(plain, requests, 1, tokenizer).texts
+    served = serve(speculating, requests, 8, tokenizer).texts
+    assert {key: [token.token for token in text] for key, text in served.items()} == {
+        key: [token.token for token in text] for key, text in expected.items()
+    }
+    report = speculating.report()
+    assert report.speculation is not None
+    assert report.speculation.accepted > 0
+    assert report.preemptions > 0 or not (case.preempt_every or case.blocks < 100)
+    record(requests=len(requests), accepted=report.speculation.accepted, preemptions=report.preemptions)

@@ -1,0 +1,353 @@
+"""GGUF files give exactly the weights that the package `gguf` reads from them, or are refused by name."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from safetensors.torch import load_file
+
+from streamserve.engine.plan import Span
+from streamserve.execution.checkpoint import SINGLE
+from streamserve.execution.drafters.choice import choose_draft
+from streamserve.execution.drafters.fingerprints import fingerprints
+from streamserve.execution.gguf.blocks import FORMATS, unpack
+from streamserve.execution.gguf.checkpoint import GgufCheckpoint
+from streamserve.execution.layout import lay_out
+from streamserve.execution.load import load, make_attention
+from streamserve.execution.loaded import Loaded
+from streamserve.execution.native.library import kernels
+from streamserve.execution.open import open_checkpoint
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
+from streamserve.execution.rope import inverse_frequencies
+from streamserve.execution.weights import EMBEDDING, matrix_bytes, matrix_shapes
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.sampling import SamplingParams
+from tests.checkpoints import reference_model
+from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Task, run_alone
+from tests.execution.native.test_integers import reference
+from tests.execution.test_model import LINEAR, LLAMA3, TEXT, logits_by_transformers
+from tests.ggufs import Type, dequantized_folder, random_blocks, write_gguf
+
+Shared = Callable[..., Path]
+BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
+SIZES = {"hidden_size": 256, "intermediate_size": 512}
+"""Rows of whole blocks of 256."""
+
+needs_kernels = pytest.mark.skipif(kernels() is None, reason="no kernels on this machine")
+
+
+def config(path: Path, **fields: Any) -> ModelConfig:
+    return ModelConfig(path=str(path), threads=1, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, **fields)
+
+
+def refusal(path: Path, **fields: Any) -> str:
+    with pytest.raises(CheckpointError) as error:
+        load(config(path, **fields))
+    assert len(str(error.value).splitlines()) == 1
+    return str(error.value)
+
+
+@torch.inference_mode()
+def logits_of(loaded: Loaded) -> torch.Tensor:
+    """The logits [60, vocabulary] for TEXT."""
+    attention = make_attention(loaded.cache, loaded.model.spec, loaded.pool)
+    layout = lay_out([Span(0, 0, TEXT[0].tolist(), BLOCKS)], BLOCK_SIZE)
+    attention.plan(layout)
+    tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
+    return loaded.model.logits(loaded.model.forward(tokens, positions, attention)).float()
+
+
+def greedy(loaded: Loaded, count: int = 30) -> Sequence[int]:
+    task = Task([5, 6, 7], SamplingParams(temperature=0.0, ignore_eos=True))
+    return run_alone(loaded.executor, task, count)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_blocks_are_the_numbers_that_the_package_dequantizes(name: str) -> None:
+    numbers, nbytes = gguf.GGML_QUANT_SIZES[Type[name]]
+    for columns in (numbers, 3 * numbers):
+        blocks = random_blocks(name, 20, columns)
+        expected = dequantize(blocks, Type[name])
+        weight = unpack(name, torch.from_numpy(blocks).view(20, -1, nbytes))
+        assert weight.format == FORMATS[name]
+        assert weight.floats().numpy().tobytes() == expected.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "F32", "F16", "BF16"])
+def test_tensors_are_those_that_the_package_reads(
+    shared_checkpoint: Shared, tmp_path: Path, kind: str
+) -> None:
+    source = shared_checkpoint("llama", **SIZES)
+    tensors = write_gguf(source, tmp_path / "model.gguf", kind)
+    spec, checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert isinstance(checkpoint, GgufCheckpoint)
+    for name, expected in tensors.items():
+        assert torch.equal(checkpoint.tensor([name], torch.float32), expected), name
+    for module in matrix_shapes(spec):
+        stored = spec.stored.of(module) if spec.stored else None
+        assert (stored is not None) == (kind in FORMATS)
+        if stored:
+            weight = checkpoint.integers(module, stored.weights)
+            assert torch.equal(weight.floats(), tensors[f"{module}.weight"])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_tokens_are_those_of_transformers(
+    shared_checkpoint: Shared, tmp_path: Path, architecture: str, kind: str
+) -> None:
+    more = {"head_dim": 32} if architecture == "qwen3" else {}
+    source = shared_checkpoint(architecture, **more)
+    tensors = write_gguf(source, tmp_path / "model.gguf", kind)
+    folder = dequantized_folder(source, tmp_path / "folder", tensors)
+    loaded = load(config(tmp_path / "model.gguf", dtype="float32"))
+    torch.testing.assert_close(logits_of(loaded), logits_by_transformers(folder), rtol=0, atol=1e-4)
+    model = reference_model(folder)
+    prompt = torch.tensor([[5, 6, 7]])
+    by_transformers = model.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None)
+    assert greedy(loaded) == by_transformers[0, 3:].tolist()
+
+
+def test_the_data_type_is_the_files(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    for kind, dtype in (("F32", "float32"), ("F16", "float32"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")):
+        write_gguf(shared_checkpoint(), tmp_path / f"{kind}.gguf", kind)
+        spec, _ = open_checkpoint(tmp_path / f"{kind}.gguf")
+        assert spec.dtype == ("float16" if kind == "F16" else dtype)
+    assert load(config(tmp_path / "F16.gguf")).model_info.dtype == "float32"
+
+
+def add_factors(writer: gguf.GGUFWriter, dim: int) -> None:
+    """Add the tensor that llama.cpp's converter makes of LLAMA3."""
+    frequencies = 1.0 / LLAMA3["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
+    factors = []
+    for wavelength in 2 * np.pi / frequencies:
+        original = LLAMA3["original_max_position_embeddings"]
+        smooth = (original / wavelength - 1.0) / (4.0 - 1.0)
+        between = 1 / ((1 - smooth) / 8.0 + smooth)
+        factors.append(1.0 if wavelength < original / 4 else 8.0 if wavelength > original else between)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
+def add_linear(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(LINEAR["factor"])
+
+
+@pytest.mark.parametrize(
+    ("rope", "add"),
+    [(LLAMA3, lambda writer: add_factors(writer, 16)), (LINEAR, add_linear)],
+    ids=["llama3", "linear"],
+)
+def test_rope_scaling_is_that_of_the_source(
+    shared_checkpoint: Shared, tmp_path: Path, rope: dict[str, Any], add: Callable[[gguf.GGUFWriter], None]
+) -> None:
+    source = shared_checkpoint("llama", rope_parameters=rope, tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(source / SINGLE)
+    write_gguf(source, tmp_path / "model.gguf", change=add)
+    loaded = load(config(tmp_path / "model.gguf"))
+    assert loaded.model.spec.tied_embeddings
+    ours, original = (open_checkpoint(path)[0] for path in (tmp_path / "model.gguf", source))
+    torch.testing.assert_close(
+        inverse_frequencies(ours.ropes[0], 16), inverse_frequencies(original.ropes[0], 16), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(logits_of(loaded), logits_by_transformers(source), rtol=0, atol=1e-4)
+
+
+def test_a_window_is_in_every_layer(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    source = shared_checkpoint("mistral", sliding_window=7)
+    write_gguf(source, tmp_path / "model.gguf", change=lambda writer: writer.add_sliding_window(7))
+    loaded = load(config(tmp_path / "model.gguf"))
+    assert loaded.model_info.architecture == "MistralForCausalLM"
+    torch.testing.assert_close(logits_of(loaded), logits_by_transformers(source), rtol=0, atol=1e-4)
+
+
+def test_biases_of_llama_are_permuted_with_their_rows(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    source = shared_checkpoint("llama", attention_bias=True, mlp_bias=True)
+    write_gguf(source, tmp_path / "model.gguf")
+    loaded = load(config(tmp_path / "model.gguf"))
+    torch.testing.assert_close(logits_of(loaded), logits_by_transformers(source), rtol=0, atol=1e-4)
+
+
+MIXED = {
+    "Q4_K_M": {"v_proj": "Q6_K", "0.mlp.down_proj": "Q6_K", "embed": "Q4_K", "lm_head": "Q6_K", "": "Q4_K"},
+    "Q5_0 with Q5_1": {"v_proj": "Q5_1", "down_proj": "Q8_0", "lm_head": "Q6_K", "": "Q5_0"},
+    "Q3_K_M": {"v_proj": "Q5_K", "o_proj": "Q4_K", "down_proj": "IQ4_XS", "": "Q3_K"},
+    "Q2_K": {"v_proj": "Q4_K", "down_proj": "Q3_K", "up_proj": "Q3_K", "": "Q2_K"},
+}
+"""Types by a part of the name, the first that fits."""
+
+
+def types(name: str) -> Callable[[str], str]:
+    return lambda tensor: next(kind for part, kind in MIXED[name].items() if part in tensor)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", [*FORMATS, *MIXED])
+def test_quantized_logits_are_near_those_of_the_dequantized_weights(
+    shared_checkpoint: Shared, tmp_path: Path, kind: str
+) -> None:
+    source = shared_checkpoint("llama", **SIZES)
+    tensors = write_gguf(source, tmp_path / "model.gguf", types(kind) if kind in MIXED else kind)
+    folder = dequantized_folder(source, tmp_path / "folder", tensors)
+    expected = logits_of(load(config(folder, backend="reference")))
+    logits = logits_of(load(config(tmp_path / "model.gguf", dtype="float32")))
+    # Only activations are rounded, to 8 bits in groups of 16 or 32.
+    error = (logits - expected).square().mean().sqrt() / expected.std()
+    assert 1e-4 < error < 0.04
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", MIXED)
+def test_layers_compute_the_formula_of_the_kernels(
+    shared_checkpoint: Shared, tmp_path: Path, kind: str
+) -> None:
+    write_gguf(shared_checkpoint("qwen2", **SIZES), tmp_path / "model.gguf", types(kind))
+    loaded = load(config(tmp_path / "model.gguf"))
+    spec, checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert isinstance(checkpoint, GgufCheckpoint)
+    assert spec.stored
+
+    def weight(*modules: str) -> QuantizedWeight:
+        names = [f"model.layers.1.{module}" for module in modules]
+        formats = {name: spec.stored.of(name).weights for name in names}  # type: ignore[union-attr]
+        assert len(set(formats.values())) == 1
+        return join([checkpoint.integers(name, formats[name]) for name in names])
+
+    layer: Any = loaded.model.layers[1]
+    attention = [f"self_attn.{name}_proj" for name in "qkv"]
+    bias = checkpoint.tensor([f"model.layers.1.{name}.bias" for name in attention], torch.bfloat16)
+    for linear, modules, added in [
+        (layer.qkv, attention, bias.float()),
+        (layer.out, ["self_attn.o_proj"], 0.0),
+        (layer.down, ["mlp.down_proj"], 0.0),
+    ]:
+        x = torch.randn(5, linear.in_features, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+        expected = torch.from_numpy(reference(weight(*modules), x)) + added
+        assert torch.equal(linear(x, wide=True), expected)
+
+
+@needs_kernels
+def test_a_loaded_model_names_its_precision(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    write_gguf(shared_checkpoint("llama", **SIZES), tmp_path / "model.gguf", types("Q4_K_M"))
+    loaded = load(config(tmp_path / "model.gguf"))
+    info, spec = loaded.model_info, loaded.model.spec
+    assert info.precision == "bfloat16, layers in int4:32, int8:16"
+    assert spec.stored
+    formats = [stored.weights for stored in spec.stored.layers[0] if stored]
+    joined = WeightFormat(8, 16, symmetric=False)
+    assert formats[:3] == [joined] * 3
+    assert formats[3:] == [FORMATS["Q4_K"]] * 3 + [FORMATS["Q6_K"]]
+    layers: list[Any] = loaded.model.layers
+    loaded_bytes = sum(
+        linear.nbytes for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    )
+    assert loaded_bytes == matrix_bytes(spec, 2)
+    others = sum(
+        load_file(shared_checkpoint("llama", **SIZES) / SINGLE)[name].numel() for name in (EMBEDDING,)
+    )
+    assert info.weight_bytes == loaded_bytes + 2 * (2 * others + 5 * 256)
+
+
+@needs_kernels
+def test_matrices_joined_with_floats_are_floats(
+    shared_checkpoint: Shared, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = shared_checkpoint("llama", **SIZES)
+    tensors = write_gguf(
+        source, tmp_path / "model.gguf", lambda name: "F16" if "k_proj" in name or "embed" in name else "Q8_0"
+    )
+    with caplog.at_level(logging.INFO):
+        loaded = load(config(tmp_path / "model.gguf"))
+    layer: Any = loaded.model.layers[0]
+    assert (layer.qkv.format, layer.down.format) == ("bf16", "int8")
+    x = torch.eye(256, dtype=torch.bfloat16)
+    q_proj = tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(layer.qkv(x).T[:256], q_proj.to(torch.bfloat16))
+    assert "8 matrices are rounded to bfloat16: " in caplog.text
+    assert "blk.0.attn_q.weight (Q8_0)" in caplog.text
+
+
+@needs_kernels
+def test_a_file_of_floats_can_be_quantized_at_start(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    source = shared_checkpoint("qwen2")
+    write_gguf(source, tmp_path / "model.gguf", "F32")
+    ours, original = (
+        load(config(path, quantization="int8:32")) for path in (tmp_path / "model.gguf", source)
+    )
+    assert torch.equal(logits_of(ours), logits_of(original))
+
+
+def test_a_split_model_is_the_same_model(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    source = shared_checkpoint("llama")
+    write_gguf(source, tmp_path / "whole.gguf")
+    write_gguf(source, tmp_path / "split.gguf", split_max_tensors=5)
+    first, *others = sorted(tmp_path.glob("split-*.gguf"))
+    assert len(others) > 1
+    (spec, whole), (other_spec, split) = (open_checkpoint(path) for path in (tmp_path / "whole.gguf", first))
+    assert spec == other_spec
+    assert whole.fingerprint() == split.fingerprint()
+    assert refusal(others[0]).endswith(f"give the first file, {first.name}")
+    others[-1].unlink()
+    assert f"{others[-1].name}: cannot be read: No such file" in refusal(first)
+
+
+def test_a_folder_may_hold_one_model(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    write_gguf(shared_checkpoint("llama"), tmp_path / "one.gguf")
+    _, checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.path == tmp_path / "one.gguf"
+    (tmp_path / "two.gguf").hardlink_to(tmp_path / "one.gguf")
+    assert refusal(tmp_path).endswith("holds several models, give the path of one: one.gguf, two.gguf")
+
+
+def test_the_fingerprint_covers_weights_and_types(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    seen = set()
+    for number, kind in enumerate(["F32", "F16", "Q8_0"]):
+        write_gguf(shared_checkpoint("llama"), tmp_path / f"{number}.gguf", kind)
+        seen.add(load(config(tmp_path / f"{number}.gguf", dtype="float32")).model_info.fingerprint)
+    assert len(seen) == 3
+
+
+@needs_kernels
+def test_a_draft_model_must_have_the_same_tokens(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    target, draft, other = (tmp_path / f"{name}.gguf" for name in ("target", "draft", "other"))
+    source = shared_checkpoint("llama")
+    write_gguf(source, target)
+    write_gguf(source, draft, "Q8_0")
+    write_gguf(source, other, change=rename_a_token)
+    loaded: Any = load(config(target, draft=str(draft)))
+    assert loaded.drafter._passes.model.layers[0].qkv.format == "int8"
+    spec, _ = open_checkpoint(target)
+    with pytest.raises(CheckpointError, match=r"other\.gguf has another vocabulary than"):
+        choose_draft(str(other), target, spec)
+    with pytest.raises(CheckpointError, match="must both be GGUF files, or neither"):
+        choose_draft(str(source), target, spec)
+    assert fingerprints(target, 320) == fingerprints(draft, 320)
+    assert fingerprints(target, 320)[1] != fingerprints(other, 320)[1]
+    assert "needs the kernels" in refusal(target, draft=str(draft), backend="reference")
+
+
+def rename_a_token(writer: gguf.GGUFWriter) -> None:
+    tokens = writer.kv_data[0]["tokenizer.ggml.tokens"].value
+    tokens[0] = "<|other|>"
+
+
+def test_widening_keeps_every_number() -> None:
+    for name in ("Q4_0", "Q4_K", "Q5_K", "Q6_K"):
+        numbers, nbytes = gguf.GGML_QUANT_SIZES[Type[name]]
+        weight = unpack(name, torch.from_numpy(random_blocks(name, 8, numbers)).view(8, -1, nbytes))
+        target = WeightFormat(8, 16, symmetric=False)
+        # The minimum of a symmetric weight is added after rounding scale · q: equal up to that.
+        tolerance = 2.0**-15 if weight.format.symmetric else 0.0
+        torch.testing.assert_close(
+            widen(weight, target).floats(),
+            weight.floats(),
+            rtol=0,
+            atol=tolerance * float(weight.scales.abs().max()),
+        )

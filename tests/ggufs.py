@@ -1,0 +1,184 @@
+"""GGUF files of small random models, written by the package `gguf`, the reference for the format."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from streamserve.execution.checkpoint import SINGLE
+from streamserve.execution.gguf.blocks import FORMATS
+from tests.checkpoints import CHAT_TEMPLATE
+
+Type = gguf.GGMLQuantizationType
+Floats = NDArray[np.float32]
+
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+SCALES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+"""Where in a block its float16 numbers are."""
+
+
+def random_blocks(name: str, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Return blocks [rows, bytes of a row] of any bytes, with scales such that the numbers are those of a
+    random weight."""
+    numbers, nbytes = gguf.GGML_QUANT_SIZES[Type[name]]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows, columns // numbers, nbytes), np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = rng.integers(118, 124, blocks.shape[:2])
+        return blocks.reshape(rows, -1)
+
+    variation = rng.uniform(0.5, 1.0, blocks.shape[:2])
+
+    def scaled(*factors: float) -> NDArray[np.uint8]:
+        """Set the scale, and the factor of the minimums, to these in each block."""
+        for at, factor in zip(SCALES[name], factors, strict=False):
+            blocks[..., at : at + 2] = (variation * factor).astype(np.float16)[..., None].view(np.uint8)
+        return blocks.reshape(rows, -1)
+
+    plain, least = (dequantize(scaled(*factors), Type[name]) for factors in ((1.0, 0.0), (0.0, 1.0)))
+    minimum = -plain.mean() / least.mean() if len(SCALES[name]) > 1 else 0.0
+    by = 1.0 / (dequantize(scaled(1.0, minimum), Type[name]).std() * columns**0.5)
+    return scaled(by, by * minimum)
+
+
+def stored_name(name: str) -> str:
+    """Return a tensor's name in a GGUF file."""
+    module, kind = name.rsplit(".", 1)
+    if module in NAMES:
+        return f"{NAMES[module]}.{kind}"
+    _, _, layer, part = module.split(".", 3)
+    return f"blk.{layer}.{NAMES[part]}.{kind}"
+
+
+def permuted(weight: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Return rows as llama.cpp's converter orders those of queries and keys: pairs next to each other."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def unpermuted(weight: NDArray[Any], heads: int) -> NDArray[Any]:
+    pairs = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(
+    source: Path,
+    target: Path,
+    types: Callable[[str], str] | str = "F32",
+    change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """Write the checkpoint of `source` to the file `target`, each matrix in the type that `types` gives its
+    name in the folder. Return the tensors, in float32 and by these names, that the package reads from it.
+    `change` adds entries; `options` are the writer's."""
+    config = json.loads((source / "config.json").read_text())
+    family = config["model_type"]
+    writer = gguf.GGUFWriter(target, "llama" if family == "mistral" else family, **options)
+    write_entries(writer, config)
+    write_tokenizer(writer, source)
+    change(writer)
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / SINGLE).items()}
+    read = dict[str, torch.Tensor]()
+    for seed, (name, tensor) in enumerate(tensors.items()):
+        kind = (types if isinstance(types, str) else types(name)) if tensor.ndim == 2 else "F32"
+        heads = heads_of(config, name)
+        stored = stored_tensor(permuted(tensor, heads) if heads else tensor, kind, seed)
+        writer.add_tensor(stored_name(name), stored, raw_dtype=Type[kind])
+        floats = tensor_floats(stored, kind)
+        read[name] = torch.from_numpy(unpermuted(floats, heads).copy() if heads else floats.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read
+
+
+def heads_of(config: dict[str, Any], name: str) -> int:
+    """Return the heads of a tensor whose rows are permuted, else 0."""
+    if config["model_type"] not in ("llama", "mistral"):
+        return 0
+    if "q_proj" in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if "k_proj" in name else 0
+
+
+def stored_tensor(tensor: Floats, kind: str, seed: int) -> NDArray[Any]:
+    if kind not in FORMATS:
+        return quantize(tensor, Type[kind])
+    try:
+        return quantize(tensor, Type[kind])
+    except NotImplementedError:
+        return random_blocks(kind, *tensor.shape, seed)
+
+
+def tensor_floats(stored: NDArray[Any], kind: str) -> Floats:
+    return dequantize(stored, Type[kind]).astype(np.float32)
+
+
+def write_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the model's sizes, as llama.cpp's converter does."""
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+
+
+def write_tokenizer(writer: gguf.GGUFWriter, source: Path, pre: str = "gpt-2") -> None:
+    """Add the byte-level tokenizer of a folder, if it has one."""
+    if not (source / "tokenizer.json").exists():
+        return
+    content = json.loads((source / "tokenizer.json").read_text())
+    vocabulary = dict(content["model"]["vocab"])
+    added = {entry["content"]: entry for entry in content["added_tokens"]}
+    vocabulary |= {text: entry["id"] for text, entry in added.items()}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    assert [vocabulary[text] for text in tokens] == list(range(len(tokens)))
+    kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([
+        kinds[added[text]["special"]] if text in added else gguf.TokenType.NORMAL for text in tokens
+    ])  # fmt: skip
+    writer.add_token_merges([" ".join(pair) for pair in content["model"]["merges"]])
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    for name, add in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id)):
+        if settings.get(name):
+            add(vocabulary[settings[name]])
+    writer.add_chat_template(settings.get("chat_template") or CHAT_TEMPLATE)
+
+
+def dequantized_folder(source: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """Write a copy of the checkpoint of `source` with these tensors, in float32."""
+    shutil.copytree(source, target)
+    save_file(tensors, target / SINGLE, metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    config["dtype"] = "float32"
+    (target / "config.json").write_text(json.dumps(config))
+    return target
