@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from streamserve.execution.checkpoint import SINGLE
-from streamserve.execution.compressed_tensors.config import LINEARS, StoredFormat
 from streamserve.execution.spec import ModelSpec
+from streamserve.execution.stored.formats import LINEARS, GgufBlocks, StoredFormat
 
 INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
@@ -83,4 +83,5 @@ def stored_format(spec: ModelSpec, module: str) -> StoredFormat:
     """Return the format of a quantized module."""
     stored = spec.stored.of(module) if spec.stored else None
     assert stored is not None
+    assert not isinstance(stored, GgufBlocks)
     return stored

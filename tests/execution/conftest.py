@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+from tests.execution.storing import CASES, SIZES, write
 
 
 @pytest.fixture(autouse=True)
@@ -26,5 +27,21 @@ def shared_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
                 tmp_path_factory.mktemp(architecture), architecture, dtype, **overrides
             )
         return folders[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def stored(
+    shared_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The folder of one of storing.py's cases, written once. Not to be changed."""
+    folders: dict[str, Path] = {}
+
+    def make(case: str) -> Path:
+        if case not in folders:
+            source = shared_checkpoint("llama", "float16", **SIZES)
+            folders[case] = write(source, tmp_path_factory.mktemp("stored") / "folder", *CASES[case])
+        return folders[case]
 
     return make

@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.execution.compressed_tensors.config import (
-    StoredFormat,
-    StoredFormats,
-    read_stored_formats,
-    written_config,
-)
 from streamserve.execution.fields import Fields
 from streamserve.execution.spec import read_spec
+from streamserve.execution.stored.compressed_integers import CompressedIntegers
+from streamserve.execution.stored.compressed_tensors import written_config
+from streamserve.execution.stored.config import read_stored_formats
+from streamserve.execution.stored.formats import StoredFormats
 from streamserve.protocol.errors import CheckpointError
 from tests.execution.compressing import INT8_ACTIVATIONS
 
@@ -33,7 +31,8 @@ def edited(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Return the quantization_config that we write for int4:64, changed."""
     stored = read_stored_formats(Fields("", {"quantization_config": BASE}), 1, False)
     assert stored is not None
-    value: dict[str, Any] = json.loads(json.dumps(written_config(StoredFormat(stored.main, packed=True))))
+    written = written_config(CompressedIntegers(stored.main, packed=True))
+    value: dict[str, Any] = json.loads(json.dumps(written))
     change(value)
     return value
 
@@ -52,7 +51,7 @@ def inputs(**fields: Any) -> Callable[[dict[str, Any]], object]:
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "method": (lambda value: value.update(quant_method="gptq"), "quant_method 'gptq' is not supported"),
+    "method": (lambda value: value.update(quant_method="hqq"), "quant_method 'hqq' is not supported"),
     "fp8": (weights(num_bits=8, type="float"), "weights: type 'float' is not supported"),
     "nvfp4": (
         lambda value: group(value).update(format="nvfp4-pack-quantized"),
@@ -60,13 +59,13 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "three bits": (weights(num_bits=3), "num_bits 3 is not supported"),
     "no bits": (weights(num_bits=None), "num_bits is missing"),
-    "group": (weights(group_size=48), "group_size 48 is not supported (supported: 32, 64, 128)"),
+    "group": (weights(group_size=48), "group_size 48 is not supported (supported: 32, 64, 128, -1)"),
     "huge group": (weights(group_size=10**400), "group_size 10000000"),
     "no group": (weights(group_size=None), "group_size None is not supported"),
     "strategy": (weights(strategy="tensor"), "strategy 'tensor' is not supported"),
     "symmetric": (weights(symmetric="yes"), "symmetric must be true or false"),
     "dynamic": (weights(dynamic=True), "dynamic True is not supported"),
-    "actorder": (weights(actorder="group"), "actorder 'group' is not supported"),
+    "actorder": (weights(actorder="row"), "actorder 'row' is not supported"),
     "static activations": (inputs(dynamic=False), "input_activations: dynamic False is not supported"),
     "asymmetric activations": (inputs(symmetric=False), "symmetric False is not supported"),
     "fp8 activations": (inputs(type="float"), "type 'float' is not supported"),
@@ -83,8 +82,8 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "transforms": (lambda value: value.update(transform_config={"config_groups": {}}), "transform_config"),
     "head": (lambda value: value.update(ignore=[]), "ignore does not name lm_head"),
-    "everything ignored": (lambda value: value["ignore"].append("Linear"), "quantize no matrix"),
-    "no targets": (lambda value: group(value).update(targets=[]), "quantize no matrix"),
+    "everything ignored": (lambda value: value["ignore"].append("Linear"), "leaves no matrix of the layers"),
+    "no targets": (lambda value: group(value).update(targets=[]), "leaves no matrix of the layers"),
     "slow target": (
         lambda value: group(value).update(targets=[r"re:([a-z_.0-9]+)+X"]),
         "may take too long",
@@ -102,7 +101,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no weights": (lambda value: group(value).update(weights=None), "weights is missing"),
     "half of a joined weight": (
         lambda value: value["ignore"].append("re:.*k_proj"),
-        "give self_attn.q_proj, self_attn.k_proj, self_attn.v_proj of layer 0 different formats",
+        "gives self_attn.q_proj, self_attn.k_proj, self_attn.v_proj of layer 0 different formats",
     ),
 }
 

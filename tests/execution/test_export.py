@@ -17,13 +17,12 @@ from typer.testing import CliRunner
 
 from streamserve.cli.main import app
 from streamserve.execution.checkpoint import INDEX, Checkpoint
-from streamserve.execution.compressed_tensors import export as exporting
-from streamserve.execution.compressed_tensors.export import export
-from streamserve.execution.compressed_tensors.tensors import read_weight
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
 from streamserve.execution.quantization import WeightFormat, parse_format
 from streamserve.execution.spec import read_spec
+from streamserve.execution.stored import export as exporting
+from streamserve.execution.stored.export import export
 from streamserve.execution.weights import EMBEDDING, HEAD, check_weights, matrix_shapes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
@@ -114,7 +113,7 @@ def test_the_package_decompresses_our_weights(
     for module, shape in matrix_shapes(spec).items():
         stored = stored_format(spec, module)
         assert stored.weights == format_of(format)
-        assert torch.equal(read_weight(checkpoint, module, shape, stored).floats(), decompressed[module])
+        assert torch.equal(stored.read(checkpoint, module, shape).floats(), decompressed[module])
     plain = Checkpoint(source)
     for name in (EMBEDDING, HEAD, "model.layers.0.input_layernorm.weight"):
         assert checkpoint.dtype(name) == plain.dtype(name)

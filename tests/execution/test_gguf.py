@@ -23,7 +23,7 @@ from streamserve.execution.load import load, make_attention
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import kernels
 from streamserve.execution.open import open_checkpoint
-from streamserve.execution.quantization import IntegerWeight, WeightFormat, join, widen
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
 from streamserve.execution.rope import inverse_frequencies
 from streamserve.execution.weights import EMBEDDING, matrix_bytes, matrix_shapes
 from streamserve.protocol.config import ModelConfig
@@ -214,7 +214,7 @@ def test_layers_compute_the_formula_of_the_kernels(
     assert isinstance(checkpoint, GgufCheckpoint)
     assert spec.stored
 
-    def weight(*modules: str) -> IntegerWeight:
+    def weight(*modules: str) -> QuantizedWeight:
         names = [f"model.layers.1.{module}" for module in modules]
         formats = {name: spec.stored.of(name).weights for name in names}  # type: ignore[union-attr]
         assert len(set(formats.values())) == 1

@@ -63,8 +63,8 @@ def quantize_model(
     It gives the same text as SOURCE with `--quantization` and this format. The guide to checkpoints says
     which other readers of the format can load it.
     """
-    from streamserve.execution.compressed_tensors.export import export
     from streamserve.execution.quantization import parse_format
+    from streamserve.execution.stored.export import export
 
     try:
         chosen = parse_format(format)

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,17 @@ SAMPLE_BYTES = 64
 """Bytes of each place of a tensor that a fingerprint covers."""
 
 
+@dataclass(frozen=True)
+class Header:
+    """What a tensor must be: its shape, and its dtype, one of those, as safetensors names them. An `optional`
+    tensor may be missing; one that must be `zero` is not read for the model."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = tuple(_DTYPES)
+    optional: bool = False
+    zero: bool = False
+
+
 class Checkpoint:
     """The tensors of `folder` by name. Raises CheckpointError for a file that is missing or damaged."""
 
@@ -31,26 +43,23 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def check(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        ignored: Iterable[str] = (),
-        integers: Mapping[str, str] = {},
-    ) -> None:
-        """Raise CheckpointError unless the tensors are exactly those of `shapes`, in a supported dtype.
-        `integers` are the dtypes, as safetensors names them, of those that are not floats. Further tensors
-        whose names end in one of `ignored` are allowed."""
-        for name, shape in shapes.items():
+    def check(self, headers: Mapping[str, Header], ignored: Iterable[str] = ()) -> None:
+        """Raise CheckpointError unless the tensors are exactly those of `headers`. Further tensors are
+        allowed if their names end in one of `ignored`."""
+        for name, expected in headers.items():
             if name not in self._files:
+                if expected.optional:
+                    continue
                 raise CheckpointError(f"{self.path}: no file holds tensor {name}")
             header = self._files[name][1].get_slice(name)
-            dtypes = (integers[name],) if name in integers else tuple(_DTYPES)
-            if header.get_dtype() not in dtypes:
-                self.refuse(name, f"has dtype {header.get_dtype()}, not {' or '.join(dtypes)}")
-            if tuple(header.get_shape()) != shape:
-                self.refuse(name, f"has shape {header.get_shape()}, not {list(shape)}")
+            if header.get_dtype() not in expected.dtypes:
+                self.refuse(name, f"has dtype {header.get_dtype()}, not {' or '.join(expected.dtypes)}")
+            if tuple(header.get_shape()) != expected.shape:
+                self.refuse(name, f"has shape {header.get_shape()}, not {list(expected.shape)}")
+            if expected.zero and self._mapped(name).any():
+                self.refuse(name, "is not zero, and the architecture has none")
         allowed = tuple(ignored)
-        for name in sorted(self._files.keys() - shapes.keys()):
+        for name in sorted(self._files.keys() - headers.keys()):
             if not name.endswith(allowed):
                 self.refuse(name, "is unknown to this architecture")
 

@@ -55,7 +55,7 @@ class Source:
 
     @property
     def quantized(self) -> str | None:
-        """The flag or the folder for which weights are integers; None if all are floats."""
+        """The flag or the folder for which weights are quantized; None if none are."""
         if self.spec.stored is None and self.format:
             return f"--quantization {self.format}"
         for folder, spec in ((self.checkpoint.path, self.spec), (self.draft.folder, self.draft.spec)):

@@ -1,13 +1,14 @@
-"""Weights of 8 or 4 bits: unsigned integers q with a scale, perhaps a zero point or a minimum, for each group
-of inputs.
+"""Weights of 8 or 4 bits: unsigned integers q, or floats of 8 bits, with a scale for each group of inputs.
 
-A weight is scale · (q - zero point), or scale · q + minimum; without either it is symmetric:
-scale · (q - 128) in 8 bits, scale · (q - 8) in 4. Which integers stand for a 16-bit weight is decided here,
-what a product with them is in native/cpp/gemm_int.cpp.
+An integer stands for scale · (q - zero point), or scale · q + minimum; without either weights are symmetric:
+scale · (q - 128) in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f. Which integers stand
+for a 16-bit weight is decided here, what a product with them is in native/cpp/gemm_int.cpp, with floats in
+gemm_fma.cpp.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,18 +29,33 @@ error than the whole range."""
 BLOCK = 1 << 20
 """Weights that are rounded at once."""
 
+LARGEST_FLOAT = 448.0
+"""The largest number of e4m3, floats of 8 bits: a sign, 4 bits of exponent and 3 of fraction."""
+
+NOT_A_NUMBER = 0x7F
+"""The bits of NaN in e4m3, next to the sign. There are no infinities."""
+
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output), and
-    whether it is `symmetric`: without zero points or minimums."""
+    """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output),
+    whether it is `symmetric`: without zero points or minimums, and whether its numbers are `floating`: e4m3,
+    which have 8 bits and are symmetric."""
 
     bits: int
     group: int | None
     symmetric: bool
+    floating: bool = False
 
     def __str__(self) -> str:
-        return f"int{self.bits}:{self.group or 'channel'}"
+        return f"{self.kind}:{self.group or 'channel'}"
+
+    @property
+    def kind(self) -> Literal["int8", "int4", "fp8"]:
+        """What the numbers are."""
+        if self.floating:
+            return "fp8"
+        return "int8" if self.bits == 8 else "int4"
 
     @property
     def middle(self) -> int:
@@ -73,16 +89,18 @@ def parse_format(text: str) -> WeightFormat | None:
 
 
 @dataclass(frozen=True)
-class IntegerWeight:
-    """A weight [out, in] in `format`: `numbers` [out, in] (uint8, one a byte), finite `scales` [out, groups]
-    (float32) and, unless it is symmetric, either `zeros` [out, groups] (uint8), the zero points, or finite
-    `minimums` [out, groups] (float32), the weights that are zero as integers."""
+class QuantizedWeight:
+    """A weight [out, in] in `format`: `numbers` [out, in] (uint8: integers, or the bits of finite floats),
+    finite `scales` [out, groups] (float32) and, unless it is symmetric, either `zeros` [out, groups] (uint8),
+    the zero points, or finite `minimums` [out, groups] (float32), the weights that are zero as integers. With
+    an `order` [in] (int64) of the inputs, column c of the numbers is that of input order[c]."""
 
     format: WeightFormat
     numbers: Tensor
     scales: Tensor
     zeros: Tensor | None = None
     minimums: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def offsets(self) -> Tensor | None:
@@ -99,28 +117,35 @@ class IntegerWeight:
         def spread(values: Tensor) -> Tensor:
             return values.repeat_interleave(group, 1)[:, :inputs]
 
-        if self.minimums is not None:
-            return spread(self.scales) * self.numbers.float() + spread(self.minimums)
-        zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
-        return spread(self.scales) * (self.numbers.float() - zeros)
+        scales = spread(self.scales)
+        if self.format.floating:
+            columns = scales * self.numbers.view(torch.float8_e4m3fn).float()
+        elif self.minimums is not None:
+            columns = scales * self.numbers.float() + spread(self.minimums)
+        else:
+            zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
+            columns = scales * (self.numbers.float() - zeros)
+        return columns if self.order is None else columns[:, self.order.argsort()]
 
 
-def join(weights: Sequence[IntegerWeight]) -> IntegerWeight:
-    """Return weights of one format and as many inputs as one, their outputs in order."""
+def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Return weights of one format, of the same inputs in the same order, as one: their outputs one weight
+    after the other."""
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
     minimums = [weight.minimums for weight in weights if weight.minimums is not None]
-    return IntegerWeight(
+    return QuantizedWeight(
         weights[0].format,
         torch.cat([weight.numbers for weight in weights]),
         torch.cat([weight.scales for weight in weights]),
         torch.cat(zeros) if zeros else None,
         torch.cat(minimums) if minimums else None,
+        order=weights[0].order,
     )
 
 
 def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
     """Return the format with the fewest bits and the largest group in which `widen` writes weights of all
-    these, whose groups divide each other."""
+    these, which are integers whose groups divide each other."""
     return WeightFormat(
         max(format.bits for format in formats),
         min(format.group or MAX_INPUTS for format in formats),
@@ -128,13 +153,16 @@ def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
     )
 
 
-def widen(weight: IntegerWeight, format: WeightFormat) -> IntegerWeight:
-    """Return a weight without zero points in a format with as many or more bits, groups of as many or fewer
-    inputs and, perhaps, minimums. The integers are the same but for a constant."""
+def widen(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
+    """Return a weight of integers without zero points, its inputs in order, in a format with as many or more
+    bits, groups of as many or fewer inputs and, perhaps, minimums. The integers are the same but for a
+    constant."""
     old = weight.format
     if old == format:
         return weight
+    assert not old.floating
     assert weight.zeros is None
+    assert weight.order is None
     assert old.group
     assert format.group
     parts, numbers = old.group // format.group, weight.numbers
@@ -142,29 +170,31 @@ def widen(weight: IntegerWeight, format: WeightFormat) -> IntegerWeight:
         numbers = numbers + (format.middle - old.middle)
     scales = weight.scales.repeat_interleave(parts, 1)
     if format.symmetric:
-        return IntegerWeight(format, numbers, scales)
+        return QuantizedWeight(format, numbers, scales)
     if weight.minimums is None:
-        return IntegerWeight(format, numbers, scales, minimums=scales * -format.middle)
-    return IntegerWeight(format, numbers, scales, minimums=weight.minimums.repeat_interleave(parts, 1))
+        return QuantizedWeight(format, numbers, scales, minimums=scales * -format.middle)
+    return QuantizedWeight(format, numbers, scales, minimums=weight.minimums.repeat_interleave(parts, 1))
 
 
-def quantize(weight: Tensor, format: WeightFormat) -> IntegerWeight:
+def quantize(weight: Tensor, format: WeightFormat) -> QuantizedWeight:
     """Return `weight` [out, in] rounded to `format`. Scales are numbers of bfloat16, so that every checkpoint
     format holds them exactly."""
     rows = max(1, BLOCK // weight.shape[1])
     return join([_quantize(block, format) for block in torch.split(weight, rows)])
 
 
-def _quantize(weight: Tensor, format: WeightFormat) -> IntegerWeight:
+def _quantize(weight: Tensor, format: WeightFormat) -> QuantizedWeight:
     rows, inputs = weight.shape
     groups, group = format.groups(inputs), format.group or inputs
     padded = torch.nn.functional.pad(weight.float(), (0, groups * group - inputs))
     grouped = padded.view(rows, groups, group)
-    if format.symmetric:
+    if format.floating:
+        scales, numbers, zeros = *_round_to_floats(grouped), None
+    elif format.symmetric:
         scales, numbers, zeros = *_round_symmetric(grouped, format.middle), None
     else:
         scales, numbers, zeros = _round_with_zeros(grouped, 2 * format.middle - 1)
-    return IntegerWeight(format, numbers.view(rows, -1)[:, :inputs].contiguous(), scales, zeros)
+    return QuantizedWeight(format, numbers.view(rows, -1)[:, :inputs].contiguous(), scales, zeros)
 
 
 def _round_symmetric(grouped: Tensor, middle: int) -> tuple[Tensor, Tensor]:
@@ -173,6 +203,13 @@ def _round_symmetric(grouped: Tensor, middle: int) -> tuple[Tensor, Tensor]:
     scales = _storable(grouped.abs().amax(2) / largest)
     numbers = (grouped / _divisor(scales)[:, :, None]).round_().clamp_(-largest, largest) + middle
     return scales, numbers.to(torch.uint8)
+
+
+def _round_to_floats(grouped: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales [out, groups] and the bits of numbers [out, groups, group]."""
+    scales = _storable(grouped.abs().amax(2) / LARGEST_FLOAT)
+    numbers = (grouped / _divisor(scales)[:, :, None]).clamp_(-LARGEST_FLOAT, LARGEST_FLOAT)
+    return scales, numbers.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _round_with_zeros(grouped: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,14 +12,10 @@ from streamserve.execution.architectures import (
     QKNorm,
     Windows,
 )
-from streamserve.execution.compressed_tensors.config import (
-    FUSED_LINEARS,
-    LINEARS,
-    StoredFormats,
-    read_stored_formats,
-)
 from streamserve.execution.fields import Fields, read_fields, shown
 from streamserve.execution.rope_spec import RopeSpec, read_ropes, rope_parameters, rotated_dimensions
+from streamserve.execution.stored.config import read_stored_formats
+from streamserve.execution.stored.formats import FUSED_LINEARS, LINEARS, StoredFormats
 
 MAX_LAYERS = 10_000
 """More than any model has; the count is compared with the tensors of the files afterwards."""

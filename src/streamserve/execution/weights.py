@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.architectures import Norms
-from streamserve.execution.checkpoint import Checkpoint
-from streamserve.execution.compressed_tensors.config import StoredFormat
-from streamserve.execution.compressed_tensors.tensors import check_group_index, headers, read_weight
+from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.model import LayerWeights, Model
-from streamserve.execution.quantization import MAX_INPUTS, IntegerWeight, WeightFormat, join, quantize
+from streamserve.execution.quantization import MAX_INPUTS, QuantizedWeight, WeightFormat, join, quantize
 from streamserve.execution.spec import ModelSpec
+from streamserve.execution.stored.formats import JOINED, AnyFormat, GgufBlocks
 from streamserve.protocol.errors import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -24,7 +23,7 @@ FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in], a Tensor or an IntegerWeight, and optionally a bias [out]."""
+"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight, and optionally a bias [out]."""
 
 CPU = torch.device("cpu")
 
@@ -57,15 +56,8 @@ NORMS: dict[Norms, dict[str, str]] = {
 }
 """A layer's norms by their field of LayerWeights, and what checkpoints call them."""
 
-INPUTS = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("mlp.gate_proj", "mlp.up_proj"),
-)
 FUSED_INPUTS = (("self_attn.qkv_proj",), ("mlp.gate_up_proj",))
-"""The matrices into attention and into the MLP, and those of architectures that join them in checkpoints."""
-
-GROUP_INDEX = ".weight_g_idx"
-"""The ending of a quantized weight's optional tensor that says which group an input is in."""
+"""The matrices into attention and into the MLP where checkpoints join them; elsewhere they are JOINED."""
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -134,7 +126,7 @@ def layer_matrices(spec: ModelSpec) -> int:
 
 def matrix_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat | None = None) -> int:
     """Return the bytes of all layers' matrices as they are loaded: of `itemsize` each, unless they are stored
-    in integers or are rounded to `format`."""
+    quantized or are rounded to `format`."""
     total = 0
     for module, shape in matrix_shapes(spec).items():
         loaded = _loaded_format(spec, module, format)
@@ -143,7 +135,7 @@ def matrix_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat | None = N
 
 
 def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) -> WeightFormat | None:
-    """Return the integers that a matrix is loaded in, if any, where matrices are rounded to `format`."""
+    """Return the format that a matrix is loaded in, if any, where matrices are rounded to `format`."""
     if spec.stored is None:
         return format
     stored = spec.stored.of(module)
@@ -154,7 +146,7 @@ def weight_bytes(
     spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool, format: WeightFormat | None = None
 ) -> int:
     """Return the bytes of the loaded weights, the layers' matrices rounded to `format` unless they are stored
-    in integers. `tied_head_copied`: a tied head is packed in addition to the embedding."""
+    quantized. `tied_head_copied`: a tied head is packed in addition to the embedding."""
     copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
     others = count_parameters(spec) + copied - layer_matrices(spec)
     return others * dtype.itemsize + matrix_bytes(spec, dtype.itemsize, format)
@@ -166,49 +158,40 @@ def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
         checkpoint.check(weight_shapes(spec))
         return
     tied_head = spec.tied_embeddings and HEAD in checkpoint
-    shapes, integers = _stored_shapes(spec)
-    allowed = (*IGNORED, GROUP_INDEX) if spec.stored else IGNORED
-    checkpoint.check(shapes, (*allowed, HEAD) if tied_head else allowed, integers)
-    if spec.stored:
-        for module, (_, columns) in matrix_shapes(spec).items():
-            stored = spec.stored.of(module)
-            if stored is None:
-                continue
-            check_group_index(checkpoint, module, columns, stored.weights.group)
-            if (stored.weights.group or columns) > MAX_INPUTS:
-                raise CheckpointError(
-                    f"{checkpoint.path}: {module} has more than {MAX_INPUTS} inputs with one scale"
-                )
+    checkpoint.check(_headers(checkpoint, spec), (*IGNORED, HEAD) if tied_head else IGNORED)
     if tied_head and not checkpoint.equal(HEAD, EMBEDDING):
         raise CheckpointError(
             f"{checkpoint.path}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}"
         )
 
 
-def _stored_shapes(spec: ModelSpec) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the shapes of a checkpoint's tensors, and the dtypes of those that contain integers."""
-    shapes, integers = weight_shapes(spec), dict[str, str]()
-    if spec.stored is None:
-        return shapes, integers
+def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
+    """Return what the tensors of a checkpoint must be. Raises CheckpointError for a matrix with more inputs
+    than can share a scale."""
+    plain = {name: Header(shape) for name, shape in weight_shapes(spec).items()}
+    stored = dict[str, Header]()
     for module, shape in matrix_shapes(spec).items():
-        stored = spec.stored.of(module)
-        if stored is None:
+        format = spec.stored.of(module) if spec.stored else None
+        if format is None:
             continue
-        del shapes[f"{module}.weight"]
-        for name, (size, dtype) in headers(module, shape, stored).items():
-            shapes[name] = size
-            if dtype:
-                integers[name] = dtype
-    return shapes, integers
+        assert not isinstance(format, GgufBlocks)
+        if not format.weights.floating and (format.weights.group or shape[1]) > MAX_INPUTS:
+            raise CheckpointError(
+                f"{checkpoint.path}: {module} has more than {MAX_INPUTS} inputs with one scale"
+            )
+        del plain[f"{module}.weight"]
+        stored |= format.headers(module, shape)
+    return stored | plain
 
 
-def _read_integers(
-    checkpoint: AnyCheckpoint, module: str, shape: tuple[int, int], stored: StoredFormat
-) -> IntegerWeight:
-    """Return the weight of a module that is stored in integers."""
+def _read_quantized(
+    checkpoint: AnyCheckpoint, module: str, shape: tuple[int, int], stored: AnyFormat
+) -> QuantizedWeight:
+    """Return the weight of a module that is stored quantized."""
     if isinstance(checkpoint, GgufCheckpoint):
         return checkpoint.integers(module, stored.weights)
-    return read_weight(checkpoint, module, shape, stored)
+    assert not isinstance(stored, GgufBlocks)
+    return stored.read(checkpoint, module, shape)
 
 
 def load_model(
@@ -220,17 +203,19 @@ def load_model(
     format: WeightFormat | None = None,
 ) -> Model:
     """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
-    and linear maps made by `makers`. The layers' matrices are IntegerWeight if they are stored so or are
+    and linear maps made by `makers`. The layers' matrices are QuantizedWeight if they are stored so or are
     rounded to `format`, matrix by matrix."""
     shapes = matrix_shapes(spec)
 
     def load(names: Sequence[str]) -> Tensor:
         return checkpoint.tensor(names, dtype).to(device)
 
-    def load_matrix(modules: Sequence[str]) -> Tensor | IntegerWeight:
+    def load_matrix(modules: Sequence[str]) -> Tensor | QuantizedWeight:
         stored = spec.stored.of(modules[0]) if spec.stored else None
         if stored:
-            return join([_read_integers(checkpoint, module, shapes[module], stored) for module in modules])
+            weights = [_read_quantized(checkpoint, module, shapes[module], stored) for module in modules]
+            _check_orders(checkpoint, modules, weights)
+            return join(weights)
         names = [f"{module}.weight" for module in modules]
         if format and spec.stored is None:
             return join([quantize(checkpoint.tensor([name], torch.float32), format) for name in names])
@@ -248,10 +233,23 @@ def load_model(
     return Model(spec, embedding, layers, load_norm(FINAL_NORM), head)
 
 
+def _check_orders(
+    checkpoint: AnyCheckpoint, modules: Sequence[str], weights: Sequence[QuantizedWeight]
+) -> None:
+    """Raise CheckpointError if weights that are joined have their inputs in different orders."""
+    first, *others = (torch.empty(0) if weight.order is None else weight.order for weight in weights)
+    for module, order in zip(modules[1:], others, strict=True):
+        if not torch.equal(first, order):
+            raise CheckpointError(
+                f"{checkpoint.path}: {module} groups its inputs otherwise than {modules[0]}, with which "
+                "it is computed"
+            )
+
+
 def _load_layer(
     load: Callable[[Sequence[str]], Tensor],
     load_norm: Callable[[str], Tensor],
-    load_matrix: Callable[[Sequence[str]], Tensor | IntegerWeight],
+    load_matrix: Callable[[Sequence[str]], Tensor | QuantizedWeight],
     spec: ModelSpec,
     number: int,
     makers: LinearMakers,
@@ -269,7 +267,7 @@ def _load_layer(
         q_norm, k_norm = (load_norm(f"{prefix}self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
         copies = (1, 1) if spec.qk_norm == "joint" else (spec.num_heads, spec.num_kv_heads)
         head_norm = torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
-    qkv, gate_up = FUSED_INPUTS if spec.fused else INPUTS
+    qkv, gate_up = FUSED_INPUTS if spec.fused else JOINED
     return LayerWeights(
         attention_norm=norms.get("attention_norm"),
         qkv=maps(makers.linear, spec.qkv_bias, *qkv),

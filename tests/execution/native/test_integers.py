@@ -1,5 +1,7 @@
 """Weights of 8 and 4 bits: the bits of the formula in numpy, on every path, for any rows and threads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.quantization import (
     GROUPS,
     MAX_INPUTS,
-    IntegerWeight,
+    QuantizedWeight,
     WeightFormat,
     common_format,
     parse_format,
@@ -42,7 +44,7 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return (bits + np.where(inexact, toward, 0)).view(np.float64).astype(np.float32)
 
 
-def reference(weight: IntegerWeight, x: torch.Tensor) -> np.ndarray:
+def reference(weight: QuantizedWeight, x: torch.Tensor) -> np.ndarray:
     """The formula of gemm_int.cpp, float32 [rows, out]."""
     width = weight.numbers.shape[1]
     group, offsets = weight.format.group or width, weight.offsets
@@ -109,6 +111,19 @@ def test_paths_rows_and_threads_change_no_bit(pool, rows, width, out, format, se
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=IDS)
+@pytest.mark.parametrize("path", Path)
+def test_inputs_in_another_order_are_taken_in_it(pool, path: Path, format: WeightFormat) -> None:
+    for width, rows, dtype in ((300, 7, torch.bfloat16), (64, 1, torch.bfloat16), (130, 97, torch.float32)):
+        rounded = quantize(make(70, width, width, torch.bfloat16), format)
+        order = torch.randperm(width, generator=torch.Generator().manual_seed(width))
+        x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        ordered = NativeLinear(pool(2, path), replace(rounded, order=order), dtype=dtype)
+        in_order = NativeLinear(pool(2, path), rounded, dtype=dtype)
+        assert torch.equal(ordered(x, wide=True), in_order(x[:, order].contiguous(), wide=True))
+        assert torch.equal(replace(rounded, order=order).floats()[:, order], rounded.floats())
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=IDS)
 def test_rounding_is_to_the_nearest_number_of_the_format(format: WeightFormat) -> None:
     weight = make(50, 200, 1, torch.float32)
     rounded = quantize(weight, format)
@@ -141,18 +156,18 @@ def test_the_largest_sums_of_the_longest_group_fit_32_bits(pool, path: Path) -> 
     numbers[1] = 0
     scales = torch.ones(16, 1)
     for zeros in (None, torch.zeros(16, 1, dtype=torch.uint8)):
-        weight = IntegerWeight(WeightFormat(8, None, symmetric=zeros is None), numbers, scales, zeros)
+        weight = QuantizedWeight(WeightFormat(8, None, symmetric=zeros is None), numbers, scales, zeros)
         for x in (torch.full((1, MAX_INPUTS), 2.0), torch.full((1, MAX_INPUTS), -2.0)):
             linear = NativeLinear(pool(1, path), weight, dtype=torch.float32)
             assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(weight, x)))
 
 
-def with_minimums(bits: int, group: int, width: int) -> IntegerWeight:
+def with_minimums(bits: int, group: int, width: int) -> QuantizedWeight:
     """A random weight whose groups have any float as minimum."""
     generator = torch.Generator().manual_seed(bits + group)
     numbers = torch.randint(0, 1 << bits, (130, width), generator=generator, dtype=torch.uint8)
     scales, minimums = torch.randn(2, 130, -(-width // group), generator=generator)
-    return IntegerWeight(WeightFormat(bits, group, False), numbers, scales, minimums=minimums)
+    return QuantizedWeight(WeightFormat(bits, group, False), numbers, scales, minimums=minimums)
 
 
 @pytest.mark.parametrize("path", Path)

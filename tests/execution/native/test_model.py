@@ -32,8 +32,8 @@ def model_of(
 ) -> tuple[NativeModel, AttentionBackend]:
     """The model on the kernels, and its attention over a KV cache that holds no numbers."""
     spec = read_spec(folder).at_length(TEXT.shape[1])
-    linear = partial(NativeLinear, pool)
-    makers = LinearMakers(linear, partial(NativeLinear, pool, paired=True), linear)
+    linear = partial(NativeLinear, pool, dtype=dtype)
+    makers = LinearMakers(linear, partial(linear, paired=True), linear)
     model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, makers), pool)
     cache = KVCache(spec, 16, 4, dtype)
     cache.data.fill_(torch.nan)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from streamserve.execution.quantization import IntegerWeight, WeightFormat
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 
 GRID = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 PAIRS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -45,11 +45,11 @@ Unpacked = tuple[Tensor, Tensor, Tensor | None]
 """Numbers [blocks, numbers of a block] (uint8), scales and minimums [blocks, groups of a block] (float32)."""
 
 
-def unpack(name: str, blocks: Tensor) -> IntegerWeight:
+def unpack(name: str, blocks: Tensor) -> QuantizedWeight:
     """Return the weight of blocks of the type `name`, uint8 [rows, blocks of a row, bytes of a block]."""
     rows = len(blocks)
     numbers, scales, minimums = _UNPACK[name](blocks.flatten(0, 1))
-    return IntegerWeight(
+    return QuantizedWeight(
         FORMATS[name],
         numbers.reshape(rows, -1),
         scales.reshape(rows, -1),

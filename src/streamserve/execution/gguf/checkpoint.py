@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.checkpoint import SAMPLE_BYTES, is_finite
-from streamserve.execution.compressed_tensors.config import LINEARS
 from streamserve.execution.gguf.blocks import unpack
 from streamserve.execution.gguf.names import ROPE_FREQUENCIES, stored_name
 from streamserve.execution.gguf.spec import PERMUTED
-from streamserve.execution.quantization import IntegerWeight, WeightFormat, join, widen
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
 from streamserve.execution.spec import ModelSpec
+from streamserve.execution.stored.formats import LINEARS
 from streamserve.gguf.files import Bytes, GgufModel
 from streamserve.protocol.errors import CheckpointError
 
@@ -91,7 +91,7 @@ class GgufCheckpoint:
         CheckpointError for a tensor that contains NaN or an infinity, as stored or after conversion."""
         return torch.cat([self._floats(stored_name(name), dtype) for name in names])
 
-    def integers(self, module: str, format: WeightFormat) -> IntegerWeight:
+    def integers(self, module: str, format: WeightFormat) -> QuantizedWeight:
         """Return the weight of `module`, stored in blocks of integers, in a format that holds it exactly."""
         name = stored_name(f"{module}.weight")
         return join([widen(part, format) for part in self._unpacked(name)])
@@ -123,7 +123,7 @@ class GgufCheckpoint:
             self._refuse(name, f"holds numbers that are not finite in {str(dtype).removeprefix('torch.')}")
         return converted
 
-    def _unpacked(self, name: str) -> Iterator[IntegerWeight]:
+    def _unpacked(self, name: str) -> Iterator[QuantizedWeight]:
         """Yield the weight of a matrix of blocks, some rows at once."""
         info = self._model.tensors[name]
         stored = torch.from_numpy(self._bytes(name))

@@ -4,12 +4,12 @@ computed exactly is refused by the entry's name, and so are unknown entries for 
 import numpy as np
 
 from streamserve.execution.architectures import ARCHITECTURES
-from streamserve.execution.compressed_tensors.config import JOINED, LINEARS, StoredFormat, StoredFormats
 from streamserve.execution.gguf.blocks import FORMATS
 from streamserve.execution.gguf.names import EMBEDDING, HEAD, LINEAR_NAMES, ROPE_FREQUENCIES, layer_tensor
 from streamserve.execution.quantization import common_format
 from streamserve.execution.rope_spec import MAX_THETA, RopeSpec
 from streamserve.execution.spec import MAX_LAYERS, ModelSpec, Multipliers
+from streamserve.execution.stored.formats import JOINED, LINEARS, GgufBlocks, StoredFormats
 from streamserve.gguf.files import GgufModel
 from streamserve.gguf.metadata import Metadata, shown
 from streamserve.protocol.errors import CheckpointError
@@ -195,13 +195,13 @@ def _stored_formats(model: GgufModel, layers: int) -> StoredFormats | None:
     are joined the common one, or floats if any of them is stored in floats. None if all are floats."""
     formats = []
     for layer in range(layers):
-        own: dict[str, StoredFormat | None] = dict.fromkeys(LINEARS)
+        own: dict[str, GgufBlocks | None] = dict.fromkeys(LINEARS)
         for group in (*JOINED, ("self_attn.o_proj",), ("mlp.down_proj",)):
             infos = [model.tensors.get(layer_tensor(layer, f"{LINEAR_NAMES[name]}.weight")) for name in group]
             kinds = [FORMATS.get(info.type.name) if info else None for info in infos]
             known = [kind for kind in kinds if kind]
             if len(known) == len(kinds):
-                own |= dict.fromkeys(group, StoredFormat(common_format(known), packed=None))
+                own |= dict.fromkeys(group, GgufBlocks(common_format(known)))
         formats.append(tuple(own.values()))
     return StoredFormats(tuple(formats)) if any(any(own) for own in formats) else None
 

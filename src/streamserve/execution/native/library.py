@@ -32,6 +32,14 @@ class Path(IntEnum):
     AMX = 4
 
 
+class Numbers(IntEnum):
+    """What the numbers of a weight are; the values are those of cpp/common.h."""
+
+    PLAIN = 0
+    INTEGERS = 1
+    E4M3 = 2
+
+
 class LinearStruct(ctypes.Structure):
     """cpp/common.h: Linear."""
 
@@ -40,12 +48,14 @@ class LinearStruct(ctypes.Structure):
         ("bias", c_void_p),
         ("scales", c_void_p),
         ("offsets", c_void_p),
+        ("order", c_void_p),
         ("n", c_int32),
         ("k", c_int32),
         ("n_padded", c_int32),
         ("k_padded", c_int32),
         ("path", c_int32),
         ("type", c_int32),
+        ("numbers", c_int32),
         ("bits", c_int32),
         ("group", c_int32),
     )

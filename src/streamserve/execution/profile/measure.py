@@ -21,6 +21,7 @@ from streamserve.execution.kv_cache import bytes_per_block
 from streamserve.execution.linear import Linear
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.memory import available_bytes
+from streamserve.execution.native.library import Path as KernelPath
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.paths import multiplier_rate, name_of
@@ -264,9 +265,15 @@ def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
 
 
 def _multiplier_rate(loaded: Loaded) -> float:
-    """Return the rate of all threads' multipliers on the model's path; 0 where plain torch computes."""
-    pool = loaded.pool
-    return multiplier_rate(pool, pool.path(loaded.model.dtype), 8 if loaded.format else 16) if pool else 0.0
+    """Return the rate of all threads' multipliers on the model's path; 0 where plain torch computes. 8-bit
+    floats are multiplied in float32."""
+    pool, format = loaded.pool, loaded.format
+    if pool is None:
+        return 0.0
+    path = pool.path(loaded.model.dtype)
+    if format and format.floating:
+        return multiplier_rate(pool, min(path, KernelPath.AVX512), 32)
+    return multiplier_rate(pool, path, 8 if format else 16)
 
 
 def subject_of(loaded: Loaded) -> Subject:
@@ -277,7 +284,7 @@ def subject_of(loaded: Loaded) -> Subject:
         backend = f"native-{Path(loaded.pool.library._name).stem[:8]}-{path}"
         threads = loaded.pool.threads
     info = loaded.model_info
-    width = info.dtype if loaded.format is None else f"{info.dtype}-int{loaded.format.bits}"
+    width = info.dtype if loaded.format is None else f"{info.dtype}-{loaded.format.kind}"
     width += "" if info.kv_cache_dtype == "auto" else f"-kv-{info.kv_cache_dtype}"
     return Subject(this_machine(threads), info.fingerprint, width, backend)
 

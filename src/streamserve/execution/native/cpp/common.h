@@ -21,6 +21,21 @@ inline float widen(bf16 x) {
     return value;
 }
 
+// A float of 8 bits: sign, 4 bits of exponent, 3 of fraction; no infinities. It is read as its 256th part,
+// which is the number of float16 with the same fields, and not as itself: scales make up for it.
+struct e4m3 {
+    uint8_t bits;
+};
+
+inline float widen(e4m3 x) {
+    uint32_t exponent = x.bits >> 3 & 15, fraction = x.bits & 7;
+    uint32_t bits = (exponent + 127 - 15) << 23 | fraction << 20;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    if (exponent == 0) value = float(fraction) * 0x1p-17f;
+    return x.bits & 128 ? -value : value;
+}
+
 // Round to nearest, ties to even; a NaN stays one.
 inline bf16 round_bf16(float x) {
     uint32_t bits;
@@ -32,6 +47,8 @@ inline bf16 round_bf16(float x) {
 // The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are; two paths may differ.
 enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 enum Type : int32_t { F32 = 0, BF16 = 1 };
+// What the numbers of a weight are: of the type of its activations, unsigned integers, or e4m3.
+enum Numbers : int32_t { PLAIN = 0, INTEGERS = 1, E4M3 = 2 };
 
 // Weights are made for columns in panels of 64, activations come in chunks of 32 numbers.
 constexpr int PANEL = 64;
@@ -42,18 +59,19 @@ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
 // A linear map as the kernels see it. Made by Python; `weight` is packed for `path` (gemm.h draws how).
-// `bias` has n_padded entries or is null. Padding is zero. With `bits` the weight's numbers are integers of so
-// many bits, with `scales` and perhaps `offsets` for each `group` of k (gemm_int.cpp); 0: they are of `type`,
-// as activations are.
+// `bias` has n_padded entries or is null. Padding is zero. Activations are of `type`. INTEGERS have so many
+// `bits`, with `scales` and perhaps `offsets` for each `group` of k (gemm_int.cpp); E4M3 have `scales`
+// (gemm_fma.cpp). With `order`, of k_padded entries, k of the weight meets order[k] of x (INTEGERS only).
 struct Linear {
     const void* weight;
     const float* bias;
     const float* scales;
     const float* offsets;
+    const int32_t* order;
     int32_t n, k;
     int32_t n_padded, k_padded;
     int32_t path, type;
-    int32_t bits, group;
+    int32_t numbers, bits, group;
 };
 
 // Activations: rows of chunks of 32 numbers, each chunk contiguous.

@@ -135,8 +135,10 @@ void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, 
 }  // namespace
 
 void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows, const Finish& finish) {
-    if (linear.bits) {
+    if (linear.numbers == INTEGERS) {
         multiply_integers(pool, thread, linear, x, rows, finish);
+    } else if (linear.numbers == E4M3) {
+        multiply_float32(pool, thread, linear, x, rows, finish);
     } else if (linear.path == AMX && rows > STRIP) {
         multiply_blocks(pool, thread, linear, x, rows, finish);
     } else if (linear.path < AVX512_BF16) {

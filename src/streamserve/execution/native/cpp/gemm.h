@@ -9,6 +9,7 @@
 //   AMX           [n/16][k/32] tiles of 1 KB: 16 pairs of k × 16 columns × 2        a stream each 16 columns
 //   AVX512_BF16   [n/64][k/2][64][2]                                                a stream each 64 columns
 //   others        [n/w][k][w], w two vectors: 32, 16 or 16; bf16 of the two alternating (vec.h: load_tile)
+//   e4m3          as others, on AMX and AVX512_BF16 as on AVX512
 #pragma once
 
 #include <utility>
@@ -65,7 +66,7 @@ void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int t
               float* sums);
 void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
 
-// The paths that multiply in float32: called by every thread of a job.
+// The paths that multiply in float32, and e4m3 on any path: called by every thread of a job.
 void multiply_float32(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
                       const Finish& finish);
 

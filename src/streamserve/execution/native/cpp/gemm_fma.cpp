@@ -8,6 +8,11 @@
 //   of 96       └──────┴──────┘        └──┴──┴──┴──┘  Sums are put down between parts, unrounded.
 //             float32, in L2, laid      a panel
 //             part by part
+//
+// Weights of e4m3 are exact in float32 too. They have a scale for each output and group of K, which is 32, 64,
+// 128 or all of K, and are scaled when a group's sum is complete, groups in ascending order, in float32:
+//
+//   y[r, n] = Σ_g  s[n, g] · Σ x·w        y = fma(s, Σ, y);  s [n/64][k/group][64] float32
 #include <algorithm>
 #include <type_traits>
 
@@ -115,19 +120,24 @@ void block_for(int rows, int tiles, const Block<T>& b) {
     }
 }
 
-// One thread's rows of x in float32, and their sums with a panel.
+// One thread's rows of x in float32, and their sums with a panel of weights of type T.
 template <class V, class T>
 class Rows32 {
   public:
     Rows32(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
         constexpr int columns = 2 * 2 * V::lanes;  // of the two tiles that may be met at once
-        widen_ = sizeof(T) == 2 && rows >= WIDENED_ROWS;
+        group_ = SCALED ? std::min(w.group, w.k_padded) : w.k_padded;
+        widen_ = sizeof(T) < sizeof(float) && rows >= WIDENED_ROWS;
         int part = widen_ ? std::min(PART, WIDENED / (columns * int(sizeof(float)))) : PART;
         int parts = rows > MAX_ROWS ? ceil_div(w.k_padded, part) : 1;
-        depth_ = round_up(ceil_div(w.k_padded, parts), CHUNK);
+        depth_ = group_ < w.k_padded ? group_ : round_up(ceil_div(w.k_padded, parts), CHUNK);
         size_t floats = size_t(ceil_div(w.k_padded, depth_)) * size_t(rows) * size_t(depth_ + ROW_GAP);
         size_t sums = size_t(rows) * PANEL, widened = widen_ ? size_t(columns) * size_t(depth_) : 0;
-        sums_ = reinterpret_cast<float*>(pool.scratch(thread, (sums + widened + floats) * sizeof(float)));
+        size_t scaled = SCALED ? sums : 0;
+        float* memory =
+            reinterpret_cast<float*>(pool.scratch(thread, (scaled + sums + widened + floats) * sizeof(float)));
+        scaled_ = memory;
+        sums_ = scaled_ + scaled;
         widened_ = sums_ + sums;
         floats_ = widened_ + widened;
     }
@@ -136,10 +146,10 @@ class Rows32 {
     void take(int first, int rows) {
         rows_ = rows;
         for (int row = 0; row < rows; row++) {
-            const T* from = reinterpret_cast<const T*>(x_.at(first + row, 0));
-            for (int k = 0; k < w_.k_padded; k += CHUNK) {
-                float* to = part(k / depth_) + size_t(row) * stride() + k % depth_;
-                for (int i = 0; i < CHUNK; i += V::lanes) V::load(from + k + i).store(to + i);
+            if (w_.type == BF16) {
+                take_row<bf16>(first + row, row);
+            } else {
+                take_row<float>(first + row, row);
             }
         }
     }
@@ -162,8 +172,8 @@ class Rows32 {
                             64 / size_t(groups), tile_stride * sizeof(T)};
                 auto block_with = [&](auto* tiles_from, size_t stride_of_tiles) {
                     using N = std::remove_const_t<std::remove_pointer_t<decltype(tiles_from)>>;
-                    meet(Block<N>{tiles_from, stride_of_tiles, part(k / depth_), stride(), depth, k == 0,
-                                  sums_ + i * width, fetch}, at_once);
+                    meet(Block<N>{tiles_from, stride_of_tiles, part(k / depth_), stride(), depth,
+                                  k % group_ == 0, sums_ + i * width, fetch}, at_once);
                 };
                 if (widen_) {
                     widen_part(from, tile_stride, at_once, depth);
@@ -172,11 +182,40 @@ class Rows32 {
                     block_with(from, tile_stride);
                 }
             }
+            if constexpr (SCALED) {
+                if ((k + depth) % group_ == 0 || k + depth == w_.k_padded) scale(tile, tiles, k / group_);
+            }
         }
-        return sums_;
+        return SCALED ? scaled_ : sums_;
     }
 
   private:
+    static constexpr bool SCALED = std::is_same_v<T, e4m3>;
+
+    template <class X>
+    void take_row(int from, int row) {
+        for (int k = 0; k < w_.k_padded; k += CHUNK) {
+            const X* chunk = reinterpret_cast<const X*>(x_.at(from, k / CHUNK));
+            float* to = part(k / depth_) + size_t(row) * stride() + k % depth_;
+            for (int i = 0; i < CHUNK; i += V::lanes) V::load(chunk + i).store(to + i);
+        }
+    }
+
+    // Adds the sums over a group of K, scaled.
+    void scale(int tile, int tiles, int group) {
+        constexpr int width = 2 * V::lanes;
+        int column = tile * width, groups = ceil_div(w_.k_padded, group_);
+        const float* scales = w_.scales + (column / PANEL * groups + group) * PANEL + column % PANEL;
+        for (int i = 0; i < tiles * width; i += V::lanes) {
+            V s = V::load(scales + i);
+            for (int row = 0; row < rows_; row++) {
+                float* to = scaled_ + row * PANEL + i;
+                V sum = V::load(sums_ + row * PANEL + i);
+                (group ? fma(s, sum, V::load(to)) : s * sum).store(to);
+            }
+        }
+    }
+
     // How many of the `left` rows go together: 4 or 3 would leave the multipliers waiting for their own sums,
     // so 8 rows are 6 and 2, and the 2 meet two tiles at once.
     static int group(int left) {
@@ -223,8 +262,8 @@ class Rows32 {
     const Linear& w_;
     const Rows& x_;
     bool widen_;
-    int depth_, rows_ = 0;
-    float *sums_, *widened_, *floats_;
+    int group_, depth_, rows_ = 0;
+    float *scaled_, *sums_, *widened_, *floats_;
 };
 
 // Panels are claimed one by one, the last ones by tiles, so that threads end together.
@@ -252,7 +291,9 @@ void multiply_typed(Pool& pool, int thread, const Linear& w, const Rows& x, int 
 
 template <class V>
 void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
-    if (w.type == BF16) {
+    if (w.numbers == E4M3) {
+        multiply_typed<V, e4m3>(pool, thread, w, x, rows, finish);
+    } else if (w.type == BF16) {
         multiply_typed<V, bf16>(pool, thread, w, x, rows, finish);
     } else {
         multiply_typed<V, float>(pool, thread, w, x, rows, finish);
@@ -263,15 +304,13 @@ void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int row
 
 void multiply_float32(Pool& pool, int thread, const Linear& w, const Rows& x, int rows, const Finish& finish) {
     if (rows <= 0) return;
-    switch (w.path) {
 #ifdef STREAMSERVE_AVX512
-        case AVX512: return multiply_by<Vec512>(pool, thread, w, x, rows, finish);
+    if (w.path >= AVX512) return multiply_by<Vec512>(pool, thread, w, x, rows, finish);
 #endif
 #if defined(__AVX2__) && defined(__FMA__)
-        case AVX2: return multiply_by<Vec256>(pool, thread, w, x, rows, finish);
+    if (w.path >= AVX2) return multiply_by<Vec256>(pool, thread, w, x, rows, finish);
 #endif
-        default: return multiply_by<VecPortable>(pool, thread, w, x, rows, finish);
-    }
+    multiply_by<VecPortable>(pool, thread, w, x, rows, finish);
 }
 
 }  // namespace streamserve

@@ -14,6 +14,8 @@
 //   8 bits   [n/16][k/4][16][4]            4 bits   [n/16][k/64][8][16][4]  low: k of the tile's first half,
 //                                                                           high: of its second
 //   s, m     [n/64][k/group][64] float32
+//
+// Where the inputs of a group do not follow each other in x, an order of k says where they are.
 #include <iterator>
 
 #include "elementwise.h"
@@ -220,12 +222,14 @@ class RoundedRows {
   public:
     RoundedRows(Pool& pool, int thread, const Linear& w, const Rows& x, int rows) : w_(w), x_(x) {
         groups_ = ceil_div(w.k_padded, w.group);
+        size_t sums = size_t(rows) * PANEL, ordered = w.order ? size_t(w.k_padded) : 0;
         size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(round_up(rows, 16)) * stride();
-        size_t floats = size_t(rows) * PANEL + 2 * numbers;
         size_t unpacked = w.bits == 4 && w.path == AMX ? size_t(w.group) * PANEL : 0;
+        size_t floats = sums + ordered + 2 * numbers;
         char* memory = pool.scratch(thread, floats * sizeof(float) + bytes + unpacked);
         sums_ = reinterpret_cast<float*>(memory);
-        scales_ = sums_ + rows * PANEL;
+        ordered_ = sums_ + sums;
+        scales_ = ordered_ + ordered;
         totals_ = reinterpret_cast<int32_t*>(scales_ + numbers);
         x_rounded_ = reinterpret_cast<int8_t*>(totals_ + numbers);
         unpacked_ = reinterpret_cast<uint8_t*>(x_rounded_ + bytes);
@@ -237,9 +241,9 @@ class RoundedRows {
         rows_ = rows;
         for (int row = 0; row < rows; row++) {
             if (w_.type == BF16) {
-                take_row<D, bf16>(first + row, row);
+                take_typed<D, bf16>(first + row, row);
             } else {
-                take_row<D, float>(first + row, row);
+                take_typed<D, float>(first + row, row);
             }
         }
     }
@@ -278,6 +282,17 @@ class RoundedRows {
         const int8_t* x;
     };
 
+    // Takes a row of x, from memory where it is in the weight's order if it has one.
+    template <class D, class T>
+    void take_typed(int from, int row) {
+        if (!w_.order) return take_row<D, T>(x_, from, row);
+        for (int k = 0; k < w_.k_padded; k++) {
+            int place = w_.order[k];
+            ordered_[k] = widen(reinterpret_cast<const T*>(x_.at(from, place / CHUNK))[place % CHUNK]);
+        }
+        take_row<D, float>({reinterpret_cast<char*>(ordered_), 0, 0, CHUNK * sizeof(float)}, 0, row);
+    }
+
     Block block_of(int panel, int column, int g) const {
         int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
         int lines = w_.bits == 8 ? begin / 4 : begin / TILE * (TILE / 8) + begin % (TILE / 2) / 4;
@@ -290,19 +305,19 @@ class RoundedRows {
     // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
     // like infinity, leaves no finite sum, whatever it is rounded to.
     template <class D, class T>
-    void take_row(int from, int row) {
+    void take_row(const Rows& x, int from, int row) {
         using V = typename D::V;
         int8_t* to = x_rounded_ + size_t(row) * stride();
         for (int g = 0; g < groups_; g++) {
             int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
             D most = D::all(0), total = D::all(0);
-            each<V, T>(from, begin, end, [&](int, V x) { most = D::larger(most, D::magnitudes(x)); });
+            each<V, T>(x, from, begin, end, [&](int, V v) { most = D::larger(most, D::magnitudes(v)); });
             int32_t bits = most.largest();
             float top;
             std::memcpy(&top, &bits, 4);
             V inverse = V::set(top >= SMALLEST ? 127.0f / top : 0.0f);
-            each<V, T>(from, begin, end, [&](int k, V x) {
-                D rounded = D::nearest(x * inverse);
+            each<V, T>(x, from, begin, end, [&](int k, V v) {
+                D rounded = D::nearest(v * inverse);
                 total.plus(rounded);
                 rounded.narrow(to + k);
             });
@@ -312,9 +327,9 @@ class RoundedRows {
     }
 
     template <class V, class T, class F>
-    void each(int row, int begin, int end, F&& f) {
+    void each(const Rows& x, int row, int begin, int end, F&& f) {
         for (int k = begin; k < end; k += CHUNK) {
-            const T* chunk = reinterpret_cast<const T*>(x_.at(row, k / CHUNK)) + k % CHUNK;
+            const T* chunk = reinterpret_cast<const T*>(x.at(row, k / CHUNK)) + k % CHUNK;
             if (end - k >= CHUNK) {
                 for (int i = 0; i < CHUNK; i += V::lanes) f(k + i, V::load(chunk + i));
             } else {
@@ -469,7 +484,7 @@ class RoundedRows {
     const Linear& w_;
     const Rows& x_;
     int groups_, rows_ = 0;
-    float *sums_, *scales_;
+    float *sums_, *ordered_, *scales_;
     int32_t* totals_;
     int8_t* x_rounded_;
     uint8_t* unpacked_;  // a group's weights of 4 bits, with AMX

@@ -1,5 +1,6 @@
 #include "layers.h"
 
+#include <algorithm>
 #include <map>
 
 #include "kv_vectors.h"
@@ -61,17 +62,22 @@ class Runner {
         const Layer& some = model_.layers[first];
         int group = model_.heads / model_.kv_heads;
         size_t parts = 0;
-        for (int layer = first; layer < last; layer++) {
-            int window = model_.layers[layer].window;
+        int normed = 0, attended = 0, inner = 0;
+        for (int number = first; number < last; number++) {
+            const Layer& layer = model_.layers[number];
+            normed = std::max({normed, layer.qkv.k_padded, layer.gate_up.k_padded});
+            attended = std::max(attended, layer.out.k_padded);
+            inner = std::max(inner, layer.down.k_padded);
+            int window = layer.window;
             if (items_.count(window)) continue;
             items_[window] = plan_items(step_.spans, step_.span_count, group, model_.kv_heads, window,
                                         pool_.threads());
             size_t own = part_floats(items_[window], group, model_.kv_heads, model_.dim);
             parts = own > parts ? own : parts;
         }
-        normed_ = rows(NORMED, some.qkv);
-        attended_ = rows(ATTENDED, some.out);
-        inner_ = rows(INNER, some.down);
+        normed_ = rows(NORMED, model_.hidden, normed);
+        attended_ = rows(ATTENDED, model_.heads * model_.dim, attended);
+        inner_ = rows(INNER, some.down.k, inner);
         qkv_width_ = size_t(model_.heads + 2 * model_.kv_heads) * size_t(model_.dim);
         qkv_ = reinterpret_cast<T*>(pool_.shared(QKV, size_t(step_.rows) * qkv_width_ * sizeof(T)));
         parts_ = reinterpret_cast<float*>(pool_.shared(PARTS, parts * sizeof(float)));
@@ -141,12 +147,13 @@ class Runner {
         normalize<V, T>(numbers, weight, size, norm_, reinterpret_cast<char*>(numbers), CHUNK * sizeof(T));
     }
 
-    // What `linear` reads; columns after its k are zero, whatever used the memory before.
-    Rows rows(Memory which, const Linear& linear) {
-        size_t bytes = rows_bytes(step_.rows, model_.type, linear.k_padded);
+    // What linear maps read, whose formats pad `k` to `k_padded` or less; columns after `k` are zero, whatever
+    // used the memory before.
+    Rows rows(Memory which, int k, int k_padded) {
+        size_t bytes = rows_bytes(step_.rows, model_.type, k_padded);
         char* memory = pool_.shared(which, bytes);
-        if (linear.k != linear.k_padded) std::memset(memory, 0, bytes);
-        return rows_for(memory, model_.path, model_.type, linear.k_padded);
+        if (k != k_padded) std::memset(memory, 0, bytes);
+        return rows_for(memory, model_.path, model_.type, k_padded);
     }
 
     // A row's queries and keys turned to its position, its keys and values put in their slot.

@@ -35,7 +35,10 @@ struct VecPortable {
         return make([&](int i) { return widen(p[i]); });
     }
     // Two vectors of a packed weight (gemm.h): one after the other, or bf16 of the two alternating.
-    static void load_tile(const float* p, VecPortable& a, VecPortable& b) { a = load(p), b = load(p + lanes); }
+    template <class T>
+    static void load_tile(const T* p, VecPortable& a, VecPortable& b) {
+        a = load(p), b = load(p + lanes);
+    }
     static void load_tile(const bf16* p, VecPortable& a, VecPortable& b) {
         a = make([&](int i) { return widen(p[2 * i]); });
         b = make([&](int i) { return widen(p[2 * i + 1]); });
@@ -117,7 +120,20 @@ struct Vec256 {
         __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
     }
-    static void load_tile(const float* p, Vec256& a, Vec256& b) { a = load(p), b = load(p + lanes); }
+    static Vec256 load(const e4m3* p) {
+#ifdef __F16C__
+        // A byte's sign fills the upper one, and meets it again one bit too far left.
+        __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        return {_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(int16_t(0xbf80))))};
+#else
+        return {_mm256_setr_ps(widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3]), widen(p[4]), widen(p[5]),
+                               widen(p[6]), widen(p[7]))};
+#endif
+    }
+    template <class T>
+    static void load_tile(const T* p, Vec256& a, Vec256& b) {
+        a = load(p), b = load(p + lanes);
+    }
     static void load_tile(const bf16* p, Vec256& a, Vec256& b) {
         halves(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), a, b);
     }
@@ -200,7 +216,15 @@ struct Vec512 {
         __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
     }
-    static void load_tile(const float* p, Vec512& a, Vec512& b) { a = load(p), b = load(p + lanes); }
+    static Vec512 load(const e4m3* p) {
+        __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        words = _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(int16_t(0xbf80)));
+        return {_mm512_cvtph_ps(words)};
+    }
+    template <class T>
+    static void load_tile(const T* p, Vec512& a, Vec512& b) {
+        a = load(p), b = load(p + lanes);
+    }
     static void load_tile(const bf16* p, Vec512& a, Vec512& b) {
         __m512i both = _mm512_loadu_si512(p);
         a = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};

@@ -1,1 +1,0 @@
-"""Checkpoints in the compressed-tensors format: their configuration, their tensors, and writing them."""

@@ -1,0 +1,80 @@
+"""Quantized weights as the kernels read them: numbers, and scales, offsets and the order of inputs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from streamserve.execution.native.library import CHUNK, PANEL, Numbers, Path
+from streamserve.execution.quantization import TILE, QuantizedWeight
+
+STRIP = 16
+"""Outputs whose integers lie together."""
+
+E4M3_PART = 256.0
+"""The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight whose inputs are padded to `depth`: the bytes of its `numbers`, `scales` and perhaps `offsets`
+    [out / 64, groups, 64] (float32) for each `group` of inputs, and perhaps the inputs' `order` [depth]
+    (int32). What is padded is zero."""
+
+    kind: Numbers
+    numbers: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    order: Tensor | None
+    group: int
+    depth: int
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """What the kernels read besides the numbers."""
+        return [table for table in (self.scales, self.offsets, self.order) if table is not None]
+
+
+def pack(weight: QuantizedWeight, outputs: Tensor, path: Path) -> Packed:
+    """Return a weight as the kernels of `path` read it, in the order of `outputs` (whole panels, -1 is
+    padding)."""
+    floating = weight.format.floating
+    inputs = weight.numbers.shape[1]
+    depth = -(-inputs // (CHUNK if floating else TILE)) * (CHUNK if floating else TILE)
+    group = weight.format.group or depth
+    chosen, empty = outputs.clamp(min=0).long(), outputs < 0
+    numbers = torch.nn.functional.pad(weight.numbers[chosen], (0, depth - inputs))
+
+    def by_panel(values: Tensor) -> Tensor:
+        kept = torch.where(empty[:, None], 0.0, values[chosen])
+        kept = torch.nn.functional.pad(kept, (0, -(-depth // group) - kept.shape[1]))
+        return kept.view(len(outputs) // PANEL, PANEL, -1).permute(0, 2, 1).contiguous()
+
+    return Packed(
+        Numbers.E4M3 if floating else Numbers.INTEGERS,
+        _floats(numbers, path) if floating else _integers(numbers, weight.format.bits),
+        by_panel(weight.scales * E4M3_PART if floating else weight.scales),
+        None if weight.offsets is None else by_panel(weight.offsets),
+        None if weight.order is None else _padded(weight.order, depth),
+        group,
+        depth,
+    )
+
+
+def _integers(numbers: Tensor, bits: int) -> Tensor:
+    """Return the bytes of integers [out, depth], as native/cpp/gemm_int.cpp draws them."""
+    columns = len(numbers) // STRIP, STRIP
+    if bits == 8:
+        return numbers.view(*columns, -1, 4).permute(0, 2, 1, 3).reshape(-1)
+    halves = numbers.view(*columns, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
+    return (halves[0] | halves[1] << 4).reshape(-1)
+
+
+def _floats(numbers: Tensor, path: Path) -> Tensor:
+    """Return the bytes of floats [out, depth], as native/cpp/gemm.h draws them: two vectors wide."""
+    columns = 32 if path >= Path.AVX512 else 16
+    return numbers.view(-1, columns, numbers.shape[1]).permute(0, 2, 1).reshape(-1)
+
+
+def _padded(order: Tensor, depth: int) -> Tensor:
+    return torch.cat([order, torch.arange(len(order), depth)]).to(torch.int32)

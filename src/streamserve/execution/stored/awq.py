@@ -1,0 +1,82 @@
+"""AWQ checkpoints, as AutoAWQ writes them in its format `gemm`: the tensors of a weight [out, in].
+
+    qweight   int32 [in, out / 8]       words of eight outputs' numbers
+    qzeros    int32 [groups, out / 8]   likewise, of their zero points
+    scales    float [groups, out]       weight = scale · (number - zero point)
+
+A word has its outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, the first in the lowest bits. With one group an
+output, groups is 1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.fields import Fields
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.stored.formats import (
+    Shape,
+    StoredFormat,
+    StoredFormats,
+    formats_of_layers,
+    group_size,
+    require,
+    skipped_modules,
+)
+from streamserve.execution.stored.words import unpack, words
+
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word each of its outputs is."""
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """`weights` of 4 bits with zero points, in words across the outputs."""
+
+    weights: WeightFormat
+
+    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        rows, columns = shape
+        groups, width = self.weights.groups(columns), words(rows, self.weights.bits)
+        return {
+            f"{module}.qweight": Header((columns, width), ("I32",)),
+            f"{module}.qzeros": Header((groups, width), ("I32",)),
+            f"{module}.scales": Header((groups, rows)),
+        }
+
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+        """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for scales that
+        are not finite."""
+
+        def unpacked(name: str) -> Tensor:
+            """Return numbers [out, in or groups]."""
+            packed = checkpoint.integers(f"{module}.{name}")
+            in_words = unpack(packed, self.weights.bits, packed.shape[1] * len(PLACES))
+            in_order = in_words.view(len(packed), -1, len(PLACES))[:, :, PLACES].flatten(1)
+            return in_order[:, : shape[0]].T.contiguous()
+
+        scales = checkpoint.tensor([f"{module}.scales"], torch.float32).T.contiguous()
+        return QuantizedWeight(self.weights, unpacked("qweight"), scales, unpacked("qzeros"))
+
+
+def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+    kinds of AWQ."""
+    bits = fields.integer("bits")
+    if bits != 4:
+        fields.refuse("bits", f"{bits} is not supported (supported: 4)")
+    require(fields, "zero_point", True)
+    require(fields, "backend", "autoawq", "auto", "legacy_awq")
+    for name in ("version", "format", "checkpoint_format"):
+        require(fields, name, "gemm", "GEMM")
+    skipped = skipped_modules(fields, "modules_to_not_convert")
+    stored = AWQ(WeightFormat(bits, group_size(fields), symmetric=False))
+
+    def format_of(module: str) -> StoredFormat | None:
+        # As in AutoAWQ, any part of a module's name says it. What the files hold is compared with it later.
+        return None if any(part in module for part in skipped) else stored
+
+    return formats_of_layers(fields, "modules_to_not_convert", format_of, layers, linears)

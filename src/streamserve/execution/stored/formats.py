@@ -1,0 +1,128 @@
+"""What the methods of quantization have in common: the interface of a stored format, and those of a model."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.fields import Fields, shown
+from streamserve.execution.quantization import GROUPS, QuantizedWeight, WeightFormat
+
+HEAD = "lm_head"
+UNQUANTIZED = "unquantized"
+
+LINEARS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+"""The linear modules of a layer."""
+
+FUSED_LINEARS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+"""Those of an architecture whose checkpoints join q, k, v, and gate, up."""
+
+JOINED = (LINEARS[:3], LINEARS[4:6])
+"""Those of LINEARS whose weights are joined when they are loaded."""
+
+Shape = tuple[int, int]
+
+
+class StoredFormat(Protocol):
+    """How a matrix is stored. A frozen dataclass: its fields are part of the model's fingerprint."""
+
+    @property
+    def weights(self) -> WeightFormat:
+        """The format that the matrix is loaded in."""
+        ...
+
+    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        ...
+
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+        """Return the weight of `module`, whose tensors were checked against `headers`. Raises CheckpointError
+        for numbers that the format does not have."""
+        ...
+
+
+@dataclass(frozen=True)
+class GgufBlocks:
+    """A matrix in the blocks of a GGUF file, which `weights` represent exactly. Its checkpoint reads it."""
+
+    weights: WeightFormat
+
+
+AnyFormat = StoredFormat | GgufBlocks
+
+
+@dataclass(frozen=True)
+class StoredFormats:
+    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of `linears`,
+    None where a matrix is not quantized. At least one is."""
+
+    layers: tuple[tuple[AnyFormat | None, ...], ...]
+    linears: tuple[str, ...] = LINEARS
+
+    def of(self, module: str) -> AnyFormat | None:
+        """Return the format of a module, `model.layers.LAYER.LINEAR`."""
+        _, _, layer, linear = module.split(".", 3)
+        return self.layers[int(layer)][self.linears.index(linear)]
+
+    @property
+    def main(self) -> WeightFormat:
+        """The format of the most matrices, of equally many the first."""
+        formats = Counter(stored.weights for layer in self.layers for stored in layer if stored)
+        return formats.most_common(1)[0][0]
+
+    def __str__(self) -> str:
+        names = {str(stored.weights) if stored else UNQUANTIZED for layer in self.layers for stored in layer}
+        return ", ".join(sorted(names))
+
+
+FormatOf = Callable[[str], StoredFormat | None]
+"""Returns the format of a linear module by its full name; None where it is not quantized."""
+
+
+def formats_of_layers(
+    fields: Fields, field: str, format_of: FormatOf, layers: int, linears: tuple[str, ...]
+) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError naming `field`
+    if matrices that are joined have different formats, or none has any."""
+    formats = []
+    for layer in range(layers):
+        own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in linears}
+        for joined in JOINED:
+            if len({own[linear] for linear in joined if linear in own}) > 1:
+                fields.refuse(field, f"gives {', '.join(joined)} of layer {layer} different formats")
+        formats.append(tuple(own.values()))
+    if not any(any(own) for own in formats):
+        fields.refuse(field, "leaves no matrix of the layers to quantize")
+    return StoredFormats(tuple(formats), linears)
+
+
+def skipped_modules(fields: Fields, name: str) -> tuple[str, ...]:
+    """Return the names of modules that are not quantized, or parts of names, from a list in field `name`."""
+    names = fields.get(name) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        fields.refuse(name, f"must be a list of names, not {shown(names)}")
+    return tuple(name for name in names if name)
+
+
+def group_size(fields: Fields, name: str = "group_size") -> int | None:
+    """Return the inputs that share a scale; None where all inputs of an output do (-1)."""
+    size = fields.get(name)
+    if type(size) is not int or size not in (-1, *GROUPS):
+        choices = ", ".join(map(str, GROUPS))
+        fields.refuse(name, f"{str(size)[:40]} is not supported (supported: {choices}, -1)")
+    return None if size == -1 else size
+
+
+def require(fields: Fields, name: str, *supported: object) -> None:
+    """Raise CheckpointError unless a field has one of the supported values, the first if it is absent or
+    null."""
+    value = fields.get(name)
+    value = supported[0] if value is None else value
+    # 1 is not True, and a list is in no set.
+    if not any(type(value) is type(one) and value == one for one in supported):
+        choices = ", ".join(repr(one) for one in supported)
+        fields.refuse(name, f"{shown(value)} is not supported (supported: {choices})")

@@ -1,0 +1,120 @@
+"""Weights of 8-bit floats (e4m3), as the methods `fp8` and `compressed-tensors` store a weight [out, in].
+
+    method fp8           weight             e4m3 [out, in]
+                         weight_scale_inv   float [out / rows, in / columns]   a scale for each block
+    compressed-tensors   weight             e4m3 [out, in]
+                         weight_scale       float [1]                           strategy tensor
+                                            float [out, 1]                      strategy channel
+                                            float [out / rows, in / columns]    strategy block
+    either, optional     input_scale        float [1]                           of activations, which stay as
+                                                                                they are here
+
+A weight is scale · number; the scale is named inverse since weights were divided by it. The number of blocks
+is rounded up.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.fields import Fields, shown
+from streamserve.execution.quantization import (
+    GROUPS,
+    LARGEST_FLOAT,
+    NOT_A_NUMBER,
+    QuantizedWeight,
+    WeightFormat,
+)
+from streamserve.execution.stored.formats import (
+    Shape,
+    StoredFormat,
+    StoredFormats,
+    formats_of_layers,
+    require,
+    skipped_modules,
+)
+
+MAX_SCALE = torch.finfo(torch.float32).max / LARGEST_FLOAT
+"""The largest scale of which every multiple by a number is finite."""
+
+
+@dataclass(frozen=True)
+class Floats:
+    """e4m3 with scales in the tensor `scale_name`: one in all, one for each output, or one for each block of
+    `block_rows` outputs and the `weights`' group of inputs. `static`: activations were to be rounded with a
+    scale that is stored."""
+
+    weights: WeightFormat
+    scale_name: str
+    scales: Literal["tensor", "channel", "block"]
+    block_rows: int = 1
+    static: bool = False
+
+    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        rows, columns = shape
+        blocks = -(-rows // self.block_rows), self.weights.groups(columns)
+        scales = (1,) if self.scales == "tensor" else blocks
+        tensors = {
+            f"{module}.weight": Header(shape, ("F8_E4M3",)),
+            f"{module}.{self.scale_name}": Header(scales),
+        }
+        if self.static:
+            tensors[f"{module}.input_scale"] = Header((1,))
+        return tensors
+
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+        """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for numbers that
+        are not finite, or scales that make them so."""
+        numbers = checkpoint.integers(f"{module}.weight").view(torch.uint8)
+        if bool((numbers & NOT_A_NUMBER == NOT_A_NUMBER).any()):
+            checkpoint.refuse(f"{module}.weight", "holds numbers that are not finite (NaN)")
+        name = f"{module}.{self.scale_name}"
+        scales = checkpoint.tensor([name], torch.float32)
+        if float(scales.abs().max()) > MAX_SCALE:
+            checkpoint.refuse(name, "holds scales of weights that float32 cannot hold")
+        if self.scales == "tensor":
+            scales = scales.expand(shape[0]).unsqueeze(1)
+        rows = scales.repeat_interleave(self.block_rows, 0)[: shape[0]].contiguous()
+        return QuantizedWeight(self.weights, numbers, rows)
+
+
+def floating(group: int | None) -> WeightFormat:
+    """Return the format of e4m3 with a scale for each group of inputs, or for all of an output."""
+    return WeightFormat(8, group, symmetric=True, floating=True)
+
+
+def block_of(fields: Fields, name: str) -> tuple[int, int]:
+    """Return the outputs and inputs of a block from a field."""
+    value = fields.get(name)
+    if value is None:
+        fields.refuse(name, "is missing")
+    whole = isinstance(value, list) and len(value) == 2 and all(type(size) is int for size in value)
+    if not whole or not 0 < value[0] <= max(GROUPS) or value[1] not in GROUPS:
+        choices = ", ".join(map(str, GROUPS))
+        reason = f"(supported: up to {max(GROUPS)} outputs, and {choices} inputs)"
+        fields.refuse(name, f"{shown(value)} is not supported {reason}")
+    return value[0], value[1]
+
+
+def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+    kinds of fp8."""
+    for name in ("kv_cache_scheme", "modules_to_convert"):
+        if fields.get(name):
+            fields.refuse(name, "is not supported")
+    require(fields, "activation_scheme", "dynamic")
+    require(fields, "fmt", "e4m3")
+    require(fields, "scale_fmt", "float", "ue8m0")
+    rows, columns = block_of(fields, "weight_block_size")
+    stored = Floats(floating(columns), "weight_scale_inv", "block", rows)
+    listed = "ignored_layers" if fields.get("modules_to_not_convert") is None else "modules_to_not_convert"
+    skipped = skipped_modules(fields, listed)
+
+    def format_of(module: str) -> StoredFormat | None:
+        # Whole parts of a module's name: mlp.gate is not mlp.gate_proj.
+        return None if any(f".{part}." in f".{module}." for part in skipped) else stored
+
+    return formats_of_layers(fields, listed, format_of, layers, linears)

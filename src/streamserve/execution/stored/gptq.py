@@ -1,0 +1,122 @@
+"""GPTQ checkpoints of 4 and 8 bits, as AutoGPTQ and GPTQModel write them: the tensors of a weight [out, in].
+
+    qweight   int32 [in · bits / 32, out]       words of consecutive inputs' numbers
+    qzeros    int32 [groups, out · bits / 32]   words of consecutive outputs' zero points, less 1 in version 1
+    scales    float [groups, out]               weight = scale · (number - zero point)
+    g_idx     int32 [in]                        the group of each input
+    bias      float [out]                       zero where the architecture has none
+
+A word has its first number in the lowest bits. With one group an output, groups is 1. In version 1 a zero
+point of 0 has no representation.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.fields import Fields, shown
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.stored.formats import (
+    Shape,
+    StoredFormat,
+    StoredFormats,
+    formats_of_layers,
+    group_size,
+    require,
+)
+from streamserve.execution.stored.order import index_header, input_order
+from streamserve.execution.stored.words import unpack, words
+
+VERSIONS = {"gptq": 1, "gptq_v2": 0}
+"""By `checkpoint_format`: what is missing in stored zero points."""
+
+BLOCKS = "model.layers"
+MODULES = "modules_in_block_to_quantize"
+
+
+@dataclass(frozen=True)
+class GPTQ:
+    """`weights` of 4 or 8 bits. `missing`: what stored zero points are less. `ordered`: whether a group may
+    have inputs that do not follow each other, so that g_idx must be there."""
+
+    weights: WeightFormat
+    missing: int
+    ordered: bool
+
+    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        rows, columns = shape
+        bits, groups = self.weights.bits, self.weights.groups(columns)
+        return {
+            f"{module}.qweight": Header((words(columns, bits), rows), ("I32",)),
+            f"{module}.qzeros": Header((groups, words(rows, bits)), ("I32",)),
+            f"{module}.scales": Header((groups, rows)),
+            f"{module}.g_idx": index_header(columns, optional=not self.ordered),
+            f"{module}.bias": Header((rows,), optional=True, zero=True),
+        }
+
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+        """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for numbers that
+        the format does not have."""
+        rows, columns = shape
+        order = input_order(checkpoint, f"{module}.g_idx", columns, self.weights.group)
+        packed = checkpoint.integers(f"{module}.qweight").T.contiguous()
+        numbers = unpack(packed, self.weights.bits, columns)
+        scales = checkpoint.tensor([f"{module}.scales"], torch.float32).T.contiguous()
+        zeros = self._zeros(checkpoint, f"{module}.qzeros", rows)
+        numbers = numbers if order is None else numbers[:, order]
+        return QuantizedWeight(self.weights, numbers, scales, zeros, order=order)
+
+    def _zeros(self, checkpoint: Checkpoint, name: str, rows: int) -> Tensor | None:
+        """Return the zero points [out, groups]; None if they are those of symmetric weights."""
+        bits = self.weights.bits
+        stored = unpack(checkpoint.integers(name), bits, rows).T.contiguous()
+        if self.missing and bool((stored == (1 << bits) - 1).any()):
+            checkpoint.refuse(name, f"holds a zero point of {1 << bits}, which has more than {bits} bits")
+        zeros = stored + self.missing
+        if not self.weights.symmetric:
+            return zeros
+        if not bool((zeros == self.weights.middle).all()):
+            checkpoint.refuse(name, f"holds zero points other than {self.weights.middle}, though sym is true")
+        return None
+
+
+def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
+    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+    kinds of GPTQ."""
+    bits = fields.integer("bits")
+    if bits not in (4, 8):
+        fields.refuse("bits", f"{bits} is not supported (supported: 4, 8)")
+    for name in ("dynamic", "adapter", "rotation"):
+        if fields.get(name):
+            fields.refuse(name, "is not supported")
+    require(fields, "lm_head", False)
+    require(fields, "is_marlin_format", False)
+    require(fields, "pack_dtype", "int32")
+    require(fields, "block_name_to_quantize", BLOCKS)
+    require(fields, "format", *VERSIONS)
+    require(fields, "checkpoint_format", *VERSIONS)
+    version = fields.get("checkpoint_format") or fields.get("format") or "gptq"
+    format = WeightFormat(bits, group_size(fields), fields.flag("sym", True))
+    stored = GPTQ(format, VERSIONS[version], fields.flag("desc_act", False))
+    quantized = _modules(fields, linears)
+
+    def format_of(module: str) -> StoredFormat | None:
+        return stored if module.split(".", 3)[3] in quantized else None
+
+    return formats_of_layers(fields, MODULES, format_of, layers, linears)
+
+
+def _modules(fields: Fields, linears: tuple[str, ...]) -> frozenset[str]:
+    """Return those of `linears` that are quantized in each layer, listed by name or in lists of names."""
+    value = fields.get(MODULES)
+    if value is None:
+        return frozenset(linears)
+    groups = value if isinstance(value, list) else [value]
+    names = [name for group in groups for name in (group if isinstance(group, list) else [group])]
+    unknown = [name for name in names if name not in linears]
+    if unknown:
+        fields.refuse(MODULES, f"{shown(unknown[0])} is not a linear module of a layer")
+    return frozenset(names)

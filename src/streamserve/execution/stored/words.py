@@ -1,0 +1,29 @@
+"""Numbers of 4 or 8 bits in 32-bit words, the first in the lowest bits."""
+
+import torch
+from torch import Tensor
+
+WORD = 32
+"""Bits of a word."""
+
+
+def words(count: int, bits: int) -> int:
+    """Return the words that so many numbers take."""
+    return -(-count * bits // WORD)
+
+
+def pack(numbers: Tensor, bits: int) -> Tensor:
+    """Return words (int32) [rows, words] of numbers (uint8) [rows, columns] of 4 or 8 bits."""
+    columns = numbers.shape[1]
+    capacity = words(columns, bits) * (WORD // bits)
+    whole = torch.nn.functional.pad(numbers, (0, capacity - columns))
+    octets = whole if bits == 8 else whole[:, ::2] | whole[:, 1::2] << 4
+    return octets.flatten().view(torch.int32).view(len(numbers), -1)
+
+
+def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """Return the first `columns` numbers (uint8) of each row of words (int32), as `pack` packs them."""
+    octets = packed.flatten().view(torch.uint8).view(len(packed), -1)
+    if bits == 4:
+        octets = torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)
+    return octets[:, :columns].contiguous()
