@@ -1,5 +1,6 @@
 """Settings come from flags, environment and a file, in this order; errors name the setting and its source."""
 
+import math
 from hashlib import sha256
 from pathlib import Path
 
@@ -245,3 +246,18 @@ def test_an_empty_file_of_keys_is_refused(tmp_path: Path) -> None:
 def test_a_setting_without_effect_is_refused(settings: dict[str, object], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         resolve("embedded", settings, environ={})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kv_cache_bytes", "99999999999999999TB"), ("kv_cache_bytes", 10**30), ("swap_space", math.inf)],
+)
+def test_numbers_that_no_worker_can_be_told_are_refused(name: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=f"{name} = .*must be between"):
+        resolve("embedded", {name: value})
+
+
+def test_an_empty_name_is_no_model() -> None:
+    """An unset variable of a shell gives one."""
+    with pytest.raises(CheckpointError, match="name is empty"):
+        resolve("embedded", {"draft": ""})

@@ -83,3 +83,9 @@ def test_allowed_tokens_must_leave_a_way_to_min_tokens() -> None:
     check_sampling(msgspec.structs.replace(params, min_tokens=0), 100, eos_token_ids=(2,))
     with pytest.raises(ValueError, match="allowed_token_ids contains only tokens that end the text"):
         check_sampling(params, 100, eos_token_ids=(2,))
+
+
+def test_stops_may_be_given_as_other_libraries_take_them() -> None:
+    params = SamplingParams(stop="end", stop_token_ids=[3, 4], logit_bias=None, allowed_token_ids=None)
+    assert params == SamplingParams(stop=("end",), stop_token_ids=(3, 4))
+    assert msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams) == params

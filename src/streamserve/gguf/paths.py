@@ -19,7 +19,7 @@ def gguf_file(path: Path) -> Path | None:
             return None if (path / "config.json").exists() else _in_folder(path)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    if path.suffix != SUFFIX or not path.is_file():
+    if path.suffix.lower() != SUFFIX or not path.is_file():
         return None
     part = PART.fullmatch(path.name)
     if part and int(part[2]) != 1:
@@ -28,7 +28,7 @@ def gguf_file(path: Path) -> Path | None:
 
 
 def _in_folder(folder: Path) -> Path | None:
-    files = sorted(file for file in folder.iterdir() if file.suffix == SUFFIX and file.is_file())
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() == SUFFIX and file.is_file())
     parts = {file: PART.fullmatch(file.name) for file in files}
     first = [file for file, part in parts.items() if part is None or int(part[2]) == 1]
     if len(first) > 1:

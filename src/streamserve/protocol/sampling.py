@@ -43,6 +43,8 @@ class SamplingParams(
 ):
     """Sampling settings of a request; names and meanings are OpenAI's and vLLM's.
 
+    As in theirs, one `stop` may be given as a string, and lists in place of tuples; None means none.
+
     `temperature` 0 is greedy. `top_k` 0 and -1 mean no limit. `seed` None gets a fresh one at admission.
     `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
     log-probability and the k most likely ones (0: the chosen alone). If `allowed_token_ids` is not empty,
@@ -76,6 +78,13 @@ class SamplingParams(
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the first field that is out of range for every vocabulary."""
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple):
+                items = (value,) if isinstance(value, str) else tuple(value or ())
+                msgspec.structs.force_setattr(self, name, items)
+        if self.logit_bias is None:
+            msgspec.structs.force_setattr(self, "logit_bias", {})
         _check_ranges(self)
 
     @property

@@ -19,7 +19,17 @@ def locate(model: str) -> Path:
     """
     if model in EMBEDDED:
         return embedded.path(model)
+    if not model:
+        raise CheckpointError(
+            "the name is empty: give a checkpoint folder, a .gguf file or a hub name"
+        )
     path = Path(model).expanduser()
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it may be a name on the hub
+    except OSError as error:
+        raise CheckpointError(f"{model:.200} cannot be read: {error.strerror}") from error
     file = gguf_file(path)
     if file or path.is_dir():
         return file or path

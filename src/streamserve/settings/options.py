@@ -91,6 +91,17 @@ def size_in_bytes(text: str) -> int:
     return int(size)
 
 
+MAX_NUMBER = 2**63 - 1
+"""What workers are told in 64 bits."""
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a number that is not finite, or that no 64 bits hold."""
+    for name, value in values.items():
+        if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
+            raise SettingsError(f"{name} = {value!r:.40}: must be between {-MAX_NUMBER} and {MAX_NUMBER}")
+
+
 def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with sizes in bytes as numbers. Raises SettingsError for a text that is no size."""
     converted = dict(values)
@@ -108,6 +119,7 @@ def convert(values: Mapping[str, Any], struct: type[S]) -> S:
     known = {field.name for field in msgspec.structs.fields(struct)}
     values = _with_sizes(values)
     try:
+        _check_numbers(values)
         return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
     except msgspec.ValidationError as error:
         reason, _, location = str(error).partition(" - at ")

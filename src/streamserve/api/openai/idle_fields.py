@@ -58,7 +58,7 @@ def _known_message(message: dict[str, Any], ignored: IgnoredFields) -> dict[str,
 def _known_keys(
     entry: dict[str, Any], known: Iterable[str], inside: str, ignored: IgnoredFields
 ) -> dict[str, Any]:
-    unknown = entry.keys() - known
+    unknown = [name for name in entry if name not in known]
     for name in unknown:
         if entry[name] is not None:
             ignored.add_unknown(f"{inside}{name}")
