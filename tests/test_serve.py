@@ -162,6 +162,7 @@ def test_ctrl_c_ends_an_answer_and_another_one_the_chat(tmp_path: Path) -> None:
             while process.stdout.read(1) != "\n":
                 pass
         assert process.stdout.read(2) == "> "
+        time.sleep(1)  # Python would not notice a signal between its prompt and its reading
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.compat.tool_tasks import ENOUGH
 from tests.serving import Served
 
 HERE = Path(__file__).parent
@@ -44,7 +45,7 @@ def test_langchain(served: Served, record: Callable[..., None]) -> None:
     assert (result["whole"], result["streamed"]) == (ANSWER, ANSWER)
     assert result["tool"] == ["choose"]
     assert result["structured"] in ("red", "green")
-    assert len(result["loops"]) == 10
+    assert sum(result["loops"]) >= ENOUGH
     record(tool_loops=len(result["loops"]), right=sum(result["loops"]))
 
 

@@ -8,7 +8,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.compat.tool_tasks import TASKS, Task, call, declaration
+from tests.compat.tool_tasks import ENOUGH, TASKS, TURNS, Task, call, declaration
 from tests.serving import Served
 
 QUESTION: Any = [{"role": "user", "content": "What is 12 + 7?"}]
@@ -147,28 +147,26 @@ def test_tools_may_be_unused(client: openai.OpenAI) -> None:
 
 
 def run_task(client: openai.OpenAI, task: Task) -> str:
-    """Ask for a call, call it, and return the model's answer from the result."""
+    """Offer tools, make the calls that the model decides on, and return its answer from the results."""
     tools: Any = [declaration(name) for name in task.tools]
     messages: Any = [{"role": "user", "content": task.question}]
     body: Any = {"model": "small", "messages": messages, "tools": tools, "temperature": 0, "max_tokens": 200}
-    asked = client.chat.completions.create(**body, tool_choice="required", parallel_tool_calls=False)
-    messages.append(asked.choices[0].message.to_dict())
-    (chosen,) = asked.choices[0].message.tool_calls or []
-    assert chosen.type == "function"
-    assert chosen.function.name in task.tools
-    result = call(chosen.function.name, json.loads(chosen.function.arguments))
-    messages.append({"role": "tool", "tool_call_id": chosen.id, "content": result})
-    answer = client.chat.completions.create(**body).choices[0].message
-    assert answer.content or answer.tool_calls
-    return answer.content or ""
+    for _ in range(TURNS):
+        message = client.chat.completions.create(**body).choices[0].message
+        if not message.tool_calls:
+            return message.content or ""
+        messages.append(message.to_dict())
+        for chosen in message.tool_calls:
+            assert chosen.type == "function"
+            result = call(chosen.function.name, json.loads(chosen.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": chosen.id, "content": result})
+    return ""
 
 
 def test_tool_loops(client: openai.OpenAI, record: Callable[..., None]) -> None:
-    """Calls are sent back with their results as the client has them. How many answers are right is recorded:
-    that is the model's part."""
     answers = [run_task(client, task) for task in TASKS]
     right = sum(task.is_answered(answer) for task, answer in zip(TASKS, answers, strict=True))
-    assert len(answers) == 10
+    assert right >= ENOUGH, list(zip(TASKS, answers, strict=True))
     record(tasks=len(TASKS), right=right)
 
 

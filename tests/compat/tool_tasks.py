@@ -82,6 +82,11 @@ TOOLS: dict[str, Function] = {
     )
 }  # fmt: skip
 
+TURNS = 3
+"""Replies in which a model may call tools before it has to answer."""
+ENOUGH = 8
+"""Tasks of the ten that the packaged model has to answer."""
+
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 10_000}
 TEXT = {"type": "string", "maxLength": 20}
 

@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from tool_tasks import TASKS, Task, call, declaration
+from tool_tasks import TASKS, TURNS, Task, call, declaration
 
 
 class Choice(BaseModel):
@@ -27,14 +27,17 @@ def choose(colour: Literal["red", "green"]) -> str:
 
 
 def run_task(model: ChatOpenAI, task: Task) -> str:
-    """Ask for a call, call it, and return the model's answer from the result."""
-    tools = [declaration(name) for name in task.tools]
-    forced = model.bind_tools(tools, tool_choice="required", parallel_tool_calls=False)
+    """Offer tools, make the calls that the model decides on, and return its answer from the results."""
+    offering = model.bind_tools([declaration(name) for name in task.tools])
     messages: list[Any] = [HumanMessage(task.question)]
-    messages.append(forced.invoke(messages))
-    (chosen,) = messages[-1].tool_calls
-    messages.append(ToolMessage(call(chosen["name"], chosen["args"]), tool_call_id=chosen["id"]))
-    return str(model.bind_tools(tools).invoke(messages).text)
+    for _ in range(TURNS):
+        reply = offering.invoke(messages)
+        if not reply.tool_calls:
+            return str(reply.text)
+        messages.append(reply)
+        for chosen in reply.tool_calls:
+            messages.append(ToolMessage(call(chosen["name"], chosen["args"]), tool_call_id=chosen["id"]))
+    return ""
 
 
 def main(url: str) -> None:

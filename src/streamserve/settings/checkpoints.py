@@ -20,9 +20,7 @@ def locate(model: str) -> Path:
     if model in EMBEDDED:
         return embedded.path(model)
     if not model:
-        raise CheckpointError(
-            "the name is empty: give a checkpoint folder, a .gguf file or a hub name"
-        )
+        raise CheckpointError("the name is empty: give a checkpoint folder, a .gguf file or a hub name")
     path = Path(model).expanduser()
     try:
         path.stat()
