@@ -20,11 +20,12 @@ from benchmarks.report import SIMULATED, table, write
 from streamserve.engine.plan import Span
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.layout import lay_out
+from streamserve.execution.load import make_attention
 from streamserve.execution.native import library
-from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.native.paths import multiplier_rate, name_of
-from streamserve.execution.spec import ModelSpec, RopeSpec
+from streamserve.execution.rope_spec import RopeSpec
+from streamserve.execution.spec import ModelSpec, Multipliers
 
 HEADS = {"345 M": (15, 5, 64), "1 B": (32, 8, 64), "8 B": (32, 8, 128)}
 """Query heads, key-value heads and numbers of each, by model."""
@@ -78,7 +79,7 @@ def prepare(pool: ThreadPool, heads: Sequence[int], step: Step, quantized: bool)
     table = np.random.default_rng(0).permutation(blocks * step.streams).reshape(step.streams, -1)
     start = step.context - step.rows
     spans = [Span(0, start, [0] * step.rows, row.tolist(), None, ()) for row in table]
-    attention = NativeAttention(pool, cache, spec.windows, queries // keys)
+    attention = make_attention(cache, spec, pool)
     attention.plan(lay_out(spans, BLOCK))
     rows = step.streams * step.rows
     q, k, v = (torch.randn(rows, count, dim).to(DTYPE) for count in (queries, keys, keys))
@@ -102,14 +103,15 @@ def _spec(queries: int, keys: int, dim: int) -> ModelSpec:
         num_kv_heads=keys,
         head_dim=dim,
         rms_norm_eps=1e-6,
-        rope=RopeSpec(10_000.0),
+        rotary_dim=dim,
+        ropes=(RopeSpec(10_000.0),) * LAYERS,
         windows=(None,) * LAYERS,
         max_position_embeddings=1 << 20,
         tied_embeddings=True,
         qkv_bias=False,
         out_bias=False,
         mlp_bias=False,
-        qk_norm=False,
+        multipliers=Multipliers(dim**-0.5),
         dtype=None,
         eos_token_ids=(),
     )

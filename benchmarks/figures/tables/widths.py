@@ -18,22 +18,41 @@ def speeds(file: str) -> tuple[Row, list[Row]]:
     return ["rows", *WIDTHS], rows
 
 
-@table("widths/intel", INTEL)
-def intel() -> tuple[Row, list[Row]]:
+def speeds_and_shares(file: str) -> tuple[Row, list[Row]]:
     """Return speeds, and the share of the multipliers' rate at each width."""
-    head, rows = speeds(INTEL)
+    head, rows = speeds(file)
     shares = [
         [f"{entry[width]['share of multipliers']:.0%}" for width in ("none", *WIDTHS)]
-        for entry in figures(INTEL)[SHAPE]
+        for entry in figures(file)[SHAPE]
     ]
     columns = [*head, "share of the multipliers: bf16", *WIDTHS]
     return columns, [[*row, *share] for row, share in zip(rows, shares, strict=True)]
 
 
+@table("widths/intel", INTEL)
+def intel() -> tuple[Row, list[Row]]:
+    """Return speeds and shares."""
+    return speeds_and_shares(INTEL)
+
+
 @table("widths/amd", AMD)
 def amd() -> tuple[Row, list[Row]]:
-    """Return speeds."""
-    return speeds(AMD)
+    """Return speeds and shares."""
+    return speeds_and_shares(AMD)
+
+
+@table("attention/amd", "attention-avx512_bf16")
+def attention() -> tuple[Row, list[Row]]:
+    """Return the time of a layer, and the share of the multipliers' rate or of the memory bandwidth."""
+    rows = []
+    for model, entries in figures("attention-avx512_bf16").items():
+        for entry in entries:
+            prefill = entry["step"].startswith("1 × 512")
+            share = "share of multipliers" if prefill else "share of bandwidth"
+            widths = [entry[width] for width in ("bfloat16", "int8")]
+            cells = [f"{one['microseconds']:,.0f} µs, {one[share]:.0%}" for one in widths]
+            rows.append([model, entry["step"], *cells])
+    return ["heads of", "rows", "KV in bf16", "in 8 bits"], rows
 
 
 @table("widths/quality", "width_quality")
