@@ -29,19 +29,17 @@ def test_a_wrong_profile_does_not_make_speculation_slower_than_plain_decoding(
 
 
 @pytest.mark.parametrize(
-    ("curve", "draft", "streams", "target", "minimum"),
+    ("curve", "streams", "target"),
     [
-        ("memory-bound (measured, AMX)", "recorded chats", 8, "right", 2.65),
-        ("memory-bound (measured, AMX)", "recorded chats", 8, "plain fast", 2.6),
-        ("memory-bound (measured, AMX)", "recorded chats", 8, "many slow", 2.5),
-        ("flat", "recorded chats", 32, "many slow", 3.4),
+        ("memory-bound (measured, AMX)", 8, "plain fast"),
+        ("memory-bound (measured, AMX)", 8, "many slow"),
+        ("flat", 32, "many slow"),
     ],
 )
-def test_a_wrong_profile_does_not_keep_speculation_from_paying(
-    curve: str, draft: str, streams: int, target: str, minimum: float
-) -> None:
-    """With the right profile 2.72 to 2.76, and 3.72."""
-    assert ratio(curve, draft, streams, target, 1.0) >= minimum
+def test_a_wrong_profile_does_not_keep_speculation_from_paying(curve: str, streams: int, target: str) -> None:
+    right = ratio(curve, "recorded chats", streams, "right", 1.0)
+    assert right > 2
+    assert ratio(curve, "recorded chats", streams, target, 1.0) >= 0.9 * right
 
 
 def test_the_grid_has_every_kind_of_error_in_both_directions(scale: Scale) -> None:
