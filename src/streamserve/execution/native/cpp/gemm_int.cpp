@@ -361,6 +361,7 @@ class RoundedRows {
             size_t apart = strip();
             if (w_.bits == 4) {
                 IntegerTiles::unpack(weight, apart, tiles, unpacked_);
+                asm volatile("" ::: "memory");  // loads of tiles do not tell the compiler what they read
                 weight = unpacked_;
                 apart = size_t(tiles) * IntegerTiles::BYTES;
             }
