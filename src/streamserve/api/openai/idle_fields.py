@@ -1,5 +1,5 @@
-"""Fields that ask for nothing beside the request's others: left out with a warning, or refused if fields are
-strict."""
+"""Fields that ask for nothing, given the other fields of the request: left out with a warning, or refused if
+fields are strict."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
