@@ -1,7 +1,8 @@
 """Attention over the paged cache, compared with the multipliers' rate and with reading its KV once.
 
 A chunk of a prompt is attended at the end of contexts of several lengths, then one row of each of several
-sequences. KV in 16 and 8 bits is measured in the same rounds, one after another; a result is the median over rounds.
+sequences. KV in 16 and 8 bits is measured in the same rounds, one after another; a result is the median over
+rounds.
 
     python -m benchmarks.attention --threads 2 --rounds 7
 """
