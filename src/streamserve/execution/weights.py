@@ -142,14 +142,30 @@ def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) ->
     return stored.weights if stored else None
 
 
+def head_bytes(spec: ModelSpec, itemsize: int, head: WeightFormat | None = None) -> int:
+    """Return the bytes of the head's matrix: of `itemsize` each, or in the format `head`."""
+    if head:
+        return head.nbytes(spec.vocab_size, spec.hidden_size)
+    return spec.vocab_size * spec.hidden_size * itemsize
+
+
 def weight_bytes(
-    spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool, format: WeightFormat | None = None
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    tied_head_copied: bool,
+    format: WeightFormat | None = None,
+    head: WeightFormat | None = None,
 ) -> int:
     """Return the bytes of the loaded weights, the layers' matrices rounded to `format` unless they are stored
-    quantized. `tied_head_copied`: a tied head is packed in addition to the embedding."""
-    copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
-    others = count_parameters(spec) + copied - layer_matrices(spec)
-    return others * dtype.itemsize + matrix_bytes(spec, dtype.itemsize, format)
+    quantized, the head's in the format `head`. `tied_head_copied`: a tied head is packed in addition to the
+    embedding, as one in another format always is."""
+    size = dtype.itemsize
+    others = count_parameters(spec) - layer_matrices(spec)
+    if not spec.tied_embeddings:
+        others -= spec.vocab_size * spec.hidden_size
+    shared = spec.tied_embeddings and not tied_head_copied and head is None
+    own_head = 0 if shared else head_bytes(spec, size, head)
+    return others * size + own_head + matrix_bytes(spec, size, format)
 
 
 def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
@@ -201,10 +217,12 @@ def load_model(
     makers: LinearMakers = LinearMakers(),
     device: torch.device = CPU,
     format: WeightFormat | None = None,
+    head: WeightFormat | None = None,
 ) -> Model:
     """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
     and linear maps made by `makers`. The layers' matrices are QuantizedWeight if they are stored so or are
-    rounded to `format`, matrix by matrix."""
+    rounded to `format`, matrix by matrix, and the head's if it is stored in the format `head` or rounded to
+    it."""
     shapes = matrix_shapes(spec)
 
     def load(names: Sequence[str]) -> Tensor:
@@ -228,9 +246,17 @@ def load_model(
     layers = [
         _load_layer(load, load_norm, load_matrix, spec, number, makers) for number in range(spec.num_layers)
     ]
+
+    def load_head() -> Tensor | QuantizedWeight:
+        name = EMBEDDING if spec.tied_embeddings else HEAD
+        if head is None:
+            return embedding if spec.tied_embeddings else load([name])
+        if isinstance(checkpoint, GgufCheckpoint) and spec.stored and spec.stored.head:
+            return checkpoint.integers(name.removesuffix(".weight"), head)
+        return quantize(checkpoint.tensor([name], torch.float32), head)
+
     embedding = load([EMBEDDING])
-    head = makers.head(embedding if spec.tied_embeddings else load([HEAD]), None)
-    return Model(spec, embedding, layers, load_norm(FINAL_NORM), head)
+    return Model(spec, embedding, layers, load_norm(FINAL_NORM), makers.head(load_head(), None))
 
 
 def _check_orders(

@@ -12,7 +12,7 @@ from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import layer_matrices, matrix_bytes
+from streamserve.execution.weights import head_bytes, layer_matrices, matrix_bytes
 
 
 def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":
@@ -31,6 +31,7 @@ def step_floor(loaded: Loaded, bandwidth: float, matrix_rate: float) -> "StepFlo
         bandwidth,
         matrix_rate,
         loaded.format,
+        loaded.head,
         vector_bytes(spec.head_dim, dtype, loaded.cache.quantized),
     )
 
@@ -45,8 +46,9 @@ class Work:
 
 class StepFloor:
     """Callable that returns the floor of a plan's step in seconds. `bandwidth` is in bytes and `matrix_rate`
-    in operations a second; each number of weights and cache takes `itemsize` bytes, those of the layers'
-    matrices what their `format` takes. A key or value of one head takes `kv_vector_bytes` if given."""
+    in operations a second; each number of weights and cache takes `itemsize` bytes, but those of the layers'
+    matrices what their `format` takes, and those of the head what the format `head` does. A key or value of
+    one head takes `kv_vector_bytes` if given."""
 
     def __init__(
         self,
@@ -56,12 +58,13 @@ class StepFloor:
         bandwidth: float,
         matrix_rate: float,
         format: WeightFormat | None = None,
+        head: WeightFormat | None = None,
         kv_vector_bytes: int | None = None,
     ) -> None:
         self.layer_parameters = layer_matrices(spec)
         self.layer_bytes = matrix_bytes(spec, itemsize, format)
         self.head_parameters = spec.vocab_size * spec.hidden_size
-        self._itemsize = itemsize
+        self.head_bytes = head_bytes(spec, itemsize, head)
         self._block_size = block_size
         self._bandwidth = bandwidth
         self._matrix_rate = matrix_rate
@@ -81,7 +84,7 @@ class StepFloor:
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
-        read = self.layer_bytes + (self.head_parameters * self._itemsize if sampled else 0)
+        read = self.layer_bytes + (self.head_bytes if sampled else 0)
         products = query_tokens * self.layer_parameters + sampled * self.head_parameters
         for window, layers in self._windows.items():
             slots, pairs = _visible(extents, window, self._block_size)

@@ -25,6 +25,8 @@ from streamserve.execution.stored.fp8 import Floats, block_of, floating
 
 FORMATS = PACKED, PLAIN, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 METHOD = "compressed-tensors"
+ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+"""The one scheme of rounded activations that is read and written."""
 BY_ACTIVATION = ("group", True)
 """Values of `actorder` for groups of inputs that are about as active, wherever they are."""
 MAX_PATTERNS, MAX_PATTERN, MAX_REPETITIONS = 64, 200, 4
@@ -64,7 +66,8 @@ def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[st
 
 
 def written_config(stored: CompressedIntegers) -> dict[str, object]:
-    """Return the `quantization_config` of a checkpoint whose layers are stored in this format."""
+    """Return the `quantization_config` of a checkpoint whose layers are stored in this format. Bytes with one
+    scale an output say that activations are rounded too: vLLM multiplies these as integers only then."""
     weights, name = stored.weights, PACKED if stored.packed else PLAIN
     scheme: dict[str, object] = {
         "num_bits": weights.bits,
@@ -77,7 +80,7 @@ def written_config(stored: CompressedIntegers) -> dict[str, object]:
     group = {
         "targets": ["Linear"],
         "weights": scheme,
-        "input_activations": None,
+        "input_activations": None if weights.group else ACTIVATIONS,
         "output_activations": None,
         "format": name,
     }
@@ -190,7 +193,6 @@ def _check_activations(group: Fields) -> None:
     inputs = group.nested("input_activations")
     if inputs is None:
         return
-    supported = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
-    for field, value in supported.items():
+    for field, value in ACTIVATIONS.items():
         if inputs.get(field, True if field == "symmetric" else None) != value:
             inputs.refuse(field, f"{shown(inputs.get(field))} is not supported (supported: {value!r})")

@@ -58,10 +58,11 @@ AnyFormat = StoredFormat | GgufBlocks
 @dataclass(frozen=True)
 class StoredFormats:
     """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of `linears`,
-    None where a matrix is not quantized. At least one is."""
+    None where a matrix is not quantized. At least one is. `head`: the format of the head."""
 
     layers: tuple[tuple[AnyFormat | None, ...], ...]
     linears: tuple[str, ...] = LINEARS
+    head: GgufBlocks | None = None
 
     def of(self, module: str) -> AnyFormat | None:
         """Return the format of a module, `model.layers.LAYER.LINEAR`."""
