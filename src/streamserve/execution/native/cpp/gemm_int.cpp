@@ -124,7 +124,11 @@ inline VecPortable fused(VecPortable a, VecPortable b, VecPortable c) {
 struct Dot256 {
     using V = Vec256;
     static constexpr int lanes = 8, at_once = 2, rows = 4;
+#ifdef STREAMSERVE_VNNI256
+    static constexpr bool signed8 = false;
+#else
     static constexpr bool signed8 = true;
+#endif
     __m256i v;
 
     using Bytes = __m256i;
@@ -137,10 +141,13 @@ struct Dot256 {
         return _mm256_set1_epi32(four);
     }
     static Dot256 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
-    // Pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
+    // Without VNNI pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
     // are taken less 128, and their sign goes to x.
     template <int BITS>
     void add(Bytes w, __m256i x) {
+#ifdef STREAMSERVE_VNNI256
+        dot_bytes(v, w, x);
+#else
         if constexpr (BITS == 8) {
             w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
             x = _mm256_sign_epi8(x, w);
@@ -148,6 +155,7 @@ struct Dot256 {
         }
         __m256i pairs = _mm256_maddubs_epi16(w, x);
         v = _mm256_add_epi32(v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
     }
     V floats() const { return {_mm256_cvtepi32_ps(v)}; }
 
