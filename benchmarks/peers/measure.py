@@ -20,7 +20,7 @@ from benchmarks.peers.rounds import MACHINE, append, width_of
 from benchmarks.peers.scenarios import HTTP, SCENARIOS, Scenario, floor, work
 
 FIRST = Scenario("first token", new=8, out=1)
-FLOOR_WORK = {"name": MACHINE, "known": [], "turns": [[[]]], "out": 2, "streams": 1, "longest": 0}
+FLOOR_WORK = {"name": MACHINE, "known": [], "turns": [[[]]], "out": 3, "streams": 1, "longest": 0}
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,12 @@ def report(model: str, widths: Sequence[str], records: Path, write_results: bool
     if write_results:
         name = f"peers-{model}-{_instructions()}"
         print(_write(name, model, lines, scenarios))
-        for width in (width for width in OURS_OF if any(of_width(scenarios, width).values())):
-            plot(f"{model}, {width}", of_width(scenarios, width), RESULTS / f"{name}-{width}.png")
+        for width in OURS_OF:
+            timed = {
+                key: of_width(scenarios, width)[key] for key in SCENARIOS if key in of_width(scenarios, width)
+            }
+            if timed:
+                plot(f"{model}, {width}", timed, RESULTS / f"{name}-{width}.png")
 
 
 def of_width(scenarios: Scenarios, width: str) -> Scenarios:

@@ -25,7 +25,7 @@ def variables(peer: Peer, cores: Sequence[int]) -> dict[str, str]:
     """Return the environment variables of the peer's processes: the repository is importable, and no
     streamserve settings are passed on."""
     cached = {name: value for name, value in os.environ.items() if not name.startswith("STREAMSERVE_")}
-    paths = {"PYTHONPATH": str(REPOSITORY), "STREAMSERVE_PYTHON": sys.executable}
+    paths = {"PYTHONPATH": str(REPOSITORY), "PYTHON_OF_STREAMSERVE": sys.executable}
     return {**cached, **paths, **peer.adapter.environment(cores)}
 
 

@@ -23,7 +23,7 @@ def environment(cores: Sequence[int]) -> dict[str, str]:
 def convert(checkpoint: Path, to: Path, weights: str) -> None:
     """Round with streamserve, whose folders vLLM reads."""
     command = ["-m", "streamserve", "models", "quantize", str(checkpoint), str(to), "--format", weights]
-    subprocess.run([os.environ["STREAMSERVE_PYTHON"], *command], check=True)
+    subprocess.run([os.environ["PYTHON_OF_STREAMSERVE"], *command], check=True)
 
 
 class Engine:
