@@ -267,7 +267,7 @@ def test_a_loaded_model_names_its_precision(shared_checkpoint: Shared, tmp_path:
     assert info.precision == "bfloat16, layers in int4:32, int8:16, head in int8:16"
     assert spec.stored
     formats = [stored.weights for stored in spec.stored.layers[0] if stored]
-    joined = WeightFormat(8, 16, symmetric=False)
+    joined = WeightFormat(8, 16, symmetric=False, precise=True)
     assert formats[:3] == [joined] * 3
     assert formats[3:] == [FORMATS["Q4_K"]] * 3 + [FORMATS["Q6_K"]]
     layers: list[Any] = loaded.model.layers

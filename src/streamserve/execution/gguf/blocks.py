@@ -32,13 +32,13 @@ PAIRS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers of four bits with an exponent."""
 
 FORMATS = {
-    "Q4_0": WeightFormat(4, 32, True), "Q4_1": WeightFormat(4, 32, False),
-    "Q5_0": WeightFormat(8, 32, True), "Q5_1": WeightFormat(8, 32, False),
+    "Q4_0": WeightFormat(4, 32, True), "Q4_1": WeightFormat(4, 32, False, precise=True),
+    "Q5_0": WeightFormat(8, 32, True), "Q5_1": WeightFormat(8, 32, False, precise=True),
     "Q8_0": WeightFormat(8, 32, True), "IQ4_NL": WeightFormat(8, 32, True),
-    "MXFP4": WeightFormat(8, 32, True), "IQ4_XS": WeightFormat(8, 32, True),
-    "Q2_K": WeightFormat(4, 16, False), "Q3_K": WeightFormat(4, 16, True),
-    "Q4_K": WeightFormat(4, 32, False), "Q5_K": WeightFormat(8, 32, False),
-    "Q6_K": WeightFormat(8, 16, True),
+    "MXFP4": WeightFormat(8, 32, True), "IQ4_XS": WeightFormat(8, 32, True, precise=True),
+    "Q2_K": WeightFormat(4, 16, False, precise=True), "Q3_K": WeightFormat(4, 16, True, precise=True),
+    "Q4_K": WeightFormat(4, 32, False, precise=True), "Q5_K": WeightFormat(8, 32, False, precise=True),
+    "Q6_K": WeightFormat(8, 16, True, precise=True),
 }  # fmt: skip
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]

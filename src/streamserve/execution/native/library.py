@@ -40,6 +40,14 @@ class Numbers(IntEnum):
     E4M3 = 2
 
 
+class ScaleType(IntEnum):
+    """How scales and offsets of integers are stored; the values are those of cpp/common.h."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+
+
 class LinearStruct(ctypes.Structure):
     """cpp/common.h: Linear."""
 
@@ -58,6 +66,7 @@ class LinearStruct(ctypes.Structure):
         ("numbers", c_int32),
         ("bits", c_int32),
         ("group", c_int32),
+        ("scale_type", c_int32),
     )
 
 

@@ -78,7 +78,7 @@ class NativeLinear:
         struct.weight, struct.scales = memory.data_ptr(), packed.scales.data_ptr()
         struct.offsets, struct.order = _address(packed.offsets), _address(packed.order)
         struct.numbers, struct.bits, struct.group = packed.kind, bits, packed.group
-        struct.k_padded = packed.depth
+        struct.k_padded, struct.scale_type = packed.depth, packed.scale_type
         return memory
 
     @property

@@ -14,7 +14,7 @@
 //
 //   8 bits   [n/64][k/4][64][4]            4 bits   [n/64][k/64][8][64][4]  low: k of the tile's first half,
 //                                                                           high: of its second
-//   s, m     [n/64][k/group][64] float32
+//   s, m     [n/64][k/group][64] float32, or s in 16 bits and zero points in 8 (ScaleType)
 //
 // Where the inputs of a group do not follow each other in x, an order of k says where they are.
 #include <iterator>
@@ -480,6 +480,20 @@ class RoundedRows {
         }
     }
 
+    template <class V>
+    V scales_at(size_t i) const {
+        switch (w_.scale_type) {
+            case SCALE_BF16: return V::load(static_cast<const bf16*>(w_.scales) + i);
+            case SCALE_F16: return V::load(static_cast<const f16*>(w_.scales) + i);
+            default: return V::load(static_cast<const float*>(w_.scales) + i);
+        }
+    }
+    template <class V>
+    V offsets_at(size_t i, V scales) const {
+        if (w_.scale_type == SCALE_F32) return V::load(static_cast<const float*>(w_.offsets) + i);
+        return V::load(static_cast<const int8_t*>(w_.offsets) + i) * (V::set(-0.0f) - scales);
+    }
+
     // The sums of the block are scaled and added to y.
     template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
@@ -487,8 +501,8 @@ class RoundedRows {
         size_t scale = (size_t(b.panel) * size_t(groups_) + size_t(b.g)) * PANEL + size_t(b.column);
         V s[D::at_once], m[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
-            s[i] = V::load(w_.scales + scale + i * D::lanes);
-            if constexpr (ZEROS) m[i] = V::load(w_.offsets + scale + i * D::lanes);
+            s[i] = scales_at<V>(scale + size_t(i * D::lanes));
+            if constexpr (ZEROS) m[i] = offsets_at(scale + size_t(i * D::lanes), s[i]);
         }
         float* y = sums_ + b.row * PANEL + b.column;
         const float* sx = scales_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
