@@ -25,7 +25,7 @@ from streamserve.execution.native.library import kernels
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
 from streamserve.execution.rope import inverse_frequencies
-from streamserve.execution.weights import EMBEDDING, matrix_bytes, matrix_shapes
+from streamserve.execution.shapes import EMBEDDING, matrix_bytes, matrix_shapes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams

@@ -230,7 +230,9 @@ def _load_model(
     if pool is None:
         return load_model(checkpoint, spec, dtype)
     linear = partial(NativeLinear, pool, dtype=dtype)
-    makers = LinearMakers(linear, partial(linear, paired=True), partial(NativeLinear, pool))
+    makers = LinearMakers(
+        linear, partial(linear, paired=True), partial(NativeLinear, pool), partial(NativeLinear, pool)
+    )
     return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format), pool)
 
 

@@ -11,8 +11,8 @@ from streamserve.execution.kv_vectors import vector_bytes
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.quantization import WeightFormat
+from streamserve.execution.shapes import layer_matrices, matrix_bytes
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import layer_matrices, matrix_bytes
 
 
 def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":

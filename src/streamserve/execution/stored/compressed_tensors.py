@@ -15,6 +15,7 @@ from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.stored.compressed_integers import CompressedIntegers
 from streamserve.execution.stored.formats import (
     HEAD,
+    Linears,
     StoredFormat,
     StoredFormats,
     formats_of_layers,
@@ -33,8 +34,8 @@ UNMATCHED = 3
 """The rank of a module that no target matches."""
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
-    """Return what the config groups say of the matrices `linears` of so many layers. Raises
+def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
+    """Return what the config groups say of the matrices `linears` of each layer. Raises
     CheckpointError for what is not computed as they say."""
     for name in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         if fields.get(name):
@@ -60,7 +61,7 @@ def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[st
 
     if not tied_head and format_of(HEAD):
         fields.refuse("ignore", f"does not name {HEAD}: a quantized head is not supported")
-    return formats_of_layers(fields, "config_groups", format_of, layers, linears)
+    return formats_of_layers(fields, "config_groups", format_of, linears)
 
 
 def written_config(stored: CompressedIntegers) -> dict[str, object]:

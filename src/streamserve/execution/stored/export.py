@@ -12,11 +12,12 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.quantization import WeightFormat, quantize
+from streamserve.execution.shapes import HEAD, matrix_shapes, weight_shapes
 from streamserve.execution.shards import copy_other_files, write_shards
 from streamserve.execution.spec import ModelSpec, read_spec
 from streamserve.execution.stored.compressed_integers import CompressedIntegers, written_tensors
 from streamserve.execution.stored.compressed_tensors import written_config
-from streamserve.execution.weights import HEAD, check_weights, matrix_shapes, weight_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.errors import CheckpointError
 
 Progress = Callable[[int, int], None]

@@ -47,6 +47,8 @@ inline bf16 round_bf16(float x) {
 // The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are; two paths may differ.
 enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 enum Type : int32_t { F32 = 0, BF16 = 1 };
+// Of the gates of an MLP (elementwise.h: activate).
+enum Activation : int32_t { SILU = 0, GELU = 1, CLAMPED_SILU = 2 };
 // What the numbers of a weight are: of the type of its activations, unsigned integers, or e4m3.
 enum Numbers : int32_t { PLAIN = 0, INTEGERS = 1, E4M3 = 2 };
 
