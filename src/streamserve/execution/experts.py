@@ -41,6 +41,11 @@ class Experts:
         """The name in a layer of the shared expert's gate; None without one."""
         return f"{self.tensors.prefix}.shared_expert_gate" if self.shared_size else None
 
+    def share_read(self, tokens: int) -> float:
+        """Return the expected share of the experts that one or more of so many tokens choose, if each chooses
+        by itself and all experts alike."""
+        return 1 - (1 - self.chosen / self.count) ** tokens
+
     def modules(self) -> list[tuple[tuple[str, ...], str]]:
         """Return the names in a layer of each expert's matrices: those into it, which are computed together,
         and the one out of it. The shared expert is the last one."""
@@ -71,6 +76,11 @@ class Experts:
                 shapes[stack] = (self.count, columns, rows)
                 shapes[f"{stack}_bias"] = (self.count, rows)
         return shapes
+
+
+def is_routed(module: str) -> bool:
+    """Return whether a matrix is that of an expert which not every token has."""
+    return ".experts." in module
 
 
 def stack_of(module: str) -> tuple[str, int]:

@@ -1,11 +1,12 @@
 """The names, shapes and sizes of a model's tensors, as Hugging Face folders have them."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from streamserve.execution.architectures import Norms
-from streamserve.execution.experts import Experts, stack_of
+from streamserve.execution.experts import Experts, is_routed, stack_of
 from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.spec import ModelSpec
 
@@ -93,6 +94,15 @@ def _layer_shapes(spec: ModelSpec, number: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def router_modules(spec: ModelSpec) -> list[str]:
+    """Return the names of all layers' routers, and of the shared experts' gates."""
+    experts = spec.experts
+    if experts is None:
+        return []
+    names = [experts.router, *([experts.shared_gate] if experts.shared_gate else [])]
+    return [f"model.layers.{layer}.{name}" for layer in experts.layers for name in names]
+
+
 def count_parameters(spec: ModelSpec) -> int:
     """Return the number of weights of the model; tied ones count once."""
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
@@ -108,18 +118,24 @@ def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     }
 
 
-def layer_matrices(spec: ModelSpec) -> int:
-    """Return the number of weights of all layers' matrices."""
-    return sum(math.prod(shape) for shape in matrix_shapes(spec).values())
+def layer_matrices(spec: ModelSpec, of: Callable[[str], bool] = lambda module: True) -> int:
+    """Return the number of weights of all layers' matrices, or of those modules `of` which are meant."""
+    return sum(math.prod(shape) for module, shape in matrix_shapes(spec).items() if of(module))
 
 
-def matrix_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat | None = None) -> int:
-    """Return the bytes of all layers' matrices as they are loaded: of `itemsize` each, unless they are stored
-    quantized or are rounded to `format`."""
+def matrix_bytes(
+    spec: ModelSpec,
+    itemsize: int,
+    format: WeightFormat | None = None,
+    of: Callable[[str], bool] = lambda module: True,
+) -> int:
+    """Return the bytes of all layers' matrices as they are loaded, or of those modules `of` which are meant:
+    of `itemsize` each, unless they are stored quantized or are rounded to `format`."""
     total = 0
     for module, shape in matrix_shapes(spec).items():
         loaded = _loaded_format(spec, module, format)
-        total += loaded.nbytes(*shape) if loaded else math.prod(shape) * itemsize
+        if of(module):
+            total += loaded.nbytes(*shape) if loaded else math.prod(shape) * itemsize
     return total
 
 
@@ -138,23 +154,15 @@ def weight_bytes(
     quantized. `tied_head_copied`: a tied head is packed in addition to the embedding."""
     copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
     others = count_parameters(spec) + copied - layer_matrices(spec)
-    routers = sum(rows * spec.hidden_size for rows in _router_outputs(spec))
-    return (
-        others * dtype.itemsize
-        + routers * (torch.float32.itemsize - dtype.itemsize)
-        + matrix_bytes(spec, dtype.itemsize, format)
-    )
-
-
-def _router_outputs(spec: ModelSpec) -> list[int]:
-    """Return the outputs of each layer's router, the shared expert's gate included."""
-    experts = spec.experts
-    return [experts.count + bool(experts.shared_size) for _ in experts.layers] if experts else []
+    shapes = weight_shapes(spec)
+    routers = sum(math.prod(shapes[f"{module}.weight"]) for module in router_modules(spec))  # in float32
+    wider = routers * (torch.float32.itemsize - dtype.itemsize)
+    return others * dtype.itemsize + wider + matrix_bytes(spec, dtype.itemsize, format)
 
 
 def is_stacked(spec: ModelSpec, module: str) -> bool:
     """Return whether the matrix of a module is in one tensor with those of other experts."""
-    return spec.experts is not None and spec.experts.tensors.stacked and ".experts." in module
+    return spec.experts is not None and spec.experts.tensors.stacked and is_routed(module)
 
 
 def tensor_of(spec: ModelSpec, module: str) -> str:

@@ -6,7 +6,7 @@ start of its name, or the class `Linear`. See `quant_config.py` of the package c
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Literal
 
@@ -64,8 +64,9 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     return formats_of_layers(fields, "config_groups", format_of, linears)
 
 
-def written_config(stored: CompressedIntegers) -> dict[str, object]:
-    """Return the `quantization_config` of a checkpoint whose layers are stored in this format."""
+def written_config(stored: CompressedIntegers, others: Sequence[str] = ()) -> dict[str, object]:
+    """Return the `quantization_config` of a checkpoint whose layers are stored in this format, except for the
+    head and `others`."""
     weights, name = stored.weights, PACKED if stored.packed else PLAIN
     scheme: dict[str, object] = {
         "num_bits": weights.bits,
@@ -87,7 +88,7 @@ def written_config(stored: CompressedIntegers) -> dict[str, object]:
         "format": name,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [HEAD],
+        "ignore": [HEAD, *others],
         "kv_cache_scheme": None,
     }
 

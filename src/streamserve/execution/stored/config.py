@@ -29,6 +29,6 @@ def read_stored_formats(config: Fields, tied_head: bool, linears: Linears) -> St
     if read is None:
         choices = ", ".join(map(repr, METHODS))
         fields.refuse("quant_method", f"{shown(method)} is not supported (supported: {choices})")
-    if any(map(is_stacked, linears[0])) != (method == "mxfp4"):
+    if any(map(is_stacked, linears)) != (method == "mxfp4"):
         fields.refuse("quant_method", f"{method!r} is not supported with this architecture")
     return read(fields, tied_head, linears)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.experts import is_routed
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.quantization import GROUPS, QuantizedWeight, WeightFormat
 
@@ -36,10 +37,9 @@ def is_attention(linear: str) -> bool:
     return linear.startswith("self_attn.")
 
 
-def is_stacked(linear: str) -> bool:
-    """Return whether a linear module is an expert's whose matrices are in one tensor with those of others."""
-    module, name = linear.rsplit(".", 1)
-    return ".experts." in module and name in ("gate_up_proj", "down_proj") and f"{module}." in linear
+def is_stacked(linears: Iterable[str]) -> bool:
+    """Return whether the matrices of all experts of a layer are in one tensor."""
+    return any(is_routed(linear) and linear.endswith(".gate_up_proj") for linear in linears)
 
 
 def joined(linears: Iterable[str]) -> list[tuple[str, ...]]:

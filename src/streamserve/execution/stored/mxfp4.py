@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from streamserve.execution.checkpoint import Checkpoint, Header, is_finite
-from streamserve.execution.experts import in_halves, stack_of
+from streamserve.execution.experts import in_halves, is_routed, stack_of
 from streamserve.execution.fields import Fields
 from streamserve.execution.gguf.blocks import mxfp4_numbers, mxfp4_scales
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
@@ -23,7 +23,6 @@ from streamserve.execution.stored.formats import (
     StoredFormat,
     StoredFormats,
     formats_of_layers,
-    is_stacked,
     skipped_modules,
 )
 
@@ -67,9 +66,9 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     for part in skipped_modules(fields, "modules_to_not_convert"):
         if "experts" in part:
             fields.refuse("modules_to_not_convert", f"{part!r:.80} is not supported: experts are quantized")
-    counts = [sum(map(is_stacked, names)) // 2 for names in linears]
+    counts = [sum(map(is_routed, names)) // 2 for names in linears]
 
     def format_of(module: str) -> StoredFormat | None:
-        return MXFP4(counts[int(module.split(".")[2])]) if is_stacked(module) else None
+        return MXFP4(counts[int(module.split(".")[2])]) if is_routed(module) else None
 
     return formats_of_layers(fields, "modules_to_not_convert", format_of, linears)
