@@ -163,11 +163,7 @@ def read_spec(folder: Path) -> ModelSpec:
             config, tied, [linear_names(family.fused, experts, layer) for layer in range(layers)]
         ),
         experts=experts,
-        clamp=Clamp(
-            config.number("swiglu_alpha", 1.702, 1e-3, 1e3), config.number("swiglu_limit", 7.0, 1e-3, 1e6)
-        )
-        if family.clamped
-        else None,
+        clamp=_clamp(config) if family.clamped else None,
         sinks=family.sinks,
     )
     if spec.num_heads % spec.num_kv_heads:
@@ -235,6 +231,11 @@ def _multipliers(config: Fields, family: Architecture, head_dim: int) -> Multipl
         residual=number("residual_multiplier"),
         logits=1 / number("logits_scaling"),
     )
+
+
+def _clamp(config: Fields) -> Clamp:
+    alpha = config.number("swiglu_alpha", 1.702, 1e-3, 1e3)
+    return Clamp(alpha, config.number("swiglu_limit", 7.0, 1e-3, 1e6))
 
 
 def _cap(config: Fields, name: str, default: float | None) -> float:
