@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from streamserve.engine.plan import Span
 from streamserve.execution.checkpoint import SINGLE, Checkpoint
 from streamserve.execution.experts import Experts
-from streamserve.execution.load import load
+from streamserve.execution.layout import lay_out
+from streamserve.execution.load import load, make_attention
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.mixture import choose
 from streamserve.execution.native.library import ThreadPool, kernels
@@ -68,7 +69,8 @@ def pool() -> ThreadPool:
 
 
 def config(folder: Path, **fields: Any) -> ModelConfig:
-    return ModelConfig(path=str(folder), threads=1, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, **fields)
+    limits = {"threads": 1, "num_blocks": NUM_BLOCKS, **fields}
+    return ModelConfig(path=str(folder), block_size=BLOCK_SIZE, **limits)
 
 
 def changed(source: Path, target: Path, **fields: Any) -> Path:
@@ -211,22 +213,26 @@ def test_a_quantized_folder_is_what_is_quantized_at_load(
     export(source, tmp_path / "folder", load(config(source, quantization="int4:32")).format)  # type: ignore[arg-type]
     ignored = json.loads((tmp_path / "folder/config.json").read_text())["quantization_config"]["ignore"]
     assert sum(".gate" in name for name in ignored) == 2
-    logits = [
-        forward(load(config(tmp_path / "folder"))), forward(load(config(source, quantization="int4:32"))),
-    ]  # fmt: skip
-    assert torch.equal(*logits)
+    folder, text = tmp_path / "folder", list(range(4, 64))
+    ours, original = load(config(folder)), load(config(source, quantization="int4:32"))
+    assert torch.equal(states(ours, [text], [60]), states(original, [text], [60]))
 
 
-def forward(loaded: Loaded) -> torch.Tensor:
-    """The hidden states of a step of 60 tokens."""
-    from streamserve.execution.layout import lay_out
-    from streamserve.execution.load import make_attention
-
+def states(loaded: Loaded, texts: list[list[int]], sizes: list[int]) -> torch.Tensor:
+    """The hidden states of the first text, fed in steps of these sizes. The others are in its first step."""
     attention = make_attention(loaded.cache, loaded.model.spec, loaded.pool)
-    layout = lay_out([Span(0, 0, list(range(4, 64)), list(range(15)))], BLOCK_SIZE)
-    attention.plan(layout)
-    tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
-    return loaded.model.forward(tokens, positions, attention)
+    (text, *others), pieces, start = texts, [], 0
+    blocks = list(range(-(-len(text) // BLOCK_SIZE)))
+    for size in sizes:
+        spans = [Span(0, start, text[start : start + size], blocks)]
+        if not start:
+            spans += [Span(n, 0, other, [len(blocks) + n]) for n, other in enumerate(others, start=1)]
+        layout = lay_out(spans, BLOCK_SIZE)
+        attention.plan(layout)
+        tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
+        pieces.append(loaded.model.forward(tokens, positions, attention)[:size])
+        start += size
+    return torch.cat(pieces)
 
 
 def test_stacked_experts_are_not_written_quantized(shared_checkpoint: Shared, tmp_path: Path) -> None:
@@ -332,3 +338,42 @@ def test_a_step_is_expected_to_read_the_experts_that_its_tokens_choose(
     assert work(1)[0] == pytest.approx(floor.layer_bytes + head - routed * (1 - share), abs=1)
     assert work(40)[0] == pytest.approx(floor.layer_bytes + head, rel=1e-3)
     assert floor.token_parameters == pytest.approx(floor.layer_parameters - routed / 2 * (1 - share), abs=1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", [*MIXTURES, "gpt_oss"])
+def test_rows_do_not_depend_on_how_many_share_their_experts(
+    shared_checkpoint: Shared, architecture: str, dtype: str
+) -> None:
+    """Alone, and with more rows than are grouped at once, in two threads and one."""
+    folder = shared_checkpoint(
+        architecture, "bfloat16", max_position_embeddings=2048, **MIXTURES.get(architecture, GPT_OSS)
+    )
+    text = torch.randint(4, 320, (1100,), generator=torch.Generator().manual_seed(5)).tolist()
+    hidden = []
+    for threads, sizes in ((2, [1100]), (1, [17, 1, 1023, 59])):
+        loaded = load(config(folder, dtype=dtype, threads=threads, num_blocks=280))
+        hidden.append(states(loaded, [text], sizes))
+    assert torch.equal(*hidden)
+    assert bool(torch.isfinite(hidden[0]).all())
+
+
+@needs_kernels
+@pytest.mark.parametrize("quantization", ["none", "int8:32"])
+def test_a_row_that_is_not_finite_changes_no_other(
+    shared_checkpoint: Shared, tmp_path: Path, quantization: str
+) -> None:
+    source, folder = shared_checkpoint("qwen2_moe", **MIXTURES["qwen2_moe"]), tmp_path / "folder"
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / SINGLE)
+    tensors["model.layers.0.mlp.experts.1.down_proj.weight"] *= 1e30
+    tensors["model.layers.0.mlp.experts.1.up_proj.weight"] *= 1e30
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    loaded = load(config(folder, quantization=quantization))
+    alone = [states(loaded, [[token]], [1]) for token in range(4, 34)]
+    finite = [bool(torch.isfinite(row).all()) for row in alone]
+    assert 5 < sum(finite) < 25  # those that do not choose the expert whose numbers overflow
+    first, *others = ([token] for token, own in zip(range(4, 34), finite, strict=True) if own)
+    poisoned = [[token] for token, own in zip(range(4, 34), finite, strict=True) if not own]
+    assert torch.equal(states(loaded, [first, *poisoned, *others], [1]), alone[first[0] - 4])

@@ -31,16 +31,17 @@ class Mixture {
             if (model.layers[number].experts) sizes.include(*model.layers[number].experts);
         }
         if (!sizes.count) return;
+        int at_once = std::min(rows, AT_ONCE);
         // Each group begins with a whole tile of rows.
-        size_t pairs = size_t(rows) * size_t(sizes.chosen), slots = pairs + size_t(rows);
+        size_t pairs = size_t(at_once) * size_t(sizes.chosen), slots = pairs + size_t(at_once);
         size_t aligned = pairs + size_t(ROW_TILE - 1) * std::min(pairs, size_t(sizes.count));
-        size_t ranks = size_t(rows) * size_t(sizes.chosen + 1);
+        size_t ranks = size_t(at_once) * size_t(sizes.chosen + 1);
         routed_ = rows_of(ROUTED, rows, F32, sizes.router_width, model.hidden != sizes.router_width);
         gathered_ = rows_of(GATHERED, int(aligned), model.type, sizes.width, false);
         inner_ = rows_of(EXPERTS_INNER, int(aligned), model.type, sizes.inner, sizes.padded);
-        shared_inner_ = rows_of(SHARED_INNER, rows, model.type, sizes.shared_inner, sizes.padded);
+        shared_inner_ = rows_of(SHARED_INNER, at_once, model.type, sizes.shared_inner, sizes.padded);
         width_ = sizes.width;
-        logits_ = floats(LOGITS, size_t(rows) * size_t(sizes.count + 1));
+        logits_ = floats(LOGITS, size_t(at_once) * size_t(sizes.count + 1));
         outputs_ = floats(OUTPUTS, slots * size_t(model.hidden));
         weights_ = floats(WEIGHTS, ranks);
         chosen_.resize(ranks), slot_of_.resize(ranks), row_of_.resize(slots), place_of_.resize(slots);
@@ -58,14 +59,28 @@ class Mixture {
 
     // What the experts make of all rows, to where `finish` says. Every thread calls it, after a barrier.
     void run(int thread, const Experts& experts, const Rows& normed, const Finish& finish) {
+        for (int first = 0; first < rows_; first += AT_ONCE) {
+            if (first) pool_->barrier();
+            some(thread, experts, from(normed, first), first, std::min(AT_ONCE, rows_ - first), finish);
+        }
+    }
+
+  private:
+    static constexpr int AT_ONCE = 1024;  // rows, whole tiles: memory for all their pairs is bounded
+
+    // Which of the pool's shared memory is whose; layers.cpp has the first ones.
+    enum Memory { ROUTED = 7, GATHERED, EXPERTS_INNER, SHARED_INNER, LOGITS, OUTPUTS, WEIGHTS };
+
+    // `rows` rows from `first` on, which are the first ones of `normed`.
+    void some(int thread, const Experts& experts, const Rows& normed, int first, int rows, const Finish& finish) {
         Pool& pool = *pool_;
         size_t outputs = size_t(experts.count + experts.shared);
         Finish to_logits{Finish::STORE, F32, true, logits_, outputs, {}};
-        multiply(pool, thread, experts.router, routed_, rows_, to_logits);
+        multiply(pool, thread, experts.router, from(routed_, first), rows, to_logits);
         pool.barrier();
-        each(rows_, [&](int row) { choose(experts, row); });
+        each(rows, [&](int row) { choose(experts, row); });
         pool.barrier();
-        if (thread == 0) group(experts, normed);
+        if (thread == 0) group(experts, normed, rows);
         pool.barrier();
         each(pairs_, [&](int slot) { gather(normed, slot); });
         pool.barrier();
@@ -81,12 +96,8 @@ class Mixture {
         });
         pool.barrier();
         float* sums = reinterpret_cast<float*>(pool.scratch(thread, size_t(model_->hidden) * sizeof(float)));
-        each(rows_, [&](int row) { add(experts, row, sums, finish); });
+        each(rows, [&](int row) { add(experts, row, sums, finish, first + row); });
     }
-
-  private:
-    // Which of the pool's shared memory is whose; layers.cpp has the first ones.
-    enum Memory { ROUTED = 7, GATHERED, EXPERTS_INNER, SHARED_INNER, LOGITS, OUTPUTS, WEIGHTS };
 
     // The largest sizes of all layers.
     struct Sizes {
@@ -171,28 +182,28 @@ class Mixture {
     }
 
     // Sorts pairs of row and expert by expert, then row. The shared expert takes all rows where they are.
-    void group(const Experts& experts, const Rows& normed) {
+    void group(const Experts& experts, const Rows& normed, int rows) {
         int ranks = experts.chosen + experts.shared, place = 0;
-        pairs_ = rows_ * experts.chosen;
+        pairs_ = rows * experts.chosen;
         groups_.clear();
         starts_.assign(size_t(experts.count) + 1, 0);
-        for (int i = 0; i < rows_ * ranks; i++) starts_[size_t(chosen_[size_t(i)])]++;
+        for (int i = 0; i < rows * ranks; i++) starts_[size_t(chosen_[size_t(i)])]++;
         for (int expert = 0, slot = 0; expert < experts.count; expert++) {
-            int rows = starts_[size_t(expert)];
+            int own = starts_[size_t(expert)];
             starts_[size_t(expert)] = slot;
-            if (!rows) continue;
-            groups_.push_back({expert, rows, slot, from(gathered_, place), from(inner_, place)});
-            for (int i = 0; i < rows; i++) place_of_[size_t(slot + i)] = place + i;
-            slot += rows;
-            place += round_up(rows, ROW_TILE);
+            if (!own) continue;
+            groups_.push_back({expert, own, slot, from(gathered_, place), from(inner_, place)});
+            for (int i = 0; i < own; i++) place_of_[size_t(slot + i)] = place + i;
+            slot += own;
+            place += round_up(own, ROW_TILE);
         }
         starts_[size_t(experts.count)] = pairs_;
-        for (int i = 0; i < rows_ * ranks; i++) {
+        for (int i = 0; i < rows * ranks; i++) {
             int slot = starts_[size_t(chosen_[size_t(i)])]++;
             slot_of_[size_t(i)] = slot;
             row_of_[size_t(slot)] = i / ranks;
         }
-        if (experts.shared) groups_.push_back({experts.count, rows_, pairs_, normed, shared_inner_});
+        if (experts.shared) groups_.push_back({experts.count, rows, pairs_, normed, shared_inner_});
     }
 
     // The rows from `row` on, a multiple of a tile.
@@ -209,8 +220,8 @@ class Mixture {
         }
     }
 
-    // A row's outputs, times their weights, summed in float32 in the order of ranks.
-    void add(const Experts& experts, int row, float* sums, const Finish& finish) const {
+    // A row's outputs, times their weights, summed in float32 in the order of ranks, to row `to`.
+    void add(const Experts& experts, int row, float* sums, const Finish& finish, int to) const {
         int ranks = experts.chosen + experts.shared, hidden = model_->hidden;
         for (int rank = 0; rank < ranks; rank++) {
             size_t at = size_t(row) * size_t(ranks) + size_t(rank);
@@ -223,9 +234,9 @@ class Mixture {
             }
             for (; i < hidden; i++) sums[i] = (rank ? sums[i] : 0.0f) + own[i] * weight;
         }
-        size_t to = size_t(row) * finish.stride;
-        if (finish.kind == Finish::ADD) return add_row<V, T>(sums, finish, to, hidden);
-        store_row<V, T>(sums, finish, to, hidden);
+        size_t at = size_t(to) * finish.stride;
+        if (finish.kind == Finish::ADD) return add_row<V, T>(sums, finish, at, hidden);
+        store_row<V, T>(sums, finish, at, hidden);
     }
 
     Pool* pool_ = nullptr;
