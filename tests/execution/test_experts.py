@@ -129,6 +129,10 @@ def test_of_experts_with_equal_scores_the_lower_number_computes(
         ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than the 6 experts"),
         ({"num_local_experts": None}, "num_local_experts is missing"),
         ({"num_local_experts": 5000}, "num_local_experts must be at most 1024, not 5000"),
+        (
+            {"num_local_experts": 1000, "num_hidden_layers": 101},
+            "num_local_experts 1000 in 101 layers: at most 100000",
+        ),
         ({"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
         ({"mlp_only_layers": [0.5]}, "mlp_only_layers must be a list of layers, not [0.5]"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a positive integer, not 0"),

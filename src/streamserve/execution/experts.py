@@ -1,6 +1,7 @@
 """Mixtures of experts: their specification, as configs have it, and the names of their tensors."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from streamserve.execution.fields import Fields, shown
 
 MAX_EXPERTS = 1024
 """More experts than any layer has."""
+
+MAX_ALL_EXPERTS = 100_000
+"""More experts than the layers of any model have together; their tensors are looked for by name."""
 
 ONLY_MLP = "mlp_only_layers"
 TENSORS = ExpertTensors()
@@ -40,6 +44,14 @@ class Experts:
     def shared_gate(self) -> str | None:
         """The name in a layer of the shared expert's gate; None without one."""
         return f"{self.tensors.prefix}.shared_expert_gate" if self.shared_size else None
+
+    @cached_property
+    def _sparse(self) -> frozenset[int]:
+        return frozenset(self.layers)
+
+    def has(self, layer: int) -> bool:
+        """Return whether a layer has these experts."""
+        return layer in self._sparse
 
     def share_read(self, tokens: int) -> float:
         """Return the expected share of the experts that one or more of so many tokens choose, if each chooses
@@ -105,6 +117,10 @@ def read_experts(config: Fields, mixture: Mixture | None, layers: int) -> Expert
         return None
     name = "num_local_experts" if config.get("num_experts") is None else "num_experts"
     count = config.integer(name, maximum=MAX_EXPERTS)
+    if count * len(sparse) > MAX_ALL_EXPERTS:
+        config.refuse(
+            name, f"{count} in {len(sparse)} layers: at most {MAX_ALL_EXPERTS} in all are supported"
+        )
     chosen = config.integer("num_experts_per_tok")
     if chosen > count:
         config.refuse("num_experts_per_tok", f"{chosen} is more than the {count} experts")

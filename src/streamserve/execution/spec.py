@@ -96,7 +96,7 @@ class ModelSpec:
 
     def experts_of(self, layer: int) -> Experts | None:
         """Return the mixture of experts of a layer; None if it has an MLP."""
-        return self.experts if self.experts and layer in self.experts.layers else None
+        return self.experts if self.experts and self.experts.has(layer) else None
 
     def first_layers(self, layers: int) -> "ModelSpec":
         """Return the spec of the model that consists of the first so many layers."""
@@ -174,7 +174,7 @@ def read_spec(folder: Path) -> ModelSpec:
 def linear_names(fused: bool, experts: Experts | None, layer: int) -> tuple[str, ...]:
     """Return the names in a layer of its matrices, of an MLP or, if it has them, of experts."""
     names = FUSED_LINEARS if fused else LINEARS
-    if experts is None or layer not in experts.layers:
+    if experts is None or not experts.has(layer):
         return names
     return (*filter(is_attention, names), *experts.matrices(hidden=1))
 

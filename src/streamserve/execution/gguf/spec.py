@@ -4,7 +4,7 @@ computed exactly is refused by the entry's name, and so are unknown entries for 
 import numpy as np
 
 from streamserve.execution.architectures import ARCHITECTURES
-from streamserve.execution.experts import MAX_EXPERTS, Experts
+from streamserve.execution.experts import MAX_ALL_EXPERTS, MAX_EXPERTS, Experts
 from streamserve.execution.gguf.blocks import FORMATS
 from streamserve.execution.gguf.names import EMBEDDING, HEAD, ROPE_FREQUENCIES, layer_tensor, part_name
 from streamserve.execution.quantization import common_format
@@ -148,6 +148,11 @@ def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
         return None
     if family not in MIXTURES:
         metadata.refuse(entry("expert_count"), "is not supported: this architecture has no experts")
+    if count * layers > MAX_ALL_EXPERTS:
+        metadata.refuse(
+            entry("expert_count"),
+            f"{count} in {layers} layers: at most {MAX_ALL_EXPERTS} in all are supported",
+        )
     if metadata.integer(entry("expert_gating_func"), SOFTMAX) != SOFTMAX:
         metadata.refuse(entry("expert_gating_func"), f"is not supported (supported: {SOFTMAX}, softmax)")
     shared = ARCHITECTURES[FAMILIES[family]].mixture
