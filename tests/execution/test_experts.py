@@ -22,7 +22,8 @@ from streamserve.execution.loaded import Loaded
 from streamserve.execution.mixture import choose
 from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.profile.floor import step_floor
-from streamserve.execution.shapes import layer_matrices, matrix_bytes, matrix_shapes
+from streamserve.execution.quantization import HEAD_FORMAT
+from streamserve.execution.shapes import head_bytes, layer_matrices, matrix_bytes, matrix_shapes
 from streamserve.execution.spec import read_spec
 from streamserve.execution.stored.export import export
 from streamserve.execution.weights import check_weights
@@ -162,7 +163,7 @@ def test_gpt_oss_without_rope_parameters_is_refused(shared_checkpoint: Shared, t
 
 @needs_kernels
 @pytest.mark.parametrize("architecture", [*MIXTURES, "gpt_oss"])
-@pytest.mark.parametrize("quantization", ["int8:32", "int4:32"])
+@pytest.mark.parametrize("quantization", ["int8:32", "int4:32", "w8a8"])
 def test_experts_are_rounded_while_they_are_loaded_and_routers_are_not(
     shared_checkpoint: Shared, architecture: str, quantization: str
 ) -> None:
@@ -174,12 +175,14 @@ def test_experts_are_rounded_while_they_are_loaded_and_routers_are_not(
         assert layer.experts.router.format == "f32"  # type: ignore[attr-defined]
         assert len(layer.experts.down) == len(layer.experts.gate_up)
         for linear in (layer.qkv, layer.out, *layer.experts.gate_up, *layer.experts.down):
-            assert linear.format == quantization.partition(":")[0]  # type: ignore[attr-defined]
+            assert linear.format == ("int4" if quantization == "int4:32" else "int8")  # type: ignore[attr-defined]
             held += linear.nbytes  # type: ignore[attr-defined]
     padding = held - matrix_bytes(spec, 2, rounded.format)
     assert padding == 0 or architecture == "gpt_oss"  # whose 96 inputs are padded to 128
     saved = plain.model_info.weight_bytes - rounded.model_info.weight_bytes
-    assert saved == 2 * layer_matrices(spec) - matrix_bytes(spec, 2, rounded.format)
+    assert rounded.head == HEAD_FORMAT
+    head = head_bytes(spec, 2) - head_bytes(spec, 2, rounded.head)
+    assert saved == 2 * layer_matrices(spec) - matrix_bytes(spec, 2, rounded.format) + head
 
 
 @needs_kernels
@@ -210,16 +213,19 @@ def test_experts_of_quantized_checkpoints_are_those_of_the_layout(
 
 @needs_kernels
 @pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("format", ["int4:32", "w8a8"])
 def test_a_quantized_folder_is_what_is_quantized_at_load(
-    shared_checkpoint: Shared, tmp_path: Path, pool: ThreadPool, architecture: str
+    shared_checkpoint: Shared, tmp_path: Path, architecture: str, format: str
 ) -> None:
     source = shared_checkpoint(architecture, "bfloat16", **MIXTURES[architecture])
-    export(source, tmp_path / "folder", load(config(source, quantization="int4:32")).format)  # type: ignore[arg-type]
+    export(source, tmp_path / "folder", load(config(source, quantization=format)).format)  # type: ignore[arg-type]
     ignored = json.loads((tmp_path / "folder/config.json").read_text())["quantization_config"]["ignore"]
     assert sum(".gate" in name for name in ignored) == 2
     folder, text = tmp_path / "folder", list(range(4, 64))
-    ours, original = load(config(folder)), load(config(source, quantization="int4:32"))
-    assert torch.equal(states(ours, [text], [60]), states(original, [text], [60]))
+    ours, original = load(config(folder, head_quantization="int8")), load(config(source, quantization=format))
+    expected = states(original, [text], [60])
+    assert torch.equal(states(ours, [text], [60]), expected)
+    assert torch.equal(ours.model.head(expected), original.model.head(expected))
 
 
 def states(loaded: Loaded, texts: list[list[int]], sizes: list[int]) -> torch.Tensor:
@@ -298,6 +304,11 @@ def test_experts_in_mxfp4_are_those_that_transformers_unpacks(
     assert 1e-4 < error_of(logits, exact) < 0.03
     assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.float32, pool), logits)
     assert load(config(folder)).model_info.precision == "float32, layers in int8:32, unquantized"
+    rounded = load(config(folder, head_quantization="int8"))
+    assert rounded.model_info.precision == "float32, layers in int8:32, unquantized, head in int8:128"
+    states_of_some = torch.randn(5, spec.hidden_size, generator=torch.Generator().manual_seed(4))
+    plain = load(config(folder)).model.head(states_of_some)
+    assert 1e-4 < error_of(rounded.model.head(states_of_some), plain) < 0.03
 
 
 def test_mxfp4_that_cannot_be_read_is_refused(shared_checkpoint: Shared, tmp_path: Path) -> None:

@@ -210,7 +210,14 @@ def test_experts_in_blocks_are_integers(
         stored = spec.stored.of(module) if spec.stored else None
         assert stored
         assert torch.equal(checkpoint.integers(module, stored.weights).floats(), expected)
-    logits = logits_of(load(config(tmp_path / "model.gguf", dtype="float32")))
+    head = f"{'model.embed_tokens' if spec.tied_embeddings else 'lm_head'}.weight"
+    assert spec.stored
+    assert spec.stored.head
+    in_blocks = checkpoint.integers(head.removesuffix(".weight"), spec.stored.head.weights)
+    assert torch.equal(in_blocks.floats(), tensors[head])
+    loaded = load(config(tmp_path / "model.gguf", dtype="float32"))
+    assert loaded.head == spec.stored.head.weights
+    logits = logits_of(loaded)
     expected = logits_of(load(config(folder, backend="reference")))
     # Of most rows; of some another expert is chosen where two have nearly equal scores.
     error = (logits - expected).square().mean(1).median().sqrt() / expected.std()
@@ -321,6 +328,32 @@ def test_layers_compute_the_formula_of_the_kernels(
         x = torch.randn(5, linear.in_features, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
         expected = torch.from_numpy(reference(weight(*modules), x)) + added
         assert torch.equal(linear(x, wide=True), expected)
+    head: Any = loaded.model.head
+    assert spec.stored.head
+    stored = checkpoint.integers("lm_head", spec.stored.head.weights)
+    x = torch.randn(5, head.in_features, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    assert torch.equal(head(x, wide=True), torch.from_numpy(reference(stored, x)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_in_floats_if_asked_for(shared_checkpoint: Shared, tmp_path: Path, tied: bool) -> None:
+    source = shared_checkpoint("llama", **SIZES, tie_word_embeddings=tied)
+    tensors = write_gguf(source, tmp_path / "model.gguf", "Q8_0")
+    stored, plain = (
+        load(config(tmp_path / "model.gguf", head_quantization=choice)) for choice in ("auto", "none")
+    )
+    heads: list[Any] = [loaded.model.head for loaded in (stored, plain)]
+    assert [head.format for head in heads] == ["int8", "bf16"]
+    name = EMBEDDING if tied else "lm_head.weight"
+    eye = torch.eye(256, dtype=torch.bfloat16)
+    assert torch.equal(heads[1](eye).T, tensors[name].to(torch.bfloat16))
+    saved = heads[1].nbytes - heads[0].nbytes
+    difference = plain.model_info.weight_bytes - stored.model_info.weight_bytes
+    assert difference == (-heads[0].nbytes if tied else saved)
+    assert stored.model_info.fingerprint != plain.model_info.fingerprint
+    tokens = torch.tensor([5, 9])
+    assert torch.equal(stored.model._embed(tokens), plain.model._embed(tokens))
 
 
 @needs_kernels
@@ -328,7 +361,7 @@ def test_a_loaded_model_names_its_precision(shared_checkpoint: Shared, tmp_path:
     write_gguf(shared_checkpoint("llama", **SIZES), tmp_path / "model.gguf", types("Q4_K_M"))
     loaded = load(config(tmp_path / "model.gguf"))
     info, spec = loaded.model_info, loaded.model.spec
-    assert info.precision == "bfloat16, layers in int4:32, int8:16"
+    assert info.precision == "bfloat16, layers in int4:32, int8:16, head in int8:16"
     assert spec.stored
     formats = [stored.weights for stored in spec.stored.layers[0] if stored]
     joined = WeightFormat(8, 16, symmetric=False)
@@ -342,7 +375,8 @@ def test_a_loaded_model_names_its_precision(shared_checkpoint: Shared, tmp_path:
     others = sum(
         load_file(shared_checkpoint("llama", **SIZES) / SINGLE)[name].numel() for name in (EMBEDDING,)
     )
-    assert info.weight_bytes == loaded_bytes + 2 * (2 * others + 5 * 256)
+    head: Any = loaded.model.head
+    assert info.weight_bytes == loaded_bytes + head.nbytes + 2 * (others + 5 * 256)
 
 
 @needs_kernels
@@ -360,7 +394,7 @@ def test_matrices_joined_with_floats_are_floats(
     x = torch.eye(256, dtype=torch.bfloat16)
     q_proj = tensors["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(layer.qkv(x).T[:256], q_proj.to(torch.bfloat16))
-    assert "8 matrices are rounded to bfloat16: " in caplog.text
+    assert "7 matrices are rounded to bfloat16: " in caplog.text
     assert "blk.0.attn_q.weight (Q8_0)" in caplog.text
 
 

@@ -54,7 +54,8 @@ def quantize_model(
     format: Annotated[
         str,
         typer.Option(
-            help="int8 or int4, or int8:GROUP, int4:GROUP with a scale for each GROUP (32, 64, 128) of inputs"
+            help="int8 or int4, or int8:GROUP, int4:GROUP with a scale for each GROUP (32, 64, 128) of "
+            "inputs; w8a8: 8 bits with one scale an output"
         ),
     ],
 ) -> None:
@@ -71,7 +72,7 @@ def quantize_model(
     except ValueError as error:
         raise CheckpointError(f"--format {error}") from None
     if chosen is None:
-        raise CheckpointError("--format none: use int8 or int4")
+        raise CheckpointError("--format none: use int8, int4 or w8a8")
     folder = _folder(source)
     with _progress(f"quantizing {source}") as show:
         export(folder, out, chosen, show)

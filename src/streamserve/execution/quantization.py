@@ -73,18 +73,24 @@ class WeightFormat:
 
 
 DEFAULT_GROUPS = {8: 128, 4: 64}
+HEAD_FORMAT = WeightFormat(8, DEFAULT_GROUPS[8], symmetric=True)
+"""What the head is rounded to."""
 
 
 def parse_format(text: str) -> WeightFormat | None:
-    """Return the format that `--quantization` names: none, int8, int4, int8:GROUP or int4:GROUP. Raises
+    """Return the format that `--quantization` names: none, int8, int4, int8:GROUP, int4:GROUP or w8a8. Raises
     ValueError for others."""
     if text == "none":
         return None
+    if text in ("w8a8", "int8:channel"):
+        return WeightFormat(8, None, symmetric=True)
     kind, separator, size = text.partition(":")
     bits = {"int8": 8, "int4": 4}.get(kind)
     if bits is None or (separator and size not in map(str, GROUPS)):
         choices = ", ".join(map(str, GROUPS))
-        raise ValueError(f"{text!r}: use int8, int4, or int8:GROUP, int4:GROUP with a group of {choices}")
+        raise ValueError(
+            f"{text!r}: use int8, int4, w8a8, or int8:GROUP, int4:GROUP with a group of {choices}"
+        )
     return WeightFormat(bits, int(size) if size else DEFAULT_GROUPS[bits], symmetric=bits == 8)
 
 

@@ -147,17 +147,32 @@ def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) ->
     return stored.weights if stored else None
 
 
+def head_bytes(spec: ModelSpec, itemsize: int, head: WeightFormat | None = None) -> int:
+    """Return the bytes of the head's matrix: of `itemsize` each, or in the format `head`."""
+    if head:
+        return head.nbytes(spec.vocab_size, spec.hidden_size)
+    return spec.vocab_size * spec.hidden_size * itemsize
+
+
 def weight_bytes(
-    spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool, format: WeightFormat | None = None
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    tied_head_copied: bool,
+    format: WeightFormat | None = None,
+    head: WeightFormat | None = None,
 ) -> int:
     """Return the bytes of the loaded weights, the layers' matrices rounded to `format` unless they are stored
-    quantized. `tied_head_copied`: a tied head is packed in addition to the embedding."""
-    copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
-    others = count_parameters(spec) + copied - layer_matrices(spec)
-    shapes = weight_shapes(spec)
+    quantized, the head's in the format `head`. `tied_head_copied`: a tied head is packed in addition to the
+    embedding, as one in another format always is."""
+    size, shapes = dtype.itemsize, weight_shapes(spec)
+    others = count_parameters(spec) - layer_matrices(spec)
+    if not spec.tied_embeddings:
+        others -= spec.vocab_size * spec.hidden_size
+    shared = spec.tied_embeddings and not tied_head_copied and head is None
+    own_head = 0 if shared else head_bytes(spec, size, head)
     routers = sum(math.prod(shapes[f"{module}.weight"]) for module in router_modules(spec))  # in float32
-    wider = routers * (torch.float32.itemsize - dtype.itemsize)
-    return others * dtype.itemsize + wider + matrix_bytes(spec, dtype.itemsize, format)
+    wider = routers * (torch.float32.itemsize - size)
+    return others * size + wider + own_head + matrix_bytes(spec, size, format)
 
 
 def is_stacked(spec: ModelSpec, module: str) -> bool:

@@ -103,15 +103,16 @@ def load_model(
     makers: LinearMakers = LinearMakers(),
     device: torch.device = CPU,
     format: WeightFormat | None = None,
+    head: WeightFormat | None = None,
 ) -> Model:
     """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
     and linear maps made by `makers`. The layers' matrices are QuantizedWeight if they are stored so or are
-    rounded to `format`, matrix by matrix."""
+    rounded to `format`, matrix by matrix, and the head's if it is stored in the format `head` or rounded to
+    it."""
     loader = _Loader(checkpoint, spec, dtype, makers, device, format)
     layers = [loader.layer(number) for number in range(spec.num_layers)]
     embedding = loader.tensors([EMBEDDING])
-    head = makers.head(embedding if spec.tied_embeddings else loader.tensors([HEAD]), None)
-    return Model(spec, embedding, layers, loader.norm(FINAL_NORM), head)
+    return Model(spec, embedding, layers, loader.norm(FINAL_NORM), loader.head(embedding, head))
 
 
 class _Loader:
@@ -157,6 +158,19 @@ class _Loader:
             else None,
             **mlp,  # type: ignore[arg-type]
         )
+
+    def head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
+        """Return the head, in `format` if given."""
+        spec, checkpoint = self._spec, self._checkpoint
+        name = EMBEDDING if spec.tied_embeddings else HEAD
+        weight: Tensor | QuantizedWeight
+        if format is None:
+            weight = embedding if spec.tied_embeddings else self.tensors([name])
+        elif isinstance(checkpoint, GgufCheckpoint) and spec.stored and spec.stored.head:
+            weight = checkpoint.integers(name.removesuffix(".weight"), format)
+        else:
+            weight = quantize(checkpoint.tensor([name], torch.float32), format)
+        return self._makers.head(weight, None)
 
     def tensors(self, names: Sequence[str]) -> Tensor:
         """Return tensors of these names, joined."""

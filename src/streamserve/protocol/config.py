@@ -95,9 +95,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Meta(
             description="round the weights of all layers while loading: int8, int4, or int8:GROUP, "
-            "int4:GROUP with a scale for each GROUP (32, 64, 128) of inputs; none: as they are"
+            "int4:GROUP with a scale for each GROUP (32, 64, 128) of inputs; w8a8: 8 bits with one scale an "
+            "output; none: as they are"
         ),
     ] = "none"
+    head_quantization: Annotated[
+        Literal["auto", "int8", "none"],
+        Meta(
+            description="the matrix of the logits: int8: in 8 bits; none: in the model's data type; auto: as "
+            "a GGUF file has it, in 8 bits with --quantization, else in the model's data type"
+        ),
+    ] = "auto"
     threads: Annotated[
         int,
         Meta(

@@ -201,6 +201,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     quantization: str = "none"
     """How the weights of the layers were rounded."""
+    head_quantization: str = "none"
+    """How those of the head were."""
     kv_cache_dtype: str = "auto"
     """Data type of the KV cache; auto: `dtype`."""
     backend: str = ""
@@ -228,6 +230,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         parts = [self.dtype]
         if self.quantization != "none":
             parts.append(f"layers in {self.quantization}")
+        if self.head_quantization != "none":
+            parts.append(f"head in {self.head_quantization}")
         if self.kv_cache_dtype != "auto":
             parts.append(f"KV cache in {self.kv_cache_dtype}")
         return ", ".join(parts)

@@ -43,7 +43,10 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         "device": weighted(("cpu", 4), ("auto", 4), ("cuda:9", 0.2)),
         "backend": weighted(("auto", 3), ("native", 4), ("reference", 1), ("device", 2)),
         "kernel_path": weighted(("auto", 10), ("portable", 1), ("avx2", 2), ("avx512", 2), ("amx", 0.3)),
-        "quantization": weighted(("none", 5), ("int8", 3), ("int4", 2), ("int4:32", 1), ("int5", 0.2)),
+        "quantization": weighted(
+            ("none", 5), ("int8", 3), ("int4", 2), ("int4:32", 1), ("w8a8", 1), ("int5", 0.2)
+        ),
+        "head_quantization": weighted(("auto", 6), ("int8", 2), ("none", 2)),
         "kv_cache_dtype": weighted(("auto", 3), ("int8", 2)),
         "threads": weighted((1, 10), (0, 2), (2, 4), (3, 1), (16, 1)),
         "max_model_len": length,

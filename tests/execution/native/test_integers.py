@@ -209,6 +209,8 @@ def test_a_value_that_is_not_finite_stays_visible(pool) -> None:
 def test_formats_by_name() -> None:
     assert parse_format("none") is None
     assert parse_format("int8") == WeightFormat(8, 128, symmetric=True)
+    assert parse_format("w8a8") == WeightFormat(8, None, symmetric=True)
+    assert parse_format(str(parse_format("w8a8"))) == parse_format("w8a8")
     assert parse_format("int4:32") == WeightFormat(4, 32, symmetric=False)
     for wrong in ("int4:48", "int3", "int8:", "int4:-32", "fp8"):
         with pytest.raises(ValueError, match="int4:GROUP"):

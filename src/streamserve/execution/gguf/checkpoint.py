@@ -67,11 +67,14 @@ class GgufCheckpoint:
         for stored in sorted(tensors.keys() - known):
             self._refuse(stored, "is unknown to this architecture")
 
-    def log_rounded(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        """Log which matrices are computed in floats of `dtype` that may not hold the file's exactly."""
+    def log_rounded(self, spec: ModelSpec, dtype: torch.dtype, head_is_stored: bool) -> None:
+        """Log which matrices are computed in floats of `dtype` that may not hold the file's exactly. The head
+        is not if it is computed as it is stored."""
         exact = {kind for kind, held in FLOATS.items() if held == dtype or dtype == torch.float32}
         formats = spec.stored.by_module if spec.stored else {}
         integers = {stored_name(f"{module}.weight") for module, stored in formats.items() if stored}
+        if head_is_stored:
+            integers.add(stored_name("lm_head.weight"))
         rounded = [
             f"{name} ({info.type.name})"
             for name, info in self._model.tensors.items()

@@ -246,9 +246,9 @@ def _vocab_size(model: GgufModel, family: str) -> int:
 
 
 def _stored_formats(model: GgufModel, linears: list[tuple[str, ...]]) -> StoredFormats | None:
-    """Return the formats in which each layer's matrices `linears` are loaded: those of their blocks; of
-    matrices that are joined the common one, or floats if any of them is stored in floats. None if all are
-    floats."""
+    """Return the formats in which each layer's matrices `linears` and the head are loaded: those of their
+    blocks; of matrices that are joined the common one, or floats if any of them is stored in floats. None if
+    all of the layers are floats."""
     formats = []
     for layer, names in enumerate(linears):
         own: dict[str, GgufBlocks | None] = dict.fromkeys(names)
@@ -259,7 +259,11 @@ def _stored_formats(model: GgufModel, linears: list[tuple[str, ...]]) -> StoredF
             if len(known) == len(kinds):
                 own |= dict.fromkeys(group, GgufBlocks(common_format(known)))
         formats.append(tuple(own.values()))
-    return StoredFormats(tuple(formats), tuple(linears)) if any(any(own) for own in formats) else None
+    if not any(any(own) for own in formats):
+        return None
+    info = model.tensors.get(HEAD) or model.tensors.get(EMBEDDING)
+    head = FORMATS.get(info.type.name) if info else None
+    return StoredFormats(tuple(formats), tuple(linears), GgufBlocks(head) if head else None)
 
 
 def _dtype(model: GgufModel, stored: StoredFormats | None) -> str:

@@ -29,14 +29,15 @@ class NativeModel(Model):
     """execution.model.Model whose linear maps are NativeLinear, `gate_up` packed in pairs.
 
     It rounds at the same operations; logits are float32. A row's bits never depend on other rows. A tied
-    embedding is stored once, packed: its rows are read from the head.
+    embedding is stored once, packed: its rows are read from the head, unless that is quantized.
     """
 
     @classmethod
     def of(cls, model: Model, pool: ThreadPool) -> "NativeModel":
         """Return `model`, whose linear maps are NativeLinear, as a model that runs on the kernels."""
-        tied = model.spec.tied_embeddings
-        embedding = torch.empty_like(model.embedding[:0]) if tied else model.embedding
+        assert isinstance(model.head, NativeLinear)
+        shared = model.spec.tied_embeddings and not model.head.quantized
+        embedding = torch.empty_like(model.embedding[:0]) if shared else model.embedding
         native = cls(model.spec, embedding, model.layers, model.final_norm, model.head)
         native._prepare(pool)
         return native
@@ -114,8 +115,8 @@ class NativeModel(Model):
         return cos.index_select(1, positions), sin.index_select(1, positions)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        if self.spec.tied_embeddings:
-            assert isinstance(self.head, NativeLinear)
+        assert isinstance(self.head, NativeLinear)
+        if self.spec.tied_embeddings and not self.head.quantized:
             return scaled(self.head.rows(tokens), self._embedding_multiplier)
         return scaled(self.embedding[tokens], self._embedding_multiplier)
 

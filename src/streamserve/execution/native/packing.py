@@ -8,9 +8,6 @@ from torch import Tensor
 from streamserve.execution.native.library import CHUNK, PANEL, Numbers, Path
 from streamserve.execution.quantization import TILE, QuantizedWeight
 
-STRIP = 16
-"""Outputs whose integers lie together."""
-
 E4M3_PART = 256.0
 """The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
 
@@ -63,10 +60,10 @@ def pack(weight: QuantizedWeight, outputs: Tensor, path: Path) -> Packed:
 
 def _integers(numbers: Tensor, bits: int) -> Tensor:
     """Return the bytes of integers [out, depth], as native/cpp/gemm_int.cpp draws them."""
-    columns = len(numbers) // STRIP, STRIP
+    panels = len(numbers) // PANEL, PANEL
     if bits == 8:
-        return numbers.view(*columns, -1, 4).permute(0, 2, 1, 3).reshape(-1)
-    halves = numbers.view(*columns, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
+        return numbers.view(*panels, -1, 4).permute(0, 2, 1, 3).reshape(-1)
+    halves = numbers.view(*panels, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
     return (halves[0] | halves[1] << 4).reshape(-1)
 
 

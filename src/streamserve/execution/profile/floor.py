@@ -13,7 +13,7 @@ from streamserve.execution.kv_vectors import vector_bytes
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.quantization import WeightFormat
-from streamserve.execution.shapes import layer_matrices, matrix_bytes
+from streamserve.execution.shapes import head_bytes, layer_matrices, matrix_bytes
 from streamserve.execution.spec import ModelSpec
 
 
@@ -33,6 +33,7 @@ def step_floor(loaded: Loaded, bandwidth: float, matrix_rate: float) -> "StepFlo
         bandwidth,
         matrix_rate,
         loaded.format,
+        loaded.head,
         vector_bytes(spec.head_dim, dtype, loaded.cache.quantized),
     )
 
@@ -47,9 +48,10 @@ class Work:
 
 class StepFloor:
     """Callable that returns the floor of a plan's step in seconds. `bandwidth` is in bytes and `matrix_rate`
-    in operations a second; each number of weights and cache takes `itemsize` bytes, those of the layers'
-    matrices what their `format` takes. `token_parameters` of `layer_parameters` are multiplied with a token.
-    A key or value of one head takes `kv_vector_bytes` if given."""
+    in operations a second; each number of weights and cache takes `itemsize` bytes, but those of the layers'
+    matrices what their `format` takes, and those of the head what the format `head` does. With a token
+    `token_parameters` of `layer_parameters` are multiplied. A key or value of one head takes
+    `kv_vector_bytes` if given."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class StepFloor:
         bandwidth: float,
         matrix_rate: float,
         format: WeightFormat | None = None,
+        head: WeightFormat | None = None,
         kv_vector_bytes: int | None = None,
     ) -> None:
         self.layer_parameters = layer_matrices(spec)
@@ -70,7 +73,7 @@ class StepFloor:
             of_others = 1 - spec.experts.chosen / spec.experts.count
             self.token_parameters -= round(layer_matrices(spec, is_routed) * of_others)
         self.head_parameters = spec.vocab_size * spec.hidden_size
-        self._itemsize = itemsize
+        self.head_bytes = head_bytes(spec, itemsize, head)
         self._block_size = block_size
         self._bandwidth = bandwidth
         self._matrix_rate = matrix_rate
@@ -90,7 +93,7 @@ class StepFloor:
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
-        read = self.layer_bytes + (self.head_parameters * self._itemsize if sampled else 0)
+        read = self.layer_bytes + (self.head_bytes if sampled else 0)
         if self._experts:
             read -= round(self._routed_bytes * (1 - self._experts.share_read(query_tokens)))
         products = query_tokens * self.token_parameters + sampled * self.head_parameters

@@ -151,7 +151,7 @@ class Bench:
         spec, dtype, limits = loaded.model.spec, loaded.model.dtype, loaded.engine_config
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype, loaded.cache.quantized)
         self._work = step_floor(loaded, 1.0, 1.0)
-        self._weight_bytes = self._work.layer_bytes + self._work.head_parameters * dtype.itemsize
+        self._weight_bytes = self._work.layer_bytes + self._work.head_bytes
         # As much as the weights, so that a model which fits a CPU cache is compared with that cache's
         # bandwidth.
         self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8

@@ -26,6 +26,8 @@ from streamserve.execution.stored.fp8 import Floats, block_of, floating
 
 FORMATS = PACKED, PLAIN, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 METHOD = "compressed-tensors"
+ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+"""The one scheme of rounded activations that is read and written."""
 BY_ACTIVATION = ("group", True)
 """Values of `actorder` for groups of inputs that are about as active, wherever they are."""
 MAX_PATTERNS, MAX_PATTERN, MAX_REPETITIONS = 64, 200, 4
@@ -66,7 +68,8 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
 
 def written_config(stored: CompressedIntegers, others: Sequence[str] = ()) -> dict[str, object]:
     """Return the `quantization_config` of a checkpoint whose layers are stored in this format, except for the
-    head and `others`."""
+    head and `others`. Bytes with one scale an output say that activations are rounded too: vLLM multiplies
+    these as integers only then."""
     weights, name = stored.weights, PACKED if stored.packed else PLAIN
     scheme: dict[str, object] = {
         "num_bits": weights.bits,
@@ -79,7 +82,7 @@ def written_config(stored: CompressedIntegers, others: Sequence[str] = ()) -> di
     group = {
         "targets": ["Linear"],
         "weights": scheme,
-        "input_activations": None,
+        "input_activations": None if weights.group else ACTIVATIONS,
         "output_activations": None,
         "format": name,
     }
@@ -192,7 +195,6 @@ def _check_activations(group: Fields) -> None:
     inputs = group.nested("input_activations")
     if inputs is None:
         return
-    supported = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
-    for field, value in supported.items():
+    for field, value in ACTIVATIONS.items():
         if inputs.get(field, True if field == "symmetric" else None) != value:
             inputs.refuse(field, f"{shown(inputs.get(field))} is not supported (supported: {value!r})")

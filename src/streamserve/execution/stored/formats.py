@@ -82,10 +82,12 @@ AnyFormat = StoredFormat | GgufBlocks
 @dataclass(frozen=True)
 class StoredFormats:
     """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of
-    `linears[layer]`, None where a matrix is not quantized. At least one is."""
+    `linears[layer]`, None where a matrix is not quantized. At least one is. `head`: the format of the
+    head."""
 
     layers: tuple[tuple[AnyFormat | None, ...], ...]
     linears: tuple[tuple[str, ...], ...]
+    head: GgufBlocks | None = None
 
     @cached_property
     def by_module(self) -> dict[str, AnyFormat | None]:

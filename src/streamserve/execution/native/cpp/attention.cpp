@@ -117,6 +117,7 @@ class Worker {
                 } else if (next) {
                     find(prefetch_, a_.spans[next->span], next_head, next->begin, next->end, nullptr);
                 }
+                ahead_.take(prefetch_);
                 tile(key);
             }
             if (item.part < 0) {
@@ -194,8 +195,7 @@ class Worker {
         int from = begin / QUERY_TILE * QUERY_TILE;
         find(keys_, *span_, kv_head_, first, last + 1, path);
         if (a_.cache.quantized) dequantize(keys_);
-        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), prefetch_);
-        prefetch_.count = 0;
+        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), ahead_);
         for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
     }
 
@@ -232,10 +232,11 @@ class Worker {
     }
 
     // Converts the tile's vectors, once for all queries that it is found for; they then lie adjacent.
-    void dequantize(KeyTile<T>& tile) const {
+    void dequantize(KeyTile<T>& tile) {
         for (int i = 0; i < tile.count; i++) {
             T* key = numbers_ + size_t(i) * stride_;
             T* value = key + size_t(KEY_TILE) * stride_;
+            ahead_.fetch(2);
             dequantize_vector<V, T>(reinterpret_cast<const char*>(tile.keys[i]), dim_, key);
             dequantize_vector<V, T>(reinterpret_cast<const char*>(tile.values[i]), dim_, value);
             tile.keys[i] = key;
@@ -354,6 +355,7 @@ class Worker {
     const T* query_[MAX_QUERIES];
     int position_[MAX_QUERIES];
     KeyTile<T> keys_, prefetch_;
+    Ahead ahead_;  // of prefetch_
     std::vector<int> path_;
 };
 

@@ -15,6 +15,18 @@
 
 namespace streamserve {
 
+#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define STREAMSERVE_VNNI256
+// sum[i] + the product of four unsigned bytes of w and four signed ones of x, in each 32 bits.
+inline void dot_bytes(__m256i& sum, __m256i w, __m256i x) {
+#ifdef __AVXVNNI__
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+#else
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+#endif
+}
+#endif
+
 // Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off).
 struct VecPortable {
     static constexpr int lanes = 8;
