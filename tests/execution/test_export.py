@@ -20,10 +20,11 @@ from streamserve.execution.checkpoint import INDEX, Checkpoint
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
 from streamserve.execution.quantization import WeightFormat, parse_format
+from streamserve.execution.shapes import EMBEDDING, HEAD, matrix_shapes
 from streamserve.execution.spec import read_spec
 from streamserve.execution.stored import export as exporting
 from streamserve.execution.stored.export import export
-from streamserve.execution.weights import EMBEDDING, HEAD, check_weights, matrix_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams

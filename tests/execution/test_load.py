@@ -10,7 +10,7 @@ from streamserve.execution.linear import packs
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
 from streamserve.execution.quantization import parse_format
-from streamserve.execution.weights import layer_matrices, matrix_bytes
+from streamserve.execution.shapes import layer_matrices, matrix_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 

@@ -81,6 +81,16 @@ class Checkpoint:
         """Return a copy of a tensor as it is stored."""
         return self._mapped(name).clone()
 
+    def part(self, name: str, number: int) -> Tensor:
+        """Return a copy of entry `number` of a tensor's first dimension, as it is stored."""
+        part: Tensor = self._files[name][1].get_slice(name)[number]
+        return part.clone()
+
+    def floats(self, name: str, number: int, dtype: torch.dtype) -> Tensor:
+        """Return entry `number` of a tensor's first dimension in `dtype`. Raises CheckpointError like
+        `tensor`."""
+        return self._converted(name, self.part(name, number), dtype)
+
     def equal(self, first: str, second: str) -> bool:
         """Return whether two tensors contain the same numbers."""
         return bool(torch.equal(self._mapped(first), self._mapped(second)))
@@ -100,7 +110,9 @@ class Checkpoint:
         return digest.hexdigest()
 
     def _finite(self, name: str, dtype: torch.dtype) -> Tensor:
-        tensor = self._mapped(name)
+        return self._converted(name, self._mapped(name), dtype)
+
+    def _converted(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         converted = tensor.to(dtype)
         if not is_finite(converted):
             reason = "numbers that are not finite (NaN or infinite)"

@@ -21,8 +21,9 @@ from streamserve.execution.model import Model
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import HEAD_FORMAT, WeightFormat, parse_format
+from streamserve.execution.shapes import EMBEDDING, count_parameters, weight_bytes
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import CPU, EMBEDDING, AnyCheckpoint, count_parameters, weight_bytes
+from streamserve.execution.weights import CPU, AnyCheckpoint
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo

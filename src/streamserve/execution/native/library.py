@@ -48,6 +48,14 @@ class ScaleType(IntEnum):
     FLOAT16 = 2
 
 
+class Activation(IntEnum):
+    """Of an MLP's gates; the values are those of cpp/common.h."""
+
+    SILU = 0
+    GELU = 1
+    CLAMPED_SILU = 2
+
+
 class LinearStruct(ctypes.Structure):
     """cpp/common.h: Linear."""
 
@@ -96,6 +104,20 @@ class CacheLayerStruct(ctypes.Structure):
     )
 
 
+class ExpertsStruct(ctypes.Structure):
+    """cpp/layers.h: Experts."""
+
+    _fields_ = (
+        ("router", LinearStruct),
+        ("gate_up", POINTER(LinearStruct)),
+        ("down", POINTER(LinearStruct)),
+        ("count", c_int32),
+        ("chosen", c_int32),
+        ("shared", c_int32),
+        ("normalized", c_int32),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     """cpp/layers.h: Layer."""
 
@@ -105,6 +127,8 @@ class LayerStruct(ctypes.Structure):
         ("head_norm", c_void_p),
         ("mlp_norm", c_void_p),
         ("mlp_post_norm", c_void_p),
+        ("sinks", c_void_p),
+        ("experts", POINTER(ExpertsStruct)),
         ("qkv", LinearStruct),
         ("out", LinearStruct),
         ("gate_up", LinearStruct),
@@ -128,11 +152,13 @@ class ModelStruct(ctypes.Structure):
         ("type", c_int32),
         ("wide_norms", c_int32),
         ("joint_head_norm", c_int32),
-        ("gelu", c_int32),
         ("epsilon", c_float),
         ("residual_scale", c_float),
         ("attention_scale", c_float),
         ("attention_cap", c_float),
+        ("activation", c_int32),
+        ("swiglu_alpha", c_float),
+        ("swiglu_limit", c_float),
     )
 
 
@@ -188,6 +214,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_int,
             c_float,
             c_float,
+            c_void_p,
             c_int,
             c_void_p,
         ],

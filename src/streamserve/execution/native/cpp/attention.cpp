@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "attention_amx.h"
@@ -310,12 +311,17 @@ class Worker {
         }
     }
 
+    // What a query's sink adds to the sum of weights whose largest score is `largest`.
+    float sink_weight(int head, float largest) const {
+        return a_.sinks ? std::exp2(a_.sinks[kv_head_ * group_ + head] * LOG2_E - largest) : 0.0f;
+    }
+
     void finish() {
         for (int query = 0; query < queries_; query++) {
             State state = total_.from(query, stride_);
             int row = span_->row + item_->row + query / group_;
             int column = (kv_head_ * group_ + query % group_) * dim_;
-            V whole = V::set(*state.weights);
+            V whole = V::set(*state.weights + sink_weight(query % group_, *state.largest));
             for (int d = 0; d < stride_; d += V::lanes) {
                 (V::load(state.sums + d) / whole).store(state.sums + d);
             }

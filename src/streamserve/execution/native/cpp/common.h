@@ -67,6 +67,9 @@ inline float widen(f16 x) {
 // zero points in 8, of which the offsets are made: -(zero point · scale).
 enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2 };
 
+
+// Of the gates of an MLP (elementwise.h: activate).
+enum Activation : int32_t { SILU = 0, GELU = 1, CLAMPED_SILU = 2 };
 // What the numbers of a weight are: of the type of its activations, unsigned integers, or e4m3.
 enum Numbers : int32_t { PLAIN = 0, INTEGERS = 1, E4M3 = 2 };
 
