@@ -73,7 +73,7 @@ def test_the_template_shows_the_reasoning_format(
 def test_calls_are_parsed_after_the_reasoning() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     reader = MessageParser(
-        ReasoningParser(ReasoningFormat(always=False), "user"), ToolCallParser(FORMATS["hermes"], ("f",))
+        ReasoningParser(ReasoningFormat(always=False), "user"), ToolCallParser(FORMATS["hermes"], {"f": {}})
     )
     whole = Part()
     for sign in f"<think>\n{call}?\n</think>\nWell. {call}":

@@ -111,9 +111,7 @@ async def prepared(
         params = msgspec.structs.replace(params, grammar=requested.grammar)
     marks = [OPENING, CLOSING] if thinking else []
     if tools:
-        marks += [
-            mark for mark in (tools.format.opening, tools.format.closing, tools.format.separator) if mark
-        ]
+        marks += tools.format.marks
     if any(tokenizer.special_id(mark) is not None for mark in marks):
         params = msgspec.structs.replace(params, skip_special_tokens=False)  # the parsers need to see them
     return Conversation(prompt, params, tools, thinking)
