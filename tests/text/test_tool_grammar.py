@@ -88,7 +88,7 @@ ANSWER: dict[str, Any] = {
 
 
 def grammar(format: str, thinks: bool = False, answer: dict[str, Any] | None = None) -> Grammar:
-    return free_calls(FORMATS[format], SCHEMAS, lambda sign: None, thinks, answer)
+    return free_calls(FORMATS[format], SCHEMAS, lambda sign: None, "<think>" if thinks else "", answer)
 
 
 def accepted(spec: Grammar, text: str) -> tuple[int, bool]:
@@ -160,7 +160,7 @@ OPTIONALS = {
 
 @pytest.mark.parametrize(("format", "call"), [(name, call) for name in OPTIONALS for call in OPTIONALS[name]])
 def test_arguments_that_are_not_required_may_be_left_out(format: str, call: str) -> None:
-    spec = free_calls(FORMATS[format], {"f": OPTIONAL}, lambda sign: None, False)
+    spec = free_calls(FORMATS[format], {"f": OPTIONAL}, lambda sign: None)
     text = f"{FORMATS[format].openings[0]}{call}{FORMATS[format].closings[0]}"
     assert accepted(spec, text) == (len(text), True)
     calls = ToolCallParser(FORMATS[format], {"f": OPTIONAL}).feed(text).calls
@@ -170,7 +170,7 @@ def test_arguments_that_are_not_required_may_be_left_out(format: str, call: str)
 
 
 def test_required_arguments_may_not() -> None:
-    spec = free_calls(FORMATS["olmo3"], {"f": OPTIONAL}, lambda sign: None, False)
+    spec = free_calls(FORMATS["olmo3"], {"f": OPTIONAL}, lambda sign: None)
     assert accepted(spec, "<function_calls>f(a=1)")[0] == len("<function_calls>f(a=1")
     assert accepted(spec, "<function_calls>f(a=1, c")[0] == len("<function_calls>f(a=1, ")
 
@@ -188,10 +188,10 @@ def test_required_arguments_may_not() -> None:
 )
 def test_what_a_syntax_cannot_follow_is_refused(format: str, schema: dict[str, Any]) -> None:
     with pytest.raises(NotExpressible):
-        free_calls(FORMATS[format], {"f": schema}, lambda sign: None, False)
+        free_calls(FORMATS[format], {"f": schema}, lambda sign: None)
 
 
 def test_special_tokens_open_calls() -> None:
-    spec = free_calls(FORMATS["mistral"], SCHEMAS, {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, False)
+    spec = free_calls(FORMATS["mistral"], SCHEMAS, {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get)
     assert "opened: TEXT <[5]>" in spec.text
     assert "between: <[6]>? BLANKS" in spec.text

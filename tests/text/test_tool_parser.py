@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.protocol.config import ReasoningParser, ToolParser
+from streamserve.text.reasoning import REASONING_FORMATS
 from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
 from streamserve.text.tools.parser import CallDelta, ToolCallParser, merged
 
@@ -346,3 +349,8 @@ def test_ids_look_as_the_family_expects() -> None:
 )
 def test_the_template_shows_the_format(name: str, template: str | None, found: str | None) -> None:
     assert find_format(name, template) is (FORMATS[found] if found else None)
+
+
+def test_the_settings_have_all_formats() -> None:
+    assert set(get_args(ToolParser)) == {"auto", "none", *FORMATS}
+    assert set(get_args(ReasoningParser)) == {"auto", "none", *REASONING_FORMATS}

@@ -16,15 +16,11 @@ from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
-from streamserve.text.message import MessageParser
-from streamserve.text.reasoning import (
-    CLOSING,
-    OPENING,
-    ReasoningFormat,
-    ReasoningParser,
-    find_reasoning_format,
-)
+from streamserve.text.harmony import HarmonyParser
+from streamserve.text.message import MessageParser, Reader
+from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from streamserve.text.tokenizer import Tokenizer
+from streamserve.text.tools.formats import FORMATS
 
 LARGE_REQUEST = 256 << 10
 """Size in bytes of a parsed request above which templates, tools and formats are processed in the side
@@ -45,8 +41,18 @@ class Conversation:
         """Whether the output is content only, without reasoning or tool calls."""
         return self.thinking is None and self.tools is None
 
-    def reader(self) -> MessageParser:
+    @property
+    def channels(self) -> bool:
+        """Whether replies are in the harmony format."""
+        return (self.thinking is not None and self.thinking.channels) or (
+            self.tools is not None and self.tools.format is FORMATS["harmony"]
+        )
+
+    def reader(self) -> Reader:
         """Return a parser for one reply."""
+        if self.channels:
+            tools = self.tools
+            return HarmonyParser(tools.schemas if tools else {}, tools.parallel if tools else True)
         thoughts = ReasoningParser(self.thinking, self.prompt.text or "") if self.thinking else None
         return MessageParser(thoughts, self.tools.reader() if self.tools else None)
 
@@ -54,8 +60,8 @@ class Conversation:
 def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
     """Return the tools that the model may call. Raises RequestError naming the field at fault."""
     settings, tokenizer = context.settings, context.llm.tokenizer
-    thinks = find_reasoning_format(settings.reasoning_parser, tokenizer.chat_template) is not None
-    return requested_tools(body, settings.tool_parser, tokenizer, thinks)
+    thinking = find_reasoning_format(settings.reasoning_parser, tokenizer.chat_template)
+    return requested_tools(body, settings.tool_parser, tokenizer, thinking.openings[0] if thinking else "")
 
 
 def chat_text(llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None) -> str:
@@ -109,12 +115,16 @@ async def prepared(
         requested = _after_reasoning(requested, thinking, prompt.text or "", tokenizer)
         await context.llm.check_grammar(requested.grammar, requested.field)
         params = msgspec.structs.replace(params, grammar=requested.grammar)
-    marks = [OPENING, CLOSING] if thinking else []
+    marks = list(thinking.marks) if thinking else []
     if tools:
         marks += tools.format.marks
     if any(tokenizer.special_id(mark) is not None for mark in marks):
         params = msgspec.structs.replace(params, skip_special_tokens=False)  # the parsers need to see them
-    return Conversation(prompt, params, tools, thinking)
+    conversation = Conversation(prompt, params, tools, thinking)
+    if conversation.channels and requested is not None:
+        message = f"{requested.field}: replies in this model's format, harmony, cannot be constrained"
+        raise RequestError(message, field=requested.field)
+    return conversation
 
 
 def _requested_grammar(body: ChatRequest, tools: Tools | None) -> RequestedGrammar | None:
@@ -138,8 +148,10 @@ def _after_reasoning(
     thoughts = ReasoningParser(thinking, prompt) if thinking else None
     if thoughts is None or not (thoughts.open or thoughts.undecided):
         return requested
-    closing, opening = tokenizer.special_id(CLOSING), tokenizer.special_id(OPENING)
-    grammar = msgspec.structs.replace(requested.grammar, after=CLOSING if closing is None else closing)
+    assert thinking
+    opening, closing = thinking.openings[0], thinking.closings[0]
+    opening_id, closing_id = tokenizer.special_id(opening), tokenizer.special_id(closing)
+    grammar = msgspec.structs.replace(requested.grammar, after=closing if closing_id is None else closing_id)
     if thoughts.undecided:
-        grammar = msgspec.structs.replace(grammar, opening=OPENING if opening is None else opening)
+        grammar = msgspec.structs.replace(grammar, opening=opening if opening_id is None else opening_id)
     return RequestedGrammar(grammar, requested.field)

@@ -45,11 +45,11 @@ class Tools:
         return ToolCallParser(self.format, self.schemas, self.parallel, self.named)
 
 
-def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks: bool) -> Tools | None:
+def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thought: str) -> Tools | None:
     """Return the tools of `request`; None if it has none or must not use them.
 
-    `parser` is the name of the model's tool call format; `thinks` is set if the model may reason first.
-    Raises RequestError naming the field.
+    `parser` is the name of the model's tool call format; `thought` is the opening tag of its reasoning, if
+    any. Raises RequestError naming the field.
     """
     schemas = _schemas(request.tools)
     choice = _choice(request.tool_choice, schemas)
@@ -72,7 +72,7 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thi
         constrained = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
         check_schemas(constrained if answer is None else {**constrained, "": answer})
         try:
-            grammar = free_calls(format, constrained, tokenizer.special_id, thinks, answer)
+            grammar = free_calls(format, constrained, tokenizer.special_id, thought, answer)
         except NotExpressible as error:
             raise RequestError(f"tools: {error}; use tool_choice required", field="tools") from error
         return Tools(request.tools, schemas, format, parallel, grammar)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamserve.protocol.grammar import Grammar
-from streamserve.text.reasoning import OPENING
 from streamserve.text.tools.formats import Format
 from streamserve.text.tools.native import NotExpressible, native_rules
 
@@ -14,14 +13,12 @@ Schema = dict[str, Any]
 
 _TEXT = r"/(.|\n)*/"
 
-_NO_THOUGHT = rf" & ~/[ \r\n\t]*{OPENING}(.|\n)*/"
-
 
 def free_calls(
     format: Format,
     schemas: Mapping[str, Schema],
     special: Callable[[str], int | None],
-    thinks: bool,
+    thought: str = "",
     answer: Schema | None = None,
 ) -> Grammar:
     """Return a grammar of text, then optionally calls in `format`, which end the message.
@@ -29,9 +26,9 @@ def free_calls(
     With `answer`, a message has either calls and no text, or a JSON text that matches this schema.
 
     `schemas` maps each function's name to the schema of its arguments; `special` returns the id of a marker
-    that is a special token. If the model `thinks`, text may not begin with the reasoning's opening tag:
-    reasoning may mention calls without making one. Raises NotExpressible for a schema that calls in this
-    format cannot follow.
+    that is a special token. `thought` is the opening tag of the model's reasoning, with which text may not
+    begin: reasoning may mention calls without making one. Raises NotExpressible for a schema that calls in
+    this format cannot follow.
     """
     if not format.calls:
         raise NotExpressible("calls in this model's format cannot be constrained")
@@ -44,7 +41,8 @@ def free_calls(
     signs = {"opening": mark(opening), "closing": mark(closing), "separator": mark(format.separator)}
     lazy = "[lazy]" if special(opening) is None else ""  # up to the first opening
     calls = f"opened calls{' | calls' if format.bare else ''}"
-    text = f"TEXT: {_text_without_call(format, special)}{_NO_THOUGHT if thinks else ''}"
+    no_thought = rf" & ~/[ \r\n\t]*{re.escape(thought)}(.|\n)*/" if thought else ""
+    text = f"TEXT: {_text_without_call(format, special)}{no_thought}"
     free = [f"start: TEXT | {calls}", f"opened{lazy}: TEXT {signs['opening']}", text]
     formatted = [f"start: @answer | {calls}", f"opened: BLANKS {signs['opening']}"]
     rules = [

@@ -159,7 +159,7 @@ class ToolCallParser:
             self._begun, self._skipped, self._whitespace = True, "", ""
             self.calls += 1
             if self._counts:
-                output.calls.append(CallDelta(self.calls - 1, "", _new_id(self._format), call.name))
+                output.calls.append(CallDelta(self.calls - 1, "", new_id(self._format), call.name))
         if self._begun:
             arguments = call.arguments if call.arguments or not call.done else "{}"
             if len(arguments) > self._emitted and self._counts:
@@ -206,5 +206,6 @@ def overlap(text: str, mark: str) -> int:
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
-def _new_id(format: Format) -> str:
+def new_id(format: Format) -> str:
+    """Return a random id of a call."""
     return format.id_prefix + "".join(secrets.choice(_LETTERS) for _ in range(format.id_length))
