@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -49,11 +49,15 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            self._variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template, line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
-        self._tools_in_message = "tools" not in self.variables and bool(_TOOLS_OF_MESSAGE.search(source))
+        self._tools_in_message = "tools" not in self._variables and bool(_TOOLS_OF_MESSAGE.search(source))
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return self._variables
 
     def render(
         self,
@@ -71,14 +75,14 @@ class ChatTemplate:
         RequestError for messages that this template, or any, cannot render.
         """
         _check_request(messages, add_generation_prompt, continue_final_message, variables or {})
-        chat = [_plain_message(message, index) for index, message in enumerate(messages)]
+        chat = [plain_message(message, index) for index, message in enumerate(messages)]
         final = _open_final_message(chat) if continue_final_message else None
         inputs: dict[str, Any] = {**self._special_tokens, **(variables or {})}
         inputs |= {"messages": chat, "tools": list(tools) if tools else None, "documents": None}
         inputs["add_generation_prompt"] = add_generation_prompt
         if (
             tools
-            and "xml_tools" in self.variables
+            and "xml_tools" in self._variables
             and not {"xml_tools", "python_tools"}.intersection(variables or ())
         ):
             inputs["xml_tools"] = inputs["tools"]  # SmolLM3's name
@@ -101,7 +105,25 @@ def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> Chat
     return None if source is None else ChatTemplate(source, special_tokens)
 
 
-def require(template: ChatTemplate | None) -> ChatTemplate:
+class Renderer(Protocol):
+    """Renders conversations to a text, or to token ids. `variables` are the names of the inputs it reads."""
+
+    @property
+    def variables(self) -> frozenset[str]: ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str | list[int]:
+        """Return the prompt for `messages` and `tools`. Raises RequestError for what cannot be rendered."""
+
+
+def require(template: Renderer | None) -> Renderer:
     """Return the template. Raises RequestError with a remedy if the checkpoint has none."""
     if template is None:
         raise RequestError(
@@ -128,7 +150,7 @@ def _check_request(
             )
 
 
-def _plain_message(message: Message, index: int) -> dict[str, Any]:
+def plain_message(message: Message, index: int) -> dict[str, Any]:
     """Return a message as the template sees it: fields that are not None, and content as one string. A call
     of tools has an empty one, as clients leave it out and templates read it."""
     plain = {name: value for name, value in message.items() if value is not None}

@@ -1,12 +1,13 @@
 """Prepare a chat request: its prompt, its sampling parameters, and the parsers of its replies."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
-from streamserve.api.http.memory import Charge
+from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.messages import checked_messages
 from streamserve.api.openai.prompts import Encoder, Prompt, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
@@ -60,12 +61,14 @@ class Conversation:
 def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
     """Return the tools that the model may call. Raises RequestError naming the field at fault."""
     settings, tokenizer = context.settings, context.llm.tokenizer
-    thinking = find_reasoning_format(settings.reasoning_parser, tokenizer.chat_template)
+    thinking = find_reasoning_format(settings.reasoning_parser, tokenizer.template_signs)
     return requested_tools(body, settings.tool_parser, tokenizer, thinking.openings[0] if thinking else "")
 
 
-def chat_text(llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None) -> str:
-    """Render the conversation with the chat template. Raises RequestError for what it cannot render."""
+def rendered(
+    llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None
+) -> str | list[int]:
+    """Render the conversation to a text, or token ids. Raises RequestError for what cannot be rendered."""
     max_model_len = llm.model.max_model_len
     if len(body.messages) > max_model_len:
         raise RequestError(
@@ -73,13 +76,29 @@ def chat_text(llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | 
             f"{max_model_len} tokens holds",
             field="messages",
         )
+    messages = checked_messages(body.messages, charge)
+    if llm.tokenizer.chat_template is None:
+        _check_length(llm, messages)
     return require(llm.chat_template).render(
-        checked_messages(body.messages, charge),
+        messages,
         tools=tools.rendered if tools else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
     )
+
+
+def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
+    """Raise RequestError for more characters than a full context of the longest tokens has."""
+    contents = [message.get("content") or "" for message in messages]
+    texts = [part.get("text", "") for content in contents if isinstance(content, list) for part in content]
+    length = sum(map(len, texts)) + sum(len(content) for content in contents if isinstance(content, str))
+    if length > llm.model.max_model_len * llm.tokenizer.longest_token:
+        raise RequestError(
+            f"messages has {length} characters, far more than a context of {llm.model.max_model_len} tokens "
+            "holds",
+            field="messages",
+        )
 
 
 async def chat_prompt(
@@ -88,8 +107,12 @@ async def chat_prompt(
     """Return the conversation's prompt. Raises RequestError for what the template cannot render."""
     llm = context.llm
     large = charge.held > LARGE_REQUEST
-    text = await context.side_thread.run_if(large, lambda: chat_text(llm, body, charge, tools))
+    text = await context.side_thread.run_if(large, lambda: rendered(llm, body, charge, tools))
     truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, max_tokens)
+    if isinstance(text, list):
+        charge.add(TOKEN_BYTES * len(text))
+        ids = text if truncate_to is None else text[-truncate_to:]
+        return Prompt(ids, llm.tokenizer.decode(ids, skip_special_tokens=False))
     encoder = Encoder(llm, context.side_thread, charge)
     prompt = (await encoder.encode([text], body.add_special_tokens, "messages", truncate_to))[0]
     return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if truncated
@@ -107,7 +130,7 @@ async def prepared(
     large = charge.held > LARGE_REQUEST
     tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body))
     prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools)
-    thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.chat_template)
+    thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.template_signs)
     requested = await context.grammar_thread.run_if(
         wants_grammar(body), lambda: _requested_grammar(body, tools)
     )

@@ -6,7 +6,7 @@ import msgspec
 
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.schemas import ChatRequest
-from streamserve.text.chat import ChatTemplate
+from streamserve.text.chat import Renderer
 
 SWITCHES = ("enable_thinking", "thinking")
 """Names that templates use for a variable that is true if the model is to reason."""
@@ -15,7 +15,7 @@ _HINT = " without a variable for it in the chat template"
 
 
 def with_thinking(
-    body: ChatRequest, template: ChatTemplate | None, ignored: IgnoredFields, effort_name: str = EFFORT
+    body: ChatRequest, template: Renderer | None, ignored: IgnoredFields, effort_name: str = EFFORT
 ) -> ChatRequest:
     """Return `body` with `enable_thinking` and `reasoning_effort` among the template's variables.
 

@@ -57,7 +57,7 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, tho
         return None
     parallel = request.parallel_tool_calls is not False
     if choice == "auto":
-        format = find_format(parser, tokenizer.chat_template)
+        format = find_format(parser, tokenizer.template_signs)
         if format is None:
             raise RequestError(
                 "tools: this model's tool call format is not known, as its chat template does not "
