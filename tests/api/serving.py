@@ -25,7 +25,7 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.chat import ChatTemplate, chat_template
+from streamserve.text.chat import Renderer
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -196,8 +196,8 @@ class ScriptedGenerator:
     )
 
     @property
-    def chat_template(self) -> ChatTemplate | None:
-        return chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+    def chat_template(self) -> Renderer | None:
+        return self.tokenizer.renderer()
 
     def submit(
         self,

@@ -8,7 +8,7 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, PromptLogprobs
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.chat import ChatTemplate
+from streamserve.text.chat import Renderer
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class Generator(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
-    def chat_template(self) -> ChatTemplate | None: ...
+    def chat_template(self) -> Renderer | None: ...
 
     @property
     def model(self) -> ModelInfo: ...

@@ -45,5 +45,5 @@ def generate(
     log_warnings(settings)
     text = sys.stdin.read() if prompt == "-" else prompt
     with LLM.from_settings(settings) as llm:
-        prompt_text = text if raw or not llm.tokenizer.chat_template else llm.render([user_message(text)])
+        prompt_text = text if raw or not llm.tokenizer.renderer() else llm.render([user_message(text)])
         print_stream(llm, prompt_text, params)

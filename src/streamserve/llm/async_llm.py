@@ -36,7 +36,6 @@ from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import topology
-from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.tokenizer import Tokenizer
@@ -68,7 +67,7 @@ class AsyncLLM:
         """
         self.settings = settings
         self.tokenizer = Tokenizer.from_folder(settings.model.path)
-        self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+        self.chat_template = self.tokenizer.renderer()
         self.served_names = settings.server.served_model_name or (settings.name,)
         self.root = root_name(settings.name, settings.model.path)
         self.created = int(time.time())

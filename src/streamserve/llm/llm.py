@@ -218,8 +218,8 @@ class LLM:
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
-        text = require(self._llm.chat_template).render(chat)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        prompt = require(self._llm.chat_template).render(chat)
+        return prompt if isinstance(prompt, list) else self.tokenizer.encode(prompt, add_special_tokens=False)
 
     def close(self) -> None:
         """Stop the worker and free all resources. Idempotent."""

@@ -17,8 +17,13 @@ KVCacheDType = Literal["auto", "int8"]
 Backend = Literal["auto", "native", "reference", "device"]
 KernelPath = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 SpeculationMode = Literal["coupled", "rejection"]
-ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
-ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+ToolParser = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "granite", "phi4_mini", "qwen3_coder", "pythonic",
+    "gemma", "functiongemma", "olmo3", "harmony",
+]  # fmt: skip
+ReasoningParser = Literal[
+    "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
+]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode", "draft"]
 KVTransport = Literal["shm", "nixl"]

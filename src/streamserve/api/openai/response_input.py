@@ -1,9 +1,9 @@
 """Convert a request of /v1/responses to the equivalent chat request."""
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from streamserve.api.openai.response_schemas import LOGPROBS, ResponseRequest
-from streamserve.api.openai.schemas import ChatRequest, SamplingFields
+from streamserve.api.openai.schemas import ChatRequest, Effort, SamplingFields
 from streamserve.protocol.errors import RequestError
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -19,6 +19,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
 }
 """Names of the Responses API for fields that a chat request names differently."""
 
@@ -42,10 +43,20 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs if logprobs else None,
         "chat_template_kwargs": body.chat_template_kwargs,
+        "reasoning_effort": _effort(body.reasoning),
         **_format(body),
         **_tools(body),
     }
     return ChatRequest(**common, **fields)
+
+
+def _effort(reasoning: dict[str, Any] | None) -> str | None:
+    effort = (reasoning or {}).get("effort")
+    if effort is not None and effort not in get_args(Effort):
+        raise RequestError(
+            f"reasoning.effort must be one of {', '.join(get_args(Effort))}", field="reasoning"
+        )
+    return effort
 
 
 def renamed(error: RequestError) -> RequestError:

@@ -58,6 +58,10 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, about("further variables of the model's template")
     ] = None
+    reasoning: Annotated[
+        dict[str, Any] | None,
+        about("effort: how much to reason, where the model's template has this; none: not at all"),
+    ] = None
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

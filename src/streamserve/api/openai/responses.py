@@ -33,10 +33,11 @@ from streamserve.api.openai.response_schemas import (
 )
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.openai.slo import header_parameters, with_header_targets
+from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.ops.models import served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
-from streamserve.text.message import MessageParser
+from streamserve.text.message import Reader
 from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
@@ -49,6 +50,7 @@ async def responses(context: AppContext, request: Request) -> Response:
     try:
         charge = charge_of(request)
         chat = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(body))
+        chat = with_thinking(chat, context.llm.chat_template, ignored_of(request), "reasoning.effort")
         conversation = await prepared(context, chat, charge)
     except RequestError as error:
         raise renamed(error) from error
@@ -167,7 +169,7 @@ class _Response:
 class _OutputParser:
     """Parses the generated text into reasoning, content and tool calls, and adds them to the output items."""
 
-    def __init__(self, reader: MessageParser, output: Output) -> None:
+    def __init__(self, reader: Reader, output: Output) -> None:
         self.finish: str | None = None
         self.usage = Usage(0, 0)
         self.thought_tokens = 0
