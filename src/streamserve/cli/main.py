@@ -14,6 +14,7 @@ from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
 from streamserve.cli.draft import draft
 from streamserve.cli.generate import generate
+from streamserve.cli.help import GroupedCommand
 from streamserve.cli.keys import keys
 from streamserve.cli.models import models
 from streamserve.cli.profile import profile
@@ -22,8 +23,7 @@ from streamserve.cli.version import show, version
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -38,7 +38,7 @@ def options(
 
 
 for command in (serve, generate, chat, profile, draft, version):
-    app.command()(command)
+    app.command(cls=GroupedCommand)(command)
 app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")
