@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from streamserve.cli.help import FIRST, grouped, setting_groups
@@ -13,24 +12,27 @@ from streamserve.settings.options import Option, options
 WIDTH = 80
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(WIDTH), "TERMINAL_WIDTH": str(WIDTH)})
+def run(*arguments: str) -> str:
+    """Return what a command prints."""
+    environment = {"COLUMNS": str(WIDTH), "TERMINAL_WIDTH": str(WIDTH)}
+    result = CliRunner().invoke(app, list(arguments), env=environment)
+    assert result.exit_code == 0
+    return result.output
 
 
 @pytest.mark.parametrize(
     "command", [["serve"], ["generate"], ["chat"], ["profile"], ["draft"], ["bench", "serve"]]
 )
 def test_no_line_is_longer_than_the_terminal_and_no_flag_is_cut(command: list[str]) -> None:
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    lines = result.output.splitlines()
+    text = run(*command, "--help")
+    lines = text.splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert len([line for line in lines if re.match(r"  --[a-z]", line)]) > 1
-    assert "…" not in result.output
+    assert "…" not in text
 
 
 def test_every_setting_is_in_the_section_of_its_group() -> None:
-    text = run("serve", "--help").output
+    text = run("serve", "--help")
     for title, settings in setting_groups().items():
         section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         for option in settings:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
 from streamserve.settings.options import Option, options
@@ -43,7 +42,7 @@ def grouped(settings: list[Option], first: Mapping[str, str]) -> dict[str, list[
 class GroupedCommand(TyperCommand):
     """A command whose `--help` has a section for each group of flags (`rich_help_panel`)."""
 
-    def format_options(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, the command's own flags, and the groups."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):

@@ -19,11 +19,10 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpp"
-# No -ffast-math and no contraction: the kernels guarantee which operations round.
-FLAGS = (
+# No -ffast-math and no contraction: the kernels guarantee which operations round, so compilers agree on bits.
+COMMON_FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-fno-math-errno",
     "-ffp-contract=off",
     "-shared",
@@ -31,7 +30,8 @@ FLAGS = (
     "-pthread",
     "-w",
 )
-
+"""Flags of every build of the kernels, here and in wheels (scripts/build_wheel.py)."""
+FLAGS = ("-march=native", *COMMON_FLAGS)
 
 LOCK = "lock"
 """The file whose lock is held while files of the folder are made or deleted."""
@@ -113,11 +113,11 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
     for source in sorted(SOURCES.iterdir()):
         digest.update(f"{source.name}\0{source.read_text()}\0".encode())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update("\0".join([compiler, version, *flags, _processor()]).encode())
+    digest.update("\0".join([compiler, version, *flags, processor()]).encode())
     return digest.hexdigest()
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's model and features, as Linux reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -20,6 +20,7 @@ import torch
 
 from streamserve.execution.native.build import LOCK, locked
 from streamserve.execution.native.library import Path, ThreadPool
+from streamserve.execution.native.packaged import rates_file
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,9 @@ def best_path(library: ctypes.CDLL) -> Path:
 
 def _stored_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> Mapping[str, float]:
     """Return the stored rates of these paths. If there are none, measure and store them."""
-    file = FilePath(library._name).with_suffix(".json")
     try:
+        file = rates_file(FilePath(library._name))
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         rates = _read(file)  # a file is replaced as a whole, so reading needs no lock
         if rates is None:
             with locked(file.parent / LOCK):
