@@ -37,7 +37,7 @@ def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert manager.recv(100) == b"READY=1"
 
 
-@pytest.mark.parametrize("address", ["/no/such/socket", "@streamserve-nobody", "vsock:2:1"])
+@pytest.mark.parametrize("address", ["/no/such/socket", "@streamserve-no-manager", "vsock:2:1"])
 def test_a_manager_that_cannot_be_reached_is_a_warning(
     address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

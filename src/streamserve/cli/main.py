@@ -12,6 +12,7 @@ import typer
 
 from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
+from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
 from streamserve.cli.generate import generate
 from streamserve.cli.help import GroupedCommand
@@ -37,7 +38,7 @@ def options(
     """Serve Llama-family models with OpenAI's API, or run them in the terminal."""
 
 
-for command in (serve, generate, chat, profile, draft, version):
+for command in (serve, generate, chat, profile, draft, doctor, version):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")

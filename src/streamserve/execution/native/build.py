@@ -64,6 +64,13 @@ def find_compiler() -> str:
     raise BuildFailed("there is no C++ compiler (g++, clang++ or what CXX names)")
 
 
+def cached_library(folder: Path | None = None) -> Path | None:
+    """Return the compiled library of these sources if it is in the cache; nothing is compiled or made. Raises
+    BuildFailed without a compiler."""
+    path = (folder or cache_folder()) / f"{_key(find_compiler(), FLAGS)}.so"
+    return path if path.exists() else None
+
+
 def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
     """Return the compiled library, from the cache in `folder` or compiled now. Safe to call from any number
     of processes at the same time.
@@ -76,14 +83,14 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BuildFailed(f"{folder} cannot be made: {error}") from error
-    _check_owner(folder)
+    check_owner(folder)
     library = folder / f"{_key(compiler, flags)}.so"
     if not _mark_used(library):  # without the lock: another version may be compiling for half a minute
         with locked(folder / LOCK):
             if not library.exists():
                 _compile(compiler, flags, library)
             _prune(folder)
-    _check_owner(library)
+    check_owner(library)
     return library
 
 
@@ -146,7 +153,8 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _check_owner(path: Path) -> None:
+def check_owner(path: Path) -> None:
+    """Raise NativeCacheError if another user could have written `path`."""
     status = path.lstat()
     if status.st_uid != os.geteuid():
         raise NativeCacheError(
