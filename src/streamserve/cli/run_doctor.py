@@ -62,7 +62,7 @@ def _folders() -> list[Finding]:
     environment, home = os.environ, Path.home()
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     hub = Path(environment.get("HF_HOME") or cache / "huggingface")
-    without = "kernels and profiles are made anew at every start"
+    without = "kernels and profiles are made again at every start"
     return [
         folder_finding("cache", cache / "streamserve", without, "XDG_CACHE_HOME"),
         folder_finding("models", hub, "models cannot be downloaded by name", "HF_HOME"),
