@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -69,6 +70,14 @@ def until(health_state: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@dataclass(frozen=True)
+class TLS:
+    """Both sides of HTTPS."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
 Start = Callable[[], Awaitable[Generator]]
 
 
@@ -78,10 +87,11 @@ def served(
     settings: ApiSettings | None = None,
     timeouts: Timeouts | None = None,
     limits: ConnectionLimits | None = None,
+    tls: TLS | None = None,
 ) -> Iterator[Served]:
     """Serve the generator that `start`, run in the server's event loop, returns until the block ends."""
     sock = bind("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}"
     ready: Future[Generator] = Future()
     ended: Future[Callable[[], None]] = Future()
 
@@ -90,7 +100,10 @@ def served(
         ended.set_result(lambda: loop.call_soon_threadsafe(stop.set))
         llm = await start()
         app = create_app(llm, settings)
-        serving = asyncio.create_task(serve(app, sock, timeouts=timeouts, grace_seconds=1, limits=limits))
+        server_side = tls.server if tls else None
+        serving = asyncio.create_task(
+            serve(app, sock, timeouts=timeouts, grace_seconds=1, limits=limits, tls=server_side)
+        )
         ready.set_result(llm)
         await stop.wait()
         serving.cancel()
@@ -103,8 +116,11 @@ def served(
     try:
         llm = ready.result(timeout=60)
         with (
-            httpx.Client(base_url=url, timeout=60) as http,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+            httpx.Client(base_url=url, timeout=60, verify=tls.client if tls else True) as http,
+            httpx.Client(verify=tls.client if tls else True) as openai_http,
+            openai.OpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=openai_http
+            ) as client,
         ):
             yield Served(url, llm, http, client)
     finally:
@@ -256,9 +272,10 @@ def scripted(
     settings: ApiSettings | None = None,
     timeouts: Timeouts | None = None,
     limits: ConnectionLimits | None = None,
+    tls: TLS | None = None,
 ) -> Iterator[Served]:
     async def start() -> Generator:
         return generator
 
-    with served(start, settings, timeouts, limits) as server:
+    with served(start, settings, timeouts, limits, tls) as server:
         yield server

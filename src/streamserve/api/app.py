@@ -84,6 +84,7 @@ def _middleware(context: AppContext) -> list[Middleware]:
             Authentication,
             keys=settings.api_keys,
             admin_keys=settings.admin_keys,
+            metrics_keys=settings.metrics_keys,
             max_requests_per_key=settings.max_requests_per_key,
         ),
         Middleware(RequestMemory, account=context.memory),

@@ -15,9 +15,9 @@ class ApiSettings:
 
     `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
     With `strict_fields`, fields that are unknown or without effect are refused (http/ignored_fields.py).
-    `request_timeout` is in seconds (None: no limit). `api_keys` and `admin_keys` are digests. With
-    `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt streams
-    may be open; one without any request for `stream_ttl` seconds is dropped.
+    `request_timeout` is in seconds (None: no limit). `api_keys`, `admin_keys` and `metrics_keys` are digests.
+    With `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt
+    streams may be open; one without any request for `stream_ttl` seconds is dropped.
     """
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -27,6 +27,7 @@ class ApiSettings:
     request_timeout: float | None = None
     api_keys: Collection[str] = ()
     admin_keys: Collection[str] = ()
+    metrics_keys: Collection[str] = ()
     max_requests_per_key: int | None = None
     cors_origins: Collection[str] = ()
     tool_parser: str = "auto"

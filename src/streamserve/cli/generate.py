@@ -16,14 +16,14 @@ from streamserve.cli.answers import (
     user_message,
 )
 from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
-from streamserve.settings.options import options
+from streamserve.cli.help import setting_groups
 
 Model = Annotated[
     str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
 ]
 
 
-@with_flags({"Settings": options()})
+@with_flags(setting_groups())
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue; - reads standard input")],
     *,

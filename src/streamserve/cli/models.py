@@ -11,7 +11,11 @@ from streamserve.cli.flags import exit_on_error
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.checkpoints import locate
 
-models = typer.Typer(help="Write checkpoints: quantized, or inflated for benchmarks.", no_args_is_help=True)
+models = typer.Typer(
+    help="Write checkpoints: quantized, or inflated for benchmarks.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @models.command("inflate")

@@ -255,6 +255,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str, Meta(description="address to listen on; by default only this machine can connect")
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: a free port")] = 8000
+    ssl_certfile: (
+        Annotated[
+            str,
+            Meta(
+                description="serve HTTPS with the certificate in this PEM file, which its issuers' "
+                "certificates may follow"
+            ),
+        ]
+        | None
+    ) = None
+    ssl_keyfile: (
+        Annotated[
+            str,
+            Meta(
+                description="PEM file with the certificate's private key, without a password; by default "
+                "--ssl-certfile"
+            ),
+        ]
+        | None
+    ) = None
     served_model_name: Annotated[
         tuple[str, ...],
         Meta(
@@ -383,6 +403,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = ()
     admin_key_file: Annotated[str, Meta(description="file with admin keys, one per line")] | None = None
+    metrics_key: Annotated[
+        tuple[str, ...],
+        Meta(description="key for /metrics alone, as for --api-key; API keys are valid there too"),
+    ] = ()
+    metrics_key_file: Annotated[str, Meta(description="file with metrics keys, one per line")] | None = None
     pairs: Annotated[
         int,
         Meta(

@@ -24,6 +24,7 @@ from streamserve.protocol.config import ModelConfig, ServerConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.protocol.tls import tls_context
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.options import Settings, SettingsError, convert, options
 
@@ -32,7 +33,7 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
 DRAFTERS = ("none", "ngram")
 """Values of `draft` that are not models; there are also auto and self:K."""
-SECRETS = ("api_key", "admin_key")
+SECRETS = ("api_key", "admin_key", "metrics_key")
 """Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -72,6 +73,7 @@ def resolve(
         raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
     _check_addresses(server)
+    _check_tls(server)
     _check_policy(unresolved.speculation_policy)
     _check_topology(server, unresolved.profile)
     _check_effect(model_config)
@@ -125,6 +127,17 @@ def _check_addresses(server: ServerConfig) -> None:
     endpoint = server.otlp_traces_endpoint
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise SettingsError(f"otlp_traces_endpoint = {endpoint!r}: must be a URL with http:// or https://")
+
+
+def _check_tls(server: ServerConfig) -> None:
+    """Check the files of HTTPS: a server with wrong ones ends before it loads a model."""
+    if server.ssl_keyfile and not server.ssl_certfile:
+        raise SettingsError(f"ssl_keyfile = {server.ssl_keyfile!r}: has no effect without ssl_certfile")
+    if server.ssl_certfile:
+        try:
+            tls_context(server.ssl_certfile, server.ssl_keyfile)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
 
 
 def _check_policy(policy: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from streamserve.execution.native.build import BuildFailed, build
+from streamserve.execution.native.packaged import packaged_library
 
 log = logging.getLogger(__name__)
 
@@ -237,12 +238,12 @@ def load_library(path: FilePath) -> ctypes.CDLL:
 
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """Return the kernels for this processor, compiled if necessary; None, logged once, if unavailable.
+    """Return the kernels for this processor, from the wheel or compiled; None, logged once, if unavailable.
 
     Raises NativeCacheError if the cache is in a folder that other users can write.
     """
     try:
-        return load_library(build())
+        return load_library(packaged_library() or build())
     except (BuildFailed, OSError) as error:
         log.warning("native kernels are unavailable: using the slower PyTorch backend (%s)", error)
         return None
