@@ -68,16 +68,19 @@ def show(
 ) -> None:
     """Show what a model is and the memory it needs. Nothing is downloaded."""
     from streamserve.execution.describe import describe
+    from streamserve.settings.embedding import detect_task
     from streamserve.text.tokenizer import Tokenizer
     from streamserve.text.tools.formats import FORMATS, find_format
 
     path = _local_path(name)
-    model, template = describe(path), Tokenizer.from_folder(path).chat_template
+    task = detect_task(path)
+    model, template = describe(path, task == "embed"), Tokenizer.from_folder(path).chat_template
     format = find_format("auto", template)
     tools = next((known for known, each in FORMATS.items() if each is format), "none")
     lines = {
         "path": str(path),
         "architecture": model.architecture,
+        "task": task,
         "parameters": f"{model.parameters / 1e6:.1f} M in {model.layers} layers",
         "weights": model.weights,
         "context": f"{model.context} tokens",
@@ -129,11 +132,15 @@ def _local_path(name: str) -> Path:
 def _served(path: Path) -> tuple[str, str]:
     """Return the architecture of a cached model, and whether it can be served: yes, or why not."""
     from streamserve.execution.describe import architecture, describe
+    from streamserve.settings.embedding import detect_task, read_embedding
     from streamserve.text.tokenizer import Tokenizer
 
     try:
-        describe(path)
+        embeds = detect_task(path) == "embed"
+        describe(path, embeds)
         Tokenizer.from_folder(path)
+        if embeds:
+            read_embedding(path)
     except CheckpointError as error:
         return architecture(path), f"no: {_without(path, error)}"
     return architecture(path), "yes"

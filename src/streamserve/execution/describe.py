@@ -29,9 +29,11 @@ class Description:
     kv_token_bytes: int
 
 
-def describe(path: Path) -> Description:
-    """Return the description of the model at `path`. Raises CheckpointError if it cannot be served."""
-    spec, checkpoint = open_checkpoint(path)
+def describe(path: Path, embeds: bool = False) -> Description:
+    """Return the description of the model at `path`, which may only embed (open_checkpoint).
+
+    Raises CheckpointError if it cannot be served."""
+    spec, checkpoint = open_checkpoint(path, embeds)
     source = open_source(ModelConfig(path=str(path), draft="none"), checkpoint, spec)
     quantized = f", layers in {source.quantization}" if source.quantization != "none" else ""
     return Description(

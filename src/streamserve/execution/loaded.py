@@ -246,6 +246,7 @@ def model_info(
         row_invariant=row_invariant,
         fingerprint=source.fingerprint,
         quantization=source.quantization,
+        hidden_size=spec.hidden_size,
         kv_cache_dtype=source.config.kv_cache_dtype,
     )
 

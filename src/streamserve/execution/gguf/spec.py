@@ -30,7 +30,7 @@ KNOWN = {
     "attention.key_length", "attention.value_length", "attention.sliding_window", "attention.causal",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count", "expert_used_count",
-    "tensor_data_layout",
+    "tensor_data_layout", "pooling_type",
 }  # fmt: skip
 """Entries of an architecture that are honoured, or change nothing."""
 
