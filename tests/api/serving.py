@@ -21,6 +21,7 @@ from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.fleet.view import RouterView
+from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo
@@ -28,6 +29,7 @@ from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import Renderer
 from streamserve.text.output import Delta, Usage
+from streamserve.text.reranker import Scoring
 from streamserve.text.tokenizer import Tokenizer
 
 ON_PAIRS = "STREAMSERVE_PAIRS" in os.environ
@@ -195,6 +197,9 @@ class ScriptedGenerator:
     drained: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
     root: str = "owner/scripted"
+    task: str = "generate"
+    embedding: EmbeddingConfig | None = None
+    scoring: Scoring | None = None
     created: int = 1_700_000_000
     model: ModelInfo = field(
         default_factory=lambda: ModelInfo(

@@ -18,6 +18,8 @@ from streamserve.api.http.request_ids import RequestIds
 from streamserve.api.http.unsupported_routes import unsupported_endpoints
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
+from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
+from streamserve.api.openai.rerank import RERANK_ROUTES
 from streamserve.api.openai.responses import RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
@@ -61,6 +63,7 @@ def _router_entries(context: AppContext) -> list[BaseRoute]:
     streams = stream_context(context)
     endpoints: list[Endpoint] = [
         *bound((*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES), context),
+        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES), context),
         *bound(STREAM_ROUTES, streams),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
         *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),

@@ -1,4 +1,4 @@
-"""`streamserve models`: write checkpoints, quantized or for benchmarks."""
+"""`streamserve models`: those of the hub, and writing checkpoints, quantized or for benchmarks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
+from streamserve.cli.cached_models import list_models, pull, remove, show
 from streamserve.cli.flags import exit_on_error
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.checkpoints import locate
 
 models = typer.Typer(
-    help="Write checkpoints: quantized, or inflated for benchmarks.",
+    help="Download models, list and remove them; write quantized or inflated checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+for command, name in ((pull, "pull"), (list_models, "list"), (show, "show"), (remove, "rm")):
+    models.command(name)(command)
 
 
 @models.command("inflate")

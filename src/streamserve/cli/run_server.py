@@ -205,9 +205,16 @@ def _processors(settings: Settings) -> str:
 
 
 def _curl(llm: AsyncLLM, url: str) -> str:
-    """Return an example request that streams: a chat if the model has a chat template, else a completion."""
-    body: dict[str, Any] = {"model": llm.served_names[0], "stream": True}
-    if llm.chat_template:
+    """Return an example request: an embedding or a score where that is the task, else a stream, of a chat if
+    the model has a chat template."""
+    body: dict[str, Any] = {"model": llm.served_names[0]}
+    if llm.task == "generate":
+        body["stream"] = True
+    if llm.task == "embed":
+        route, body["input"] = "embeddings", "Once upon a time"
+    elif llm.task == "score":
+        route, body["query"], body["documents"] = "rerank", "What is a pier?", ["A pier is a landing place."]
+    elif llm.chat_template:
         route, body["messages"] = "chat/completions", [{"role": "user", "content": "What is 12 + 7?"}]
     else:
         route, body["prompt"], body["max_tokens"] = "completions", "Once upon a time", 32

@@ -16,6 +16,8 @@ from streamserve.protocol.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+BASE = "model."
+"""What the names of a base model's tensors begin with in checkpoints that also have an output head."""
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 SAMPLE_BYTES = 64
@@ -34,11 +36,14 @@ class Header:
 
 
 class Checkpoint:
-    """The tensors of `folder` by name. Raises CheckpointError for a file that is missing or damaged."""
+    """The tensors of `folder` by name, those of a base model with `BASE` before their names where
+    `base_model` allows one. Raises CheckpointError for a file that is missing or damaged."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base_model: bool = False) -> None:
         self.path = folder
         self._files = _open_files(folder)
+        if base_model and not any(name.startswith(BASE) for name in self._files):
+            self._files = {BASE + name: (path, _Base(file)) for name, (path, file) in self._files.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -125,6 +130,19 @@ class Checkpoint:
         """Return a view of the file. Do not keep it: the file may be replaced while the view exists."""
         tensor: Tensor = self._files[name][1].get_tensor(name)
         return tensor
+
+
+@dataclass(frozen=True)
+class _Base:
+    """An open file of a base model, whose tensors have `BASE` before their names."""
+
+    file: Any
+
+    def get_slice(self, name: str) -> Any:
+        return self.file.get_slice(name.removeprefix(BASE))
+
+    def get_tensor(self, name: str) -> Any:
+        return self.file.get_tensor(name.removeprefix(BASE))
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -69,8 +69,10 @@ def load(
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
-    spec, checkpoint = open_checkpoint(FilePath(config.path))
+    spec, checkpoint = open_checkpoint(FilePath(config.path), config.task == "embed")
     device = choose_device(config.device)
+    if config.task in ("embed", "score") and (device.type == "cuda" or config.backend == "device"):
+        raise CheckpointError(f"--task {config.task} is not computed on a GPU yet: use --device cpu")
     if device.type == "cuda" or config.backend == "device":
         from streamserve.execution.cuda.load import load_on_device
 

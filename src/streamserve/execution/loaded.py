@@ -266,6 +266,7 @@ def model_info(
         fingerprint=source.fingerprint,
         quantization=source.quantization,
         head_quantization=str(source.head or "none"),
+        hidden_size=spec.hidden_size,
         kv_cache_dtype=source.config.kv_cache_dtype,
     )
 

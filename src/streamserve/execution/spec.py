@@ -107,11 +107,11 @@ class ModelSpec:
         return replace(self, ropes=tuple(rope and rope.at_length(max_model_len) for rope in self.ropes))
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in `folder`. Raises CheckpointError naming the file and the unsupported
-    field."""
+def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
+    """Return the spec of the model in `folder`. One that only `embeds` may be a base model, without an output
+    head. Raises CheckpointError naming the file and the unsupported field."""
     config = read_fields(folder / "config.json")
-    name = _architecture_name(config)
+    name = _architecture_name(config, embeds)
     family = ARCHITECTURES[name]
     _refuse_unsupported(config, family)
     parameters = rope_parameters(config, by_layer=family.local_theta is not None)
@@ -179,11 +179,13 @@ def linear_names(fused: bool, experts: Experts | None, layer: int) -> tuple[str,
     return (*filter(is_attention, names), *experts.matrices(hidden=1))
 
 
-def _architecture_name(config: Fields) -> str:
+def _architecture_name(config: Fields, embeds: bool) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         config.refuse("architectures", f"must name one architecture, not {names!r}")
     name = str(names[0])
+    if embeds and name.endswith("Model"):
+        name = name.removesuffix("Model") + "ForCausalLM"
     if name not in ARCHITECTURES:
         text = name.replace("ForConditionalGeneration", "ForCausalLM")
         hint = f"only the text model, {text}" if text in ARCHITECTURES else ", ".join(ARCHITECTURES)

@@ -14,6 +14,7 @@ from streamserve.protocol.logs import LogFormat
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "int8"]
+Task = Literal["auto", "generate", "embed", "score"]
 Backend = Literal["auto", "native", "reference", "device"]
 KernelPath = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 SpeculationMode = Literal["coupled", "rejection"]
@@ -65,6 +66,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The checkpoint to load, and how."""
 
     path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout, or GGUF file")]
+    task: Annotated[
+        Task,
+        Meta(
+            description="what the model does: generate text, embed texts (/v1/embeddings), or score pairs of "
+            "texts by its logits of yes and no (/v1/rerank, /v1/score); auto: embed if the checkpoint says "
+            "that it is an embedding model, else generate"
+        ),
+    ] = "auto"
     dtype: Annotated[
         DType, Meta(description="data type of weights and KV cache; auto: that of the checkpoint")
     ] = "auto"

@@ -20,12 +20,13 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, pools, unified
 from streamserve.protocol import keys
-from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.config import ModelConfig, ServerConfig, Task
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.checkpoints import locate, packaged_draft
+from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import Settings, SettingsError, convert, options
 
 PREFIX = "STREAMSERVE_"
@@ -71,6 +72,9 @@ def resolve(
     folder = locate(name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
+    task = detect_task(folder) if unresolved.task == "auto" else unresolved.task
+    _check_task(task, unresolved, server)
+    unresolved = msgspec.structs.replace(unresolved, task=task)
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
     _check_addresses(server)
     _check_tls(server)
@@ -85,6 +89,8 @@ def resolve(
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model."""
     draft = config.draft
+    if draft == "auto" and config.task != "generate":
+        return "none"
     if draft == "auto":
         return str(packaged_draft(target) or "none")
     if draft.startswith("tcp://"):
@@ -184,6 +190,25 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         parse_router(server.router)
     except ValueError as error:
         raise SettingsError(f"router = {server.router!r}: {error}") from None
+
+
+def _check_task(task: Task, model: ModelConfig, server: ServerConfig) -> None:
+    """Refuse settings of generated text where a model embeds or scores."""
+    if task == "generate":
+        return
+    of_text = {
+        "draft": model.draft in ("auto", "none"),
+        "speculation_policy": model.speculation_policy == ModelConfig(path="").speculation_policy,
+        "speculation_mode": model.speculation_mode == "coupled",
+        "pairs": not server.pairs,
+        "prefill": not server.prefill,
+        "decode": not server.decode,
+        "tool_parser": server.tool_parser in ("auto", "none"),
+        "reasoning_parser": server.reasoning_parser in ("auto", "none"),
+    }
+    for name, idle in of_text.items():
+        if not idle:
+            raise SettingsError(f"{name}: task = {task!r} generates no text: leave it out, or set task")
 
 
 def _check_effect(model: ModelConfig) -> None:

@@ -39,6 +39,7 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         return rng.choice((positions, 512, 512, 500, 300, 256, 200, 200, 64, rng.choice((1, positions + 1))))
 
     return {
+        "task": weighted(("auto", 1), ("generate", 1)),  # the others generate no text to compare
         "dtype": weighted(("auto", 4), ("float32", 6), ("bfloat16", 6), ("float16", 1)),
         "device": weighted(("cpu", 4), ("auto", 4), ("cuda:9", 0.2)),
         "backend": weighted(("auto", 3), ("native", 4), ("reference", 1), ("device", 2)),

@@ -41,7 +41,7 @@ KNOWN = {
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count", "expert_used_count",
     "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm",
     "expert_gating_func",
-    "tensor_data_layout",
+    "tensor_data_layout", "pooling_type",
 }  # fmt: skip
 """Entries of an architecture that are honoured, or change nothing."""
 
