@@ -224,6 +224,17 @@ def test_experts_in_blocks_are_integers(
     assert 1e-4 < error < 0.06
 
 
+@needs_kernels
+def test_routers_are_not_logged_as_rounded(
+    shared_checkpoint: Shared, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = shared_checkpoint("qwen2_moe", **{**SIZES, **MIXTURES["qwen2_moe"]})
+    write_gguf(source, tmp_path / "model.gguf", "Q8_0")
+    with caplog.at_level(logging.INFO):
+        load(config(tmp_path / "model.gguf"))
+    assert "1 matrices are rounded to bfloat16: token_embd.weight (Q8_0)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -15,6 +15,7 @@ from streamserve.execution.gguf.blocks import unpack
 from streamserve.execution.gguf.names import ROPE_FREQUENCIES, expert_of, stored_name
 from streamserve.execution.gguf.spec import PERMUTED
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
+from streamserve.execution.shapes import router_modules
 from streamserve.execution.spec import ModelSpec
 from streamserve.gguf.files import Bytes, GgufModel
 from streamserve.protocol.errors import CheckpointError
@@ -69,16 +70,17 @@ class GgufCheckpoint:
 
     def log_rounded(self, spec: ModelSpec, dtype: torch.dtype, head_is_stored: bool) -> None:
         """Log which matrices are computed in floats of `dtype` that may not hold the file's exactly. The head
-        is not if it is computed as it is stored."""
+        is not if it is computed as it is stored; routers, in float32, never are."""
         exact = {kind for kind, held in FLOATS.items() if held == dtype or dtype == torch.float32}
         formats = spec.stored.by_module if spec.stored else {}
-        integers = {stored_name(f"{module}.weight") for module, stored in formats.items() if stored}
+        modules = [module for module, stored in formats.items() if stored] + router_modules(spec)
+        held = {stored_name(f"{module}.weight") for module in modules}
         if head_is_stored:
-            integers.add(stored_name("lm_head.weight"))
+            held.add(stored_name("lm_head.weight"))
         rounded = [
             f"{name} ({info.type.name})"
             for name, info in self._model.tensors.items()
-            if len(info.shape) >= 2 and name not in integers and info.type.name not in exact
+            if len(info.shape) >= 2 and name not in held and info.type.name not in exact
         ]
         if rounded:
             names = ", ".join(rounded[:MAX_LOGGED]) + (" and others" if len(rounded) > MAX_LOGGED else "")
