@@ -7,7 +7,7 @@ from streamserve.execution.fields import read_fields
 from streamserve.execution.kv_cache import bytes_per_block
 from streamserve.execution.loaded import open_source
 from streamserve.execution.open import open_checkpoint
-from streamserve.execution.weights import count_parameters, weight_bytes
+from streamserve.execution.shapes import count_parameters, weight_bytes
 from streamserve.gguf.files import open_gguf
 from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.config import ModelConfig
@@ -36,6 +36,7 @@ def describe(path: Path, embeds: bool = False) -> Description:
     spec, checkpoint = open_checkpoint(path, embeds)
     source = open_source(ModelConfig(path=str(path), draft="none"), checkpoint, spec)
     quantized = f", layers in {source.quantization}" if source.quantization != "none" else ""
+    quantized += f", head in {source.head}" if source.head else ""
     return Description(
         architecture=spec.architecture,
         parameters=count_parameters(spec),
@@ -43,7 +44,7 @@ def describe(path: Path, embeds: bool = False) -> Description:
         context=spec.max_position_embeddings,
         vocabulary=spec.vocab_size,
         layers=spec.num_layers,
-        weight_bytes=weight_bytes(spec, source.dtype, False, source.format),
+        weight_bytes=weight_bytes(spec, source.dtype, False, source.format, source.head),
         kv_token_bytes=bytes_per_block(spec, 1, source.dtype),
     )
 

@@ -7,8 +7,9 @@ from streamserve.execution import spec as hugging_face
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.gguf.spec import read_spec as read_gguf_spec
+from streamserve.execution.shapes import HEAD
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import HEAD, AnyCheckpoint, check_weights
+from streamserve.execution.weights import AnyCheckpoint, check_weights
 from streamserve.gguf.files import open_gguf
 from streamserve.gguf.paths import gguf_file
 
