@@ -50,7 +50,7 @@ def test_a_base_model_is_one_that_embeds(tmp_path: Path) -> None:
     spec, checkpoint = open_checkpoint(folder, embeds=True)
     assert spec.architecture == "LlamaForCausalLM"
     assert "model.norm.weight" in checkpoint
-    with pytest.raises(CheckpointError, match="architectures: 'LlamaModel' is not supported"):
+    with pytest.raises(CheckpointError, match="architectures 'LlamaModel' is not supported"):
         open_checkpoint(folder)
 
 

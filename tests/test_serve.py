@@ -198,7 +198,10 @@ def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:
     )
     assert cached.returncode == 0, cached.stderr
     assert missing.returncode == 2
-    assert "owner/none: it is not in the cache, and HF_HUB_OFFLINE forbids to download it" in missing.stderr
+    assert (
+        "owner/none: HF_HUB_OFFLINE forbids to ask the hub, and the model is not in the cache"
+        in missing.stderr
+    )
     assert "Traceback" not in missing.stderr
 
 

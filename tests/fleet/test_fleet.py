@@ -30,6 +30,7 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     Finished,
+    Pooled,
     Progress,
     PromptLogprob,
     PromptLogprobs,
@@ -39,7 +40,7 @@ from streamserve.protocol.messages import (
     Withdrawn,
 )  # fmt: skip
 from streamserve.protocol.reports import IncidentReport
-from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.sampling import Pooling, SamplingParams
 from tests.engine.drive import model_info
 
 W = "unified-0"
@@ -142,6 +143,21 @@ def test_after_a_loss_the_next_attempt_carries_the_delivered_tokens() -> None:
     )
     (delivered,) = send_events(fleet, token(again.attempt, 2, finish="length"), incarnation=2)
     assert delivered.last
+
+
+def test_a_vector_is_delivered_once_also_after_a_loss() -> None:
+    fleet = started()
+    request = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=0, pooling=Pooling()))
+    attempt = submitted(fleet.handle(request, 0.0)).attempt
+    fleet.handle(WorkerLost(W, 1, "killed"), 2.0)
+    again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 3.0))
+    assert again.params.pooling == Pooling()
+    late = Pooled("r", attempt, b"late"), Finished("r", attempt, 0, "stop")
+    assert send_events(fleet, *late, incarnation=2) == []
+    events = [Pooled("r", again.attempt, b"1234"), Finished("r", again.attempt, 0, "stop")]
+    (delivered,) = send_events(fleet, *events, incarnation=2)
+    assert (delivered.events, delivered.last) == (events, True)
+    assert send_events(fleet, *events, incarnation=2) == []
 
 
 def test_recomputed_prompt_logprobs_are_delivered_once() -> None:

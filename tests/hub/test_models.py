@@ -204,6 +204,13 @@ def test_what_is_cached_is_served_without_the_hub(environment: dict[str, str], m
         assert "not in the cache" in unknown
 
 
+def test_a_hub_that_cannot_be_reached_is_named(models: Run) -> None:
+    line = refused(models("pull", "tests/llama", HF_ENDPOINT="http://127.0.0.1:9"))
+    assert "tests/llama: the hub cannot be reached: " in line
+    line = refused(models("pull", "tests/llama", HF_HUB_OFFLINE="1"))
+    assert "tests/llama: HF_HUB_OFFLINE forbids to ask the hub" in line
+
+
 def test_a_quantization_on_the_hub_is_generated_with(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "streamserve", "generate", "the quick", "--model", "tests/gguf:Q8_0"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)

@@ -42,10 +42,10 @@ def _refusal(name: HubName, error: Exception) -> CheckpointError:
     if status in (401, 403):
         return CheckpointError(f"{name}: the hub refuses the token ({status}): {TOKEN_ADVICE}")
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return Unreachable(f"{name}: it is not in the cache, and HF_HUB_OFFLINE forbids to download it")
+        return Unreachable(f"{name}: HF_HUB_OFFLINE forbids to ask the hub")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
         return CheckpointError(f"{name} cannot be written to the hub's cache: {error.strerror}")
-    return Unreachable(f"{name} is not in the cache, and the hub cannot be reached: {_first_line(error)}")
+    return Unreachable(f"{name}: the hub cannot be reached: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

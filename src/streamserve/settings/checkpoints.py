@@ -73,8 +73,8 @@ def _from_hub(name: HubName) -> Path:
     """Return the path of a model as it is on the hub now; where the hub cannot be asked, as it is cached."""
     try:
         return download(name)
-    except Unreachable:
+    except Unreachable as error:
         cached = cached_path(name)
         if cached is None:
-            raise
+            raise CheckpointError(f"{error}, and the model is not in the cache") from error
         return cached
