@@ -30,7 +30,8 @@ def warning(response: httpx.Response) -> str:
 @pytest.mark.parametrize(
     ("route", "fields", "named"),
     [
-        (CHATS, {"reasoning_effort": "low"}, "reasoning_effort"),
+        (CHATS, {"reasoning_effort": "low"}, "reasoning_effort with this model's chat template"),
+        (CHATS, {"reasoning": {"effort": "low"}}, "reasoning (use reasoning_effort)"),
         (CHATS, {"verbosity": "low"}, "verbosity"),
         (CHATS, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
         (CHATS, {"web_search_options": {}}, "web_search_options"),
@@ -41,9 +42,13 @@ def warning(response: httpx.Response) -> str:
         (CHATS, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         (COMPLETIONS, {"cache_prompt": True}, "cache_prompt"),
         (COMPLETIONS, {"num_ctx": 8192}, "num_ctx"),
-        (RESPONSES, {"store": True}, "store"),
         (RESPONSES, {"stream_options": {"include_obfuscation": True}}, "stream_options"),
-        (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning"),
+        (
+            RESPONSES,
+            {"reasoning": {"effort": "low"}},
+            "reasoning.effort with this model's chat template",
+        ),
+        (RESPONSES, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
         (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include[reasoning.encrypted_content]"),
     ],
@@ -109,7 +114,6 @@ def test_unknown_keys_of_messages_and_parts(hello: Served, strict: Served, route
         (CHATS, "repeat_penalty", 1.1),
         (CHATS, "modalities", ["audio"]),
         (RESPONSES, "n", 2),
-        (RESPONSES, "previous_response_id", "resp_1"),
         (RESPONSES, "messages", [USER]),
     ],
 )

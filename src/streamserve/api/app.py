@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, WebSocketRoute
 
+from streamserve.api.anthropic.messages import MESSAGE_ROUTES
 from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
@@ -18,7 +19,9 @@ from streamserve.api.http.request_ids import RequestIds
 from streamserve.api.http.unsupported_routes import unsupported_endpoints
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
+from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.responses import RESPONSE_ROUTES
+from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
 from streamserve.api.ops.docs import DOCS_ROUTES, Document
@@ -45,7 +48,10 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette
     settings = settings or ApiSettings()
     SamplingParams(**settings.default_sampling)
     metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
-    context = AppContext(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes))
+    stored = ResponseStore(
+        settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
+    )
+    context = AppContext(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes), stored)
     metrics.memory.set_function(lambda: context.memory.held)
     app = Starlette(
         routes=_router_entries(context), middleware=_middleware(context), exception_handlers=ERROR_HANDLERS
@@ -60,7 +66,10 @@ def _router_entries(context: AppContext) -> list[BaseRoute]:
     """Return all routes. The first one that matches a request serves it."""
     streams = stream_context(context)
     endpoints: list[Endpoint] = [
-        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES), context),
+        *bound(
+            (*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES),
+            context,
+        ),
         *bound(STREAM_ROUTES, streams),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
         *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),

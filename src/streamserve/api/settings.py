@@ -17,7 +17,8 @@ class ApiSettings:
     With `strict_fields`, fields that are unknown or without effect are refused (http/ignored_fields.py).
     `request_timeout` is in seconds (None: no limit). `api_keys` and `admin_keys` are digests. With
     `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt streams
-    may be open; one without any request for `stream_ttl` seconds is dropped.
+    may be open; one without any request for `stream_ttl` seconds is dropped. At most `max_stored_responses`
+    of `max_stored_response_bytes` together are kept, each for `stored_response_ttl` seconds.
     """
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -35,3 +36,6 @@ class ApiSettings:
     strict_fields: bool = False
     max_streams: int = 512
     stream_ttl: float = 300.0
+    max_stored_responses: int = 1024
+    max_stored_response_bytes: int = 64 << 20
+    stored_response_ttl: float = 86_400.0

@@ -115,6 +115,9 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         strict_fields=server.strict_fields,
         max_streams=server.max_streams,
         stream_ttl=server.stream_ttl,
+        max_stored_responses=server.max_stored_responses,
+        max_stored_response_bytes=server.max_stored_response_bytes,
+        stored_response_ttl=server.stored_response_ttl,
     )
 
 

@@ -316,6 +316,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         Meta(gt=0, description="seconds without a request after which an open prompt stream is deleted"),
     ] = 300.0
+    max_stored_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="maximum number of responses of /v1/responses that are kept in memory; the oldest "
+            "are dropped first; 0: none is kept",
+        ),
+    ] = 1024
+    max_stored_response_bytes: Annotated[
+        int,
+        Meta(ge=0, description="maximum size of all stored responses with their conversations, in bytes"),
+    ] = 64 << 20
+    stored_response_ttl: Annotated[float, Meta(gt=0, description="seconds for which a response is kept")] = (
+        86400.0
+    )
     tool_parser: Annotated[
         ToolParser,
         Meta(description="format of the model's tool calls; auto: detected from its chat template"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,7 +29,7 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """A compiled chat template and the special tokens it may use.
+    """A compiled chat template and the special tokens it may use. `variables` are the inputs that it reads.
 
     Raises CheckpointError if `source` is not a jinja template.
     """
@@ -43,6 +43,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template, line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)

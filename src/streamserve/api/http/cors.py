@@ -39,7 +39,7 @@ class CORS:
         is_request = scope["type"] in ("http", "websocket")
         error = self._refusal(Headers(scope=scope)) if is_request else None
         if error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -7,7 +7,7 @@ from streamserve.api.routes import Endpoint, Route, bound
 from streamserve.protocol.errors import RequestError
 
 _GENERATES = "this server generates text only"
-_STATELESS = "this server stores nothing between requests: send the whole conversation each time"
+_STATELESS = "this server keeps no such objects: send the whole conversation, or previous_response_id"
 _UNSUPPORTED = {
     "/v1/audio": _GENERATES,
     "/v1/classify": _GENERATES,
@@ -26,14 +26,15 @@ _UNSUPPORTED = {
     "/v1/evals": _STATELESS,
     "/v1/files": _STATELESS,
     "/v1/fine_tuning": "this server does not train",
-    "/v1/responses": _STATELESS,
+    "/v1/messages": "/v1/messages and /v1/messages/count_tokens are",
+    "/v1/responses": "of a stored response there are /v1/responses/{id} and its input_items",
     "/v1/threads": _STATELESS,
     "/v1/uploads": _STATELESS,
     "/v1/vector_stores": _STATELESS,
     "/embeddings": f"{_GENERATES}: use a server with an embedding model",
     "/invocations": "use /v1/completions or /v1/chat/completions",
 }
-_SUPPORTED = {"/v1/responses"}
+_SUPPORTED = {"/v1/messages", "/v1/responses"}
 """Paths that are supported themselves, while those below them are not."""
 
 _OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")

@@ -25,6 +25,7 @@ from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.openai.conversation import Conversation, prepared
+from streamserve.api.openai.effort import with_effort
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_CHATS
@@ -52,6 +53,7 @@ async def chat_completions(context: AppContext, request: Request) -> Response:
     """Answer a conversation. Raises RequestError if the request cannot be served."""
     body = await read_request(request, context, ChatRequest, OTHER_IN_CHATS)
     body = without_idle_fields(body, ignored_of(request))
+    body = with_effort(body, context.llm, ignored_of(request))
     body = with_header_targets(body, request.headers)
     return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
 

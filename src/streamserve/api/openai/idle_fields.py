@@ -71,6 +71,8 @@ def _is_text(part: Any) -> bool:
 
 def response_without_idle_fields(body: ResponseRequest, ignored: IgnoredFields) -> ResponseRequest:
     """Do the same for /v1/responses: it has no encrypted reasoning, and no verbosity."""
+    if (body.reasoning or {}).get("summary") is not None:
+        ignored.add("reasoning.summary")
     if ignored.strict:
         return body
     text, include = body.text, body.include

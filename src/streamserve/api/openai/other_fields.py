@@ -63,6 +63,7 @@ _WITHOUT_EFFECT: Values = {
     "length_penalty": (1,),
     "num_ctx": (),
     "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": ("none",),
     "request_id": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -71,7 +72,7 @@ _WITHOUT_EFFECT_IN_CHATS: Values = {
     "enable_thinking": (),
     "mm_processor_kwargs": ({},),
     "prediction": (),
-    "reasoning_effort": ("none",),
+    "reasoning": ({}, {"effort": "none"}),
     "thinking": (),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -94,10 +95,12 @@ _INSTEAD = {
 
 
 def _obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:
-    """Return the fields that `kind` lacks and another route obeys, with their defaults."""
+    """Return the fields that `kind` lacks and another route obeys, with their defaults, except those that
+    are taken without effect."""
     kinds: tuple[type[msgspec.Struct], ...] = (CompletionRequest, ChatRequest, ResponseRequest)
     fields = [field for other in kinds for field in msgspec.structs.fields(other)]
-    return {field.name: _default(field) for field in fields if field.name not in kind.__struct_fields__}
+    known = {*kind.__struct_fields__, *_WITHOUT_EFFECT, *_WITHOUT_EFFECT_IN_CHATS}
+    return {field.name: _default(field) for field in fields if field.name not in known}
 
 
 def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
@@ -107,8 +110,8 @@ def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
     return () if made is None else (msgspec.to_builtins(made),)
 
 
-def _without(values: Values, name: str) -> Values:
-    return {known: accepted for known, accepted in values.items() if known != name}
+def _without(values: Values, *names: str) -> Values:
+    return {known: accepted for known, accepted in values.items() if known not in names}
 
 
 OTHER_IN_COMPLETIONS = OtherFields(
@@ -123,8 +126,8 @@ OTHER_IN_COMPLETIONS = OtherFields(
 )
 OTHER_IN_CHATS = OtherFields(
     refused={**_obeyed_elsewhere(ChatRequest), **_REFUSED, **_REFUSED_IN_CHATS, "prompt_embeds": ()},
-    without_effect={**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS},
-    instead={**_INSTEAD, "max_output_tokens": "max_completion_tokens"},
+    without_effect=_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ChatRequest.__struct_fields__),
+    instead={**_INSTEAD, "max_output_tokens": "max_completion_tokens", "reasoning": "reasoning_effort"},
 )
 OTHER_IN_RESPONSES = OtherFields(
     refused={
@@ -135,15 +138,12 @@ OTHER_IN_RESPONSES = OtherFields(
         "context_management": ([],),
         "conversation": (),
         "moderation": (),
-        "previous_response_id": (),
         "prompt": (),
         "truncation": ("disabled",),
     },
     without_effect={
-        **_WITHOUT_EFFECT,
-        **_WITHOUT_EFFECT_IN_CHATS,
+        **_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ResponseRequest.__struct_fields__),
         "max_tool_calls": (),
-        "reasoning": ({}, {"effort": None}, {"effort": "none"}),
         "stream_options": ({}, {"include_obfuscation": False}),
     },
     instead={
@@ -151,6 +151,7 @@ OTHER_IN_RESPONSES = OtherFields(
         "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens",
         "messages": "input",
+        "reasoning_effort": "reasoning",
         "response_format": "text.format",
     },
 )

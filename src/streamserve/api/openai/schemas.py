@@ -29,6 +29,16 @@ def about(text: str, **schema: Any) -> Meta:
 
 Model = Annotated[str | None, about("one of the names in /v1/models; by default the first")]
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+ReasoningEffort = Annotated[
+    str | None,
+    about(
+        f"how much the model reasons, where its chat template has that: {', '.join(EFFORTS)}",
+        enum=list(EFFORTS),
+    ),
+]
+
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a stream carries besides text."""
@@ -243,4 +253,5 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         str | dict[str, Any] | None, about("none, auto, required, or the one function to call")
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("if false, at most one call")] = None
+    reasoning_effort: ReasoningEffort = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True
