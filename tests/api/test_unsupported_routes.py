@@ -17,9 +17,10 @@ from tests.api.test_refusals import refused
         ("POST", "/v1/audio/speech", "generates text only"),
         ("POST", "/v1/images/generations", "generates text only"),
         ("POST", "/v1/moderations", "generates text only"),
-        ("GET", "/v1/files", "send the whole conversation"),
+        ("GET", "/v1/files/file-1/lines", "/v1/files/{id}/content"),
+        ("GET", "/v1/vector_stores", "send the whole conversation"),
         ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{id} and its input_items"),
-        ("POST", "/v1/batches", "send the requests themselves"),
+        ("PUT", "/v1/batches/batch_1/pause", "/v1/batches/{id}/cancel"),
         ("POST", "/v1/score", "echo"),
     ],
 )

@@ -66,7 +66,7 @@ class Authentication:
             path = scope["path"]
             if self._keys and path not in PUBLIC_PATHS and not path.startswith(ADMIN_PREFIX):
                 key = digest(_request_key(Headers(scope=scope), path))
-                scope.setdefault("state", {})[_OWNER] = key
+                with_owner(scope, key)
                 if self._limit is not None:
                     await self._counted(scope, receive, send, key, self._limit)
                     return
@@ -102,6 +102,12 @@ class Authentication:
         if self._keys and not matches(key, self._keys):
             return _invalid_key(key)
         return RequestError("admin routes are closed: start the server with an --admin-key-file", status=403)
+
+
+def with_owner(scope: Scope, owner: str) -> Scope:
+    """Return `scope`, changed to be a request of `owner`."""
+    scope.setdefault("state", {})[_OWNER] = owner
+    return scope
 
 
 def owner_of(connection: HTTPConnection) -> str:

@@ -20,11 +20,11 @@ _UNSUPPORTED = {
     "/v1/score": f'{_GENERATES}: /v1/completions with "echo" and "max_tokens": 0 scores a text',
     "/v1/videos": _GENERATES,
     "/v1/assistants": _STATELESS,
-    "/v1/batches": "send the requests themselves: they are batched as they arrive",
+    "/v1/batches": "of a batch there are /v1/batches/{id} and /v1/batches/{id}/cancel",
     "/v1/containers": _STATELESS,
     "/v1/conversations": _STATELESS,
     "/v1/evals": _STATELESS,
-    "/v1/files": _STATELESS,
+    "/v1/files": "of a file there are /v1/files/{id} and /v1/files/{id}/content",
     "/v1/fine_tuning": "this server does not train",
     "/v1/messages": "/v1/messages and /v1/messages/count_tokens are",
     "/v1/responses": "of a stored response there are /v1/responses/{id} and its input_items",
@@ -34,7 +34,7 @@ _UNSUPPORTED = {
     "/embeddings": f"{_GENERATES}: use a server with an embedding model",
     "/invocations": "use /v1/completions or /v1/chat/completions",
 }
-_SUPPORTED = {"/v1/messages", "/v1/responses"}
+_SUPPORTED = {"/v1/batches", "/v1/files", "/v1/messages", "/v1/responses"}
 """Paths that are supported themselves, while those below them are not."""
 
 _OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")
