@@ -32,7 +32,7 @@ class CORS:
                 allow_origins=list(origins),
                 allow_methods=["GET", "POST", "PATCH", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Retry-After", "Warning"],
+                expose_headers=["X-Request-Id", "Request-Id", "Retry-After", "Warning"],
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
