@@ -4,6 +4,7 @@
 #   make check                       lint, types and the tests that need no worker process
 #   make test                        lint, types and all tests with small counts
 #   make verify                      the full counts, results in tests/results/; goes on where it was
+#   make wheel                       a wheel with compiled kernels in dist/, for x86-64 Linux without a compiler
 #   make docs                        the documentation as a site in build/site
 #   make figures                     write tables and numbers in README and docs from the result files
 #   make campaign FAMILY=settings MINUTES=60    random trials that accumulate; without FAMILY, which there are
@@ -27,10 +28,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
 
-.PHONY: help install serve check test lint verify campaign docs figures clean
+.PHONY: help install serve check test lint verify wheel campaign docs figures clean
 
 help:
-	@sed -n '2,9s/^# *//p' Makefile
+	@sed -n '2,10s/^# *//p' Makefile
 
 # One stamp for running, one for developing, so that `make serve` installs no test tools.
 install: $(VENV)/.installed
@@ -74,8 +75,16 @@ $(VENV)/.nixl: $(VENV)/.developing
 	$(BIN)/pip install --quiet --editable ".[nixl]"
 	@touch $@
 
-verify: lint $(VENV)/.nixl $(CLIENTS:%=$(COMPAT)/%/.installed)
+verify: lint wheel $(VENV)/.nixl $(CLIENTS:%=$(COMPAT)/%/.installed)
 	COMPAT=$(abspath $(COMPAT)) $(BIN)/python -m tests.verify $(ARGS)
+
+$(VENV)/.wheel: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[wheel]"
+	@touch $@
+
+# Compiled kernels are kept in build/kernels: after the first time it takes seconds.
+wheel: $(VENV)/.wheel
+	$(BIN)/python scripts/build_wheel.py
 
 campaign: $(VENV)/.developing
 	$(BIN)/python -m tests.campaigns $(FAMILY) --minutes $(MINUTES) $(ARGS)

@@ -158,7 +158,7 @@ def main() -> None:
     built = kernels()
     if built is None:
         raise SystemExit("there are no kernels to measure: see the log")
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)  # its threads would spin on the cores of the kernels
     pool = ThreadPool(built, args.threads, library.Path[args.path] if args.path else None)
     chosen = pool.path(DTYPE)
     peak = multiplier_rate(pool, chosen, 16)

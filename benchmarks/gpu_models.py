@@ -15,8 +15,8 @@ from streamserve import embedded
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.inflate import OUTPUTS, origin
 from streamserve.execution.rope_spec import RopeSpec
+from streamserve.execution.shapes import weight_shapes
 from streamserve.execution.spec import ModelSpec, Multipliers, read_spec
-from streamserve.execution.weights import weight_shapes
 
 
 def llama(

@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no piece later; 0: only report")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--split", choices=("train", "heldout"), default="train", help="wordings of tasks")
+    parser.add_argument("--split", choices=("train", "heldout"), default="heldout", help="wordings of tasks")
     parser.add_argument("--name", default="speculation", help="name of the result files")
     parser.add_argument("--acceptance", action="store_true", help="count acceptance instead of the grid")
     args = parser.parse_args()

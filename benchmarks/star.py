@@ -104,8 +104,8 @@ def memory(model: Path, counts: list[int], budget: int = 1 << 27) -> list[dict[s
 
     from streamserve.embedded import path
     from streamserve.execution.kv_cache import bytes_per_block
+    from streamserve.execution.shapes import weight_bytes
     from streamserve.execution.spec import read_spec
-    from streamserve.execution.weights import weight_bytes
 
     target, draft = read_spec(path("embedded")), read_spec(model)
     target_block, draft_block = (bytes_per_block(spec, 16, torch.bfloat16) for spec in (target, draft))

@@ -77,7 +77,7 @@ def reference_model(folder: Path, dtype: str = "float32") -> Any:
 def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.ndim == 2:
+        if parameter.ndim >= 2:
             gain = 3.0 if "embed" in name or "lm_head" in name else 1.0
             parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
         else:

@@ -1,6 +1,7 @@
 """GGUF files of small random models, written by the package `gguf`, the reference for the format."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,17 @@ NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps", "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps", "block_sparse_moe.experts.w2": "ffn_down_exps",
 }  # fmt: skip
+
+FAMILIES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate.weight")
 
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0],
@@ -91,18 +102,26 @@ def write_gguf(
     `change` adds entries; `options` are the writer's."""
     config = json.loads((source / "config.json").read_text())
     family = config["model_type"]
-    writer = gguf.GGUFWriter(target, "llama" if family == "mistral" else family, **options)
+    writer = gguf.GGUFWriter(target, FAMILIES.get(family, family), **options)
     write_entries(writer, config)
     write_tokenizer(writer, source)
     change(writer)
     tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / SINGLE).items()}
     read = dict[str, torch.Tensor]()
-    for seed, (name, tensor) in enumerate(tensors.items()):
-        kind = (types if isinstance(types, str) else types(name)) if tensor.ndim == 2 else "F32"
+    for seed, (name, tensor) in enumerate(stacked(tensors).items()):
+        is_matrix = tensor.ndim >= 2 and not name.endswith(ROUTERS)
+        kind = (types if isinstance(types, str) else types(name)) if is_matrix else "F32"
         heads = heads_of(config, name)
         stored = stored_tensor(permuted(tensor, heads) if heads else tensor, kind, seed)
         writer.add_tensor(stored_name(name), stored, raw_dtype=Type[kind])
         floats = tensor_floats(stored, kind)
+        if floats.ndim == 3:
+            for number, floats_of_one in enumerate(floats):
+                one = name.replace(".experts.", f".experts.{number}.")
+                read[one] = torch.from_numpy(floats_of_one.copy())
+            continue
+        if name.endswith("shared_expert_gate.weight"):
+            floats = floats[None]
         read[name] = torch.from_numpy(unpermuted(floats, heads).copy() if heads else floats.copy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -111,9 +130,20 @@ def write_gguf(
     return read
 
 
+def stacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
+    """Return tensors with those of all experts as one, and a shared expert's gate as a vector."""
+    out = dict[str, Any]()
+    for name, tensor in sorted(tensors.items(), key=lambda item: [int(n) for n in EXPERT.findall(item[0])]):
+        if EXPERT.search(name):
+            out.setdefault(EXPERT.sub(".experts.", name), []).append(tensor)
+        else:
+            out[name] = tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
+    return {name: np.stack(value) if isinstance(value, list) else value for name, value in out.items()}
+
+
 def heads_of(config: dict[str, Any], name: str) -> int:
     """Return the heads of a tensor whose rows are permuted, else 0."""
-    if config["model_type"] not in ("llama", "mistral"):
+    if config["model_type"] not in ("llama", "mistral", "mixtral"):
         return 0
     if "q_proj" in name:
         return int(config["num_attention_heads"])
@@ -121,6 +151,9 @@ def heads_of(config: dict[str, Any], name: str) -> int:
 
 
 def stored_tensor(tensor: Floats, kind: str, seed: int) -> NDArray[Any]:
+    if tensor.ndim == 3:
+        rows = stored_tensor(tensor.reshape(-1, tensor.shape[-1]), kind, seed)
+        return rows.reshape(*tensor.shape[:2], -1)
     if kind not in FORMATS:
         return quantize(tensor, Type[kind])
     try:
@@ -144,6 +177,12 @@ def write_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])

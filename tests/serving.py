@@ -42,7 +42,7 @@ def serving(model: str, *flags: str) -> Iterator[Served]:
             line = process.stdout.readline()
             assert line, f"the server ended: {banner}"
             banner += line
-        url = re.search(r"ready .* at (http://\S+)", banner)
+        url = re.search(r"ready .* at (https?://\S+)", banner)
         assert url, banner
         Thread(target=process.stdout.read, daemon=True).start()
         yield Served(process, url[1], banner, time.monotonic() - started)

@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.cli.run_server import is_loopback, memory_together, warn_of_threads
@@ -196,8 +198,25 @@ def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:
     )
     assert cached.returncode == 0, cached.stderr
     assert missing.returncode == 2
-    assert "owner/none is not a local folder, and cannot be downloaded from the hub" in missing.stderr
+    assert "owner/none: it is not in the cache, and HF_HUB_OFFLINE forbids to download it" in missing.stderr
     assert "Traceback" not in missing.stderr
+
+
+def test_a_server_with_a_certificate_speaks_https(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    flags = ["--threads", "1", "--ssl-certfile", str(tmp_path / "pem")]
+    with serving(str(make_checkpoint(tmp_path / "model")), *flags) as served:
+        assert served.url.startswith("https://127.0.0.1:")
+        body = {"model": str(tmp_path / "model"), "prompt": "hello", "max_tokens": 3}
+        reply = httpx.post(f"{served.url}/v1/completions", json=body, verify=trusting, timeout=60)
+        assert reply.json()["usage"]["completion_tokens"] == 3
+        (command,) = [line.strip() for line in served.banner.splitlines() if "curl" in line]
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.startswith("data: {")
+        assert served.end() == 0
 
 
 def test_a_server_does_not_reveal_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,7 @@ def test_printed_settings_show_no_key_and_read_back_to_the_same(tmp_path: Path) 
         ({"api_key": [""]}, "api_key: a key must have"),
         ({"api_key": ["env:NOWHERE"]}, "api_key = 'env:NOWHERE': there is no such environment variable"),
         ({"admin_key": ["sha256:12"]}, "admin_key: a digest must be"),
+        ({"metrics_key": ["two words"]}, "metrics_key: a key must have"),
         ({"api_key": [17]}, "api_key: must be strings"),
         ({"api_key_file": "/no/such/file"}, "api_key_file = '/no/such/file': cannot be read"),
     ],

@@ -7,6 +7,7 @@ are added to a file under --folder, so a long measurement can be made in slices 
     python -m benchmarks.peers setup --model 345m              once: environments, checkpoint (10 GB)
     python -m benchmarks.peers run --model 345m --rounds 7     every peer, every scenario
     python -m benchmarks.peers run --model 345m --http         the servers
+    python -m benchmarks.peers run --model 345m --widths int8  weights of 8 bits; int4: of 4
     python -m benchmarks.peers report --model 345m             table, JSON and PNG from all rounds so far
 
 Where memory is short (345m takes about 2.5 GB an engine, 1b about 5 GB), run one peer after another:
@@ -19,9 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers import measure, setup
-from benchmarks.peers.adapters import HTTP_PEERS, OURS, PEERS
+from benchmarks.peers.adapters import HTTP_PEERS, OURS, OURS_OF, PEERS
 from benchmarks.peers.checkpoints import MODELS
 from benchmarks.peers.report import report
+from benchmarks.peers.rounds import width_of
 from benchmarks.peers.scenarios import QUICK, SCENARIOS
 
 FOLDER = Path(__file__).parents[2] / "build" / "peers"
@@ -31,7 +33,8 @@ def main() -> None:
     """Run the command line."""
     args = _arguments()
     folder = args.folder.resolve()
-    peers = tuple(name for name in PEERS if name != OURS and (not args.peers or name in args.peers))
+    peers = tuple(args.peers or (name for name in PEERS if PEERS[name].width in args.widths))
+    peers = tuple(name for name in peers if name not in OURS_OF.values())
     quick = "-quick" if args.quick else ""
     records = folder / "rounds" / f"{args.model}{quick}.jsonl"
     plan = measure.Plan(
@@ -50,7 +53,7 @@ def main() -> None:
         return
     if args.command == "run":
         _run(plan, args.fresh, args.http)
-    report(args.model, records, write_results=not args.quick)
+    report(args.model, args.widths, records, write_results=not args.quick)
 
 
 def _run(plan: measure.Plan, fresh: bool, over_http: bool) -> None:
@@ -61,7 +64,8 @@ def _run(plan: measure.Plan, fresh: bool, over_http: bool) -> None:
         servers = tuple(name for name in peers if name in HTTP_PEERS)
         measure.over_http(replace(plan, peers=(OURS, *servers)))
     else:
-        measure.offline(replace(plan, peers=(OURS, *peers)))
+        widths = dict.fromkeys(width_of(name) for name in peers)
+        measure.offline(replace(plan, peers=(*(OURS_OF[width] for width in widths), *peers)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -72,7 +76,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("command", choices=("setup", "run", "report"))
     parser.add_argument("--model", choices=MODELS, default="345m")
-    parser.add_argument("--peers", nargs="+", choices=[n for n in PEERS if n != OURS], help="only these")
+    theirs = [name for name in PEERS if name not in OURS_OF.values()]
+    parser.add_argument("--peers", nargs="+", choices=theirs, help="only these")
+    parser.add_argument(
+        "--widths", nargs="+", choices=OURS_OF, default=["bf16"], help="of weights (default bf16)"
+    )
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, help="only these")
     parser.add_argument("--rounds", type=int, help="rounds of this slice (7, with --quick 1)")
     parser.add_argument("--http", action="store_true", help=f"measure the servers of {', '.join(HTTP_PEERS)}")

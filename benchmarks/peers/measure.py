@@ -13,14 +13,14 @@ from typing import Any
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from benchmarks.peers import http, setup
-from benchmarks.peers.adapters import OURS, PEERS
+from benchmarks.peers.adapters import OURS, OURS_OF, PEERS
 from benchmarks.peers.checkpoints import MODELS, ensure, text
 from benchmarks.peers.engine import Engine, EngineError, Process
-from benchmarks.peers.rounds import MACHINE, append
+from benchmarks.peers.rounds import MACHINE, append, width_of
 from benchmarks.peers.scenarios import HTTP, SCENARIOS, Scenario, floor, work
 
 FIRST = Scenario("first token", new=8, out=1)
-FLOOR_WORK = {"name": MACHINE, "known": [], "turns": [[[]]], "out": 2, "streams": 1, "longest": 0}
+FLOOR_WORK = {"name": MACHINE, "known": [], "turns": [[[]]], "out": 3, "streams": 1, "longest": 0}
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,20 @@ class Slice:
         peer = PEERS.get(name, PEERS[OURS])
         return setup.converted(peer, self.checkpoint, self.plan.folder, self.plan.cores)
 
-    def floor(self, scenario: Scenario) -> dict[str, float]:
-        """Return the seconds of the scenario's floor now, and the values it was computed from."""
+    def floors(self, scenario: Scenario) -> dict[str, dict[str, float]]:
+        """Return by width the seconds of the scenario's floor now, and the values it was computed from."""
         with self.alone(MACHINE) as machine:
             assert isinstance(machine, Engine)
-            bandwidth, rate = machine.run(FLOOR_WORK)["answers"][0][0]
-        seconds = floor(self.model, scenario, bandwidth, rate)
-        return {"floor": seconds, "bandwidth": bandwidth, "rate": rate}
+            bandwidth, rate, rate_int8 = machine.run(FLOOR_WORK)["answers"][0][0]
+        rates = {"bf16": rate, "int8": rate_int8, "int4": rate_int8}
+        return {
+            width: {
+                "floor": floor(self.model, scenario, bandwidth, rate, width),
+                "bandwidth": bandwidth,
+                "rate": rate,
+            }
+            for width, rate in rates.items()
+        }
 
     @contextmanager
     def alone(self, name: str) -> Iterator[Process]:
@@ -207,7 +214,7 @@ def offline(plan: Plan) -> None:
 def _measure_scenario(part: Slice, number: int, name: str) -> None:
     scenario = SCENARIOS[name]
     task = work(name, scenario, f"{part.name} {number}")
-    floor_entry = part.floor(scenario)
+    floors = part.floors(scenario)
     measured: dict[str, dict[str, Any]] = {}
     firsts: dict[str, list[int]] = {}
     for engine in _rotated(part.plan.peers, number):
@@ -224,13 +231,13 @@ def _measure_scenario(part: Slice, number: int, name: str) -> None:
             "cost": done["seconds"],
             "value": scenario.tokens / done["seconds"],
             "unit": "tokens/s",
-            **floor_entry,
+            **floors[width_of(engine)],
         }
         firsts[engine] = [answer[0] for answer in done["answers"][0]]
     for engine, entry in measured.items():
-        agree = None
-        if engine != OURS and OURS in firsts:
-            same = [a == b for a, b in zip(firsts[engine], firsts[OURS], strict=True)]
+        agree, ours = None, OURS_OF[width_of(engine)]
+        if engine != ours and ours in firsts:
+            same = [a == b for a, b in zip(firsts[engine], firsts[ours], strict=True)]
             agree = sum(same) / len(same)
         part.record(number, name, engine, **entry, agree=agree)
 
@@ -250,7 +257,7 @@ def over_http(plan: Plan) -> None:
             part.pause()
             task = work("http", HTTP, f"{part.name} {number}")
             prompts = [text(ids) for ids in task["turns"][0]]
-            floor_entry = part.floor(HTTP)
+            floor_entry = part.floors(HTTP)["bf16"]
             for name in _rotated((*plan.peers, "offline"), number):
                 if ("http", name) in part.dropped or name not in part.running:
                     continue

@@ -1,6 +1,7 @@
 """The table, the JSON and the plot of all rounds of a model."""
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,23 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from benchmarks.peers.adapters import OURS, PEERS
-from benchmarks.peers.rounds import Record, best_peer, failures, figures, read
+from benchmarks.peers.adapters import OURS_OF, PEERS
+from benchmarks.peers.rounds import (
+    Record,
+    any_width,
+    best_peer,
+    failures,
+    figures,
+    read,
+    width_of,
+)
 from benchmarks.peers.scenarios import HTTP, SCENARIOS
 from benchmarks.report import RESULTS, machine, table, write
+from streamserve.execution.native.library import kernels
+from streamserve.execution.native.paths import best_path, name_of
+
+Scenarios = dict[str, dict[str, dict[str, Any]]]
+"""Figures by scenario and engine."""
 
 TITLES = {name: scenario.title for name, scenario in SCENARIOS.items()} | {
     "http": HTTP.title,
@@ -31,23 +45,54 @@ NOTES = (
 )
 
 
-def report(model: str, records: Path, write_results: bool) -> None:
-    """Print the results of the records; `write_results` also writes them as JSON and PNG."""
+def report(model: str, widths: Sequence[str], records: Path, write_results: bool) -> None:
+    """Print the results of the records of engines of these widths; `write_results` also writes those of all
+    as JSON and PNG, named after the model and the fastest instructions of this processor."""
     if not records.exists():
         raise SystemExit(f"nothing was measured yet: there is no {records}")
     lines = read(records)
     scenarios = figures(lines)
     scenarios = {name: scenarios[name] for name in TITLES if name in scenarios}
-    _print(model, scenarios)
+    for width in widths:
+        _print(f"{model}, {width}", of_width(scenarios, width))
+    _print_any_width(any_width(lines))
     for failure in failures(lines):
         print(f"failed: {failure}")
     _print_agreement(lines)
     if write_results:
-        print(_write(model, lines, scenarios))
-        plot(model, scenarios, RESULTS / f"peers-{model}.png")
+        name = f"peers-{model}-{_instructions()}"
+        print(_write(name, model, lines, scenarios))
+        for width in OURS_OF:
+            timed = {
+                key: of_width(scenarios, width)[key] for key in SCENARIOS if key in of_width(scenarios, width)
+            }
+            if timed:
+                plot(f"{model}, {width}", timed, RESULTS / f"{name}-{width}.png")
 
 
-def _print(model: str, scenarios: dict[str, dict[str, dict[str, Any]]]) -> None:
+def of_width(scenarios: Scenarios, width: str) -> Scenarios:
+    """Return the figures of the engines of this width, of the scenarios that any of them ran."""
+    chosen = {
+        scenario: {name: entry for name, entry in engines.items() if width_of(name) == width}
+        for scenario, engines in scenarios.items()
+    }
+    return {scenario: engines for scenario, engines in chosen.items() if engines}
+
+
+def _instructions() -> str:
+    library = kernels()
+    return name_of(best_path(library)) if library else "portable"
+
+
+def _print_any_width(scenarios: dict[str, dict[str, Any]]) -> None:
+    rows = [
+        [TITLES[name], entry["ours"], entry["peer"], _ratio(entry), str(entry["rounds"])]
+        for name, entry in scenarios.items()
+    ]
+    table("the fastest engine at any width", ("scenario", "ours", "best peer", "ratio", "rounds"), rows)
+
+
+def _print(title: str, scenarios: Scenarios) -> None:
     rows = []
     for scenario, engines in scenarios.items():
         best = best_peer(engines)
@@ -64,7 +109,7 @@ def _print(model: str, scenarios: dict[str, dict[str, dict[str, Any]]]) -> None:
                 ]
             )
     columns = ("scenario", "engine", "median", "floor", "ratio to ours", "rounds")
-    table(f"{model} on {machine()['processor']}", columns, rows)
+    table(f"{title} on {machine()['processor']}", columns, rows)
     print("\n".join(NOTES))
 
 
@@ -81,21 +126,34 @@ def _print_agreement(lines: list[Record]) -> None:
         print(f"first tokens agree between engines: {statistics.mean(agree):.1%}")
 
 
-def _write(model: str, lines: list[Record], scenarios: dict[str, dict[str, dict[str, Any]]]) -> Path:
+def _write(name: str, model: str, lines: list[Record], scenarios: Scenarios) -> Path:
     measured = [line for line in lines if "bandwidth" in line]
     settings = {
         "versions": {line["engine"]: line["version"] for line in lines if "version" in line},
         "precision": {line["engine"]: line["precision"] for line in lines if "precision" in line},
         "bandwidth GB/s": statistics.median(line["bandwidth"] for line in measured) / 1e9,
-        "rate TFLOP/s": statistics.median(line["rate"] for line in measured) / 1e12,
+        "rate TFLOP/s": {
+            width: statistics.median(rates) / 1e12
+            for width in OURS_OF
+            if (rates := [line["rate"] for line in measured if width_of(line["engine"]) == width])
+        },
         "notes": NOTES,
     }
-    best = {name: best_peer(engines) for name, engines in scenarios.items()}
-    figures = {"best peer": best, "scenarios": scenarios, "failed": failures(lines)}
-    return write(f"peers-{model}", settings, figures, [f"{model}, random weights"])
+    best = {
+        width: {name: best_peer(engines) for name, engines in of_width(scenarios, width).items()}
+        for width in OURS_OF
+    }
+    figures = {
+        "best peer": best.pop("bf16"),
+        "best peer by width": best,
+        "any width": any_width(lines),
+        "scenarios": scenarios,
+        "failed": failures(lines),
+    }
+    return write(name, settings, figures, [f"{model}, random weights"])
 
 
-def plot(model: str, scenarios: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+def plot(title: str, scenarios: Scenarios, path: Path) -> None:
     """Plot shares of the floor by scenario, and ratios to ours with their intervals."""
     timed = [name for name in scenarios if any("share" in entry for entry in scenarios[name].values())]
     figure, (floors, ratios) = plt.subplots(1, 2, figsize=(13, 0.9 + 0.75 * len(timed)), sharey=True)
@@ -109,13 +167,13 @@ def plot(model: str, scenarios: dict[str, dict[str, dict[str, Any]]], path: Path
             y, colour = row + (number + 0.5) * height - 0.4, f"C{number}"
             label = NAMES[name] if scenario == next(s for s in timed if name in scenarios[s]) else None
             floors.barh(y, entry.get("share", 0), height * 0.9, color=colour, label=label)
-            if "ratio" in entry and name != OURS:
+            if "ratio" in entry and name not in OURS_OF.values():
                 low, high = entry["interval"]
                 error = [[entry["ratio"] - low], [high - entry["ratio"]]]
                 ratios.errorbar(entry["ratio"], y, xerr=error, fmt="o", color=colour, markersize=4)
     floors.set_yticks(range(len(timed)), [TITLES[scenario] for scenario in timed])
     floors.invert_yaxis()
-    floors.set(xlabel="share of the same round's floor", title=f"{model}, {machine()['processor']}")
+    floors.set(xlabel="share of the same round's floor", title=f"{title}, {machine()['processor']}")
     ratios.set(xlabel="their time / ours", xscale="log")
     ratios.axvline(1, color="grey", linewidth=0.8)
     floors.legend(fontsize=8)

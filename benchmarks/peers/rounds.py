@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.adapters import OURS
+from benchmarks.peers.adapters import OURS, OURS_OF, PEERS
 
 Record = dict[str, Any]
 MACHINE = "machine"
@@ -39,8 +39,10 @@ def figures(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]:
             grouped[record["scenario"]][record["engine"]][key] = record
     measured: dict[str, dict[str, dict[str, Any]]] = {}
     for scenario, engines in grouped.items():
-        ours = engines.get(OURS, {})
-        measured[scenario] = {name: _engine(rounds, ours, name == OURS) for name, rounds in engines.items()}
+        measured[scenario] = {
+            name: _engine(rounds, engines.get(OURS_OF[width_of(name)], {}), name in OURS_OF.values())
+            for name, rounds in engines.items()
+        }
     return measured
 
 
@@ -70,8 +72,39 @@ def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> 
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
 
 
+def any_width(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Return for each scenario the fastest of our engines and the fastest peer at any width, by the median of
+    their cost over the rounds in which both ran, and the `ratio` of their costs in these rounds."""
+    costs: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        if record.get("unit") == "tokens/s" and record["engine"] not in NOT_BEST:
+            costs[record["scenario"]][record["engine"]][f"{record['slice']} {record['round']}"] = record[
+                "cost"
+            ]
+    best = {}
+    for scenario, engines in costs.items():
+        by_cost = sorted(engines, key=lambda name: statistics.median(engines[name].values()))
+        ours = next((name for name in by_cost if name in OURS_OF.values()), None)
+        peer = next((name for name in by_cost if name not in OURS_OF.values()), None)
+        if ours is None or peer is None:
+            continue
+        shared = sorted(engines[ours].keys() & engines[peer].keys())
+        ratios = [engines[peer][key] / engines[ours][key] for key in shared]
+        if ratios:
+            ratio, interval = statistics.median(ratios), bootstrap(ratios)
+            best[scenario] = {
+                "ours": ours, "peer": peer, "ratio": ratio, "interval": interval, "rounds": len(ratios),
+            }  # fmt: skip
+    return best
+
+
+def width_of(name: str) -> str:
+    """Return the width of an engine's weights."""
+    return PEERS.get(name, PEERS[OURS]).width
+
+
 def best_peer(engines: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the peer with the lowest ratio of its cost to ours."""
+    """Return the peer with the lowest ratio of its cost to ours; all are of one width."""
     ratios = {name: entry["ratio"] for name, entry in engines.items() if "ratio" in entry}
     return min((name for name in ratios if name not in NOT_BEST), key=ratios.__getitem__, default=None)
 

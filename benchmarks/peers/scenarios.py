@@ -67,18 +67,23 @@ def work(name: str, scenario: Scenario, seed: str) -> dict[str, Any]:
     }
 
 
-def floor(model: Model, scenario: Scenario, bandwidth: float, rate: float) -> float:
+BYTES = {"bf16": 2.0, "int8": 1 + 4 / 128, "int4": 1 / 2 + 8 / 64}
+"""Bytes of a weight of the layers by width, our scales and offsets included. The head has at most 8 bits if
+they do."""
+
+
+def floor(model: Model, scenario: Scenario, bandwidth: float, rate: float, width: str = "bf16") -> float:
     """Return the least seconds of a scenario: the longer of reading weights and KV once a step, and the
     FLOPs.
 
-    `bandwidth` in bytes a second, `rate` in FLOPs a second of bf16 matrices. A turn is one step for all its
-    new tokens and then one for each further token; only rows that are sampled need logits.
+    `bandwidth` in bytes a second, `rate` in FLOPs a second of matrices of this width. A turn is one step for
+    all its new tokens and then one for each further token; only rows that are sampled need logits.
     """
     streams, seconds, context = scenario.streams, 0.0, scenario.known
     for _ in range(scenario.turns):
         for rows in (scenario.new, *[1] * (scenario.out - 1)):
             seconds += max(
-                _step_bytes(model, streams, context + rows) / bandwidth,
+                _step_bytes(model, streams, context + rows, width) / bandwidth,
                 _step_flops(model, streams, context, rows) / rate,
             )
             context += rows
@@ -86,8 +91,9 @@ def floor(model: Model, scenario: Scenario, bandwidth: float, rate: float) -> fl
     return seconds
 
 
-def _step_bytes(model: Model, streams: int, context: int) -> float:
-    return 2 * (model.layer_parameters + model.head_parameters) + streams * context * model.kv_bytes
+def _step_bytes(model: Model, streams: int, context: int, width: str) -> float:
+    head = BYTES["bf16" if width == "bf16" else "int8"] * model.head_parameters
+    return BYTES[width] * model.layer_parameters + head + streams * context * model.kv_bytes
 
 
 def _step_flops(model: Model, streams: int, context: int, rows: int) -> float:

@@ -25,7 +25,8 @@ def variables(peer: Peer, cores: Sequence[int]) -> dict[str, str]:
     """Return the environment variables of the peer's processes: the repository is importable, and no
     streamserve settings are passed on."""
     cached = {name: value for name, value in os.environ.items() if not name.startswith("STREAMSERVE_")}
-    return {**cached, "PYTHONPATH": str(REPOSITORY), **peer.adapter.environment(cores)}
+    paths = {"PYTHONPATH": str(REPOSITORY), "PYTHON_OF_STREAMSERVE": sys.executable}
+    return {**cached, **paths, **peer.adapter.environment(cores)}
 
 
 def install(peer: Peer, folder: Path, cores: Sequence[int]) -> None:
@@ -49,13 +50,16 @@ def install(peer: Peer, folder: Path, cores: Sequence[int]) -> None:
 
 def converted(peer: Peer, checkpoint: Path, folder: Path, cores: Sequence[int]) -> Path:
     """Return the checkpoint in the peer's format, written unless it exists."""
-    if not peer.adapter.CONVERTS:
+    if peer.weights not in peer.adapter.CONVERTS:
         return checkpoint
-    to = folder / "converted" / f"{checkpoint.name}-{peer.module}"
+    suffix = f"-{peer.weights.replace(':', '-')}" if peer.weights else ""
+    to = folder / "converted" / f"{checkpoint.name}-{peer.module}{suffix}"
     if not to.exists():
         part = to.with_name(to.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
-        command = [str(python(peer, folder)), "-m", __name__, peer.path, str(checkpoint), str(part)]
+        part.parent.mkdir(parents=True, exist_ok=True)
+        arguments = [peer.path, str(checkpoint), str(part), peer.weights]
+        command = [str(python(peer, folder)), "-m", __name__, *arguments]
         subprocess.run(
             command, check=True, stderr=subprocess.PIPE, text=True, env=variables(peer, cores), cwd=folder
         )
@@ -75,5 +79,5 @@ def install_all(names: Iterable[str], folder: Path, cores: Sequence[int]) -> dic
     return failed
 
 
-if __name__ == "__main__":  # under a peer's interpreter: convert(checkpoint, to)
-    importlib.import_module(sys.argv[1]).convert(Path(sys.argv[2]), Path(sys.argv[3]))
+if __name__ == "__main__":  # under a peer's interpreter: convert(checkpoint, to, weights)
+    importlib.import_module(sys.argv[1]).convert(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

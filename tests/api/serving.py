@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -20,13 +21,15 @@ from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.fleet.view import RouterView
+from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.chat import ChatTemplate, chat_template
+from streamserve.text.chat import Renderer
 from streamserve.text.output import Delta, Usage
+from streamserve.text.reranker import Scoring
 from streamserve.text.tokenizer import Tokenizer
 
 ON_PAIRS = "STREAMSERVE_PAIRS" in os.environ
@@ -69,6 +72,14 @@ def until(health_state: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@dataclass(frozen=True)
+class TLS:
+    """Both sides of HTTPS."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
 Start = Callable[[], Awaitable[Generator]]
 
 
@@ -78,10 +89,11 @@ def served(
     settings: ApiSettings | None = None,
     timeouts: Timeouts | None = None,
     limits: ConnectionLimits | None = None,
+    tls: TLS | None = None,
 ) -> Iterator[Served]:
     """Serve the generator that `start`, run in the server's event loop, returns until the block ends."""
     sock = bind("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}"
     ready: Future[Generator] = Future()
     ended: Future[Callable[[], None]] = Future()
 
@@ -90,7 +102,10 @@ def served(
         ended.set_result(lambda: loop.call_soon_threadsafe(stop.set))
         llm = await start()
         app = create_app(llm, settings)
-        serving = asyncio.create_task(serve(app, sock, timeouts=timeouts, grace_seconds=1, limits=limits))
+        server_side = tls.server if tls else None
+        serving = asyncio.create_task(
+            serve(app, sock, timeouts=timeouts, grace_seconds=1, limits=limits, tls=server_side)
+        )
         ready.set_result(llm)
         await stop.wait()
         serving.cancel()
@@ -103,8 +118,11 @@ def served(
     try:
         llm = ready.result(timeout=60)
         with (
-            httpx.Client(base_url=url, timeout=60) as http,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+            httpx.Client(base_url=url, timeout=60, verify=tls.client if tls else True) as http,
+            httpx.Client(verify=tls.client if tls else True) as openai_http,
+            openai.OpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=openai_http
+            ) as client,
         ):
             yield Served(url, llm, http, client)
     finally:
@@ -179,6 +197,9 @@ class ScriptedGenerator:
     drained: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
     root: str = "owner/scripted"
+    task: str = "generate"
+    embedding: EmbeddingConfig | None = None
+    scoring: Scoring | None = None
     created: int = 1_700_000_000
     model: ModelInfo = field(
         default_factory=lambda: ModelInfo(
@@ -196,8 +217,8 @@ class ScriptedGenerator:
     )
 
     @property
-    def chat_template(self) -> ChatTemplate | None:
-        return chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+    def chat_template(self) -> Renderer | None:
+        return self.tokenizer.renderer()
 
     def submit(
         self,
@@ -256,9 +277,10 @@ def scripted(
     settings: ApiSettings | None = None,
     timeouts: Timeouts | None = None,
     limits: ConnectionLimits | None = None,
+    tls: TLS | None = None,
 ) -> Iterator[Served]:
     async def start() -> Generator:
         return generator
 
-    with served(start, settings, timeouts, limits) as server:
+    with served(start, settings, timeouts, limits, tls) as server:
         yield server

@@ -6,6 +6,7 @@ import io
 import logging
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 
 import httpx
 import openai
@@ -100,6 +101,27 @@ def test_admin_routes_are_closed_without_an_admin_key(generator: ScriptedGenerat
     with scripted(generator, ApiSettings(api_keys=(digest(KEY),))) as server:
         assert server.http.post("/admin/drain").status_code == 401
         assert server.http.post("/admin/drain", headers=bearer(KEY)).status_code == 403
+
+
+METRICS_KEY = "the-metrics-key"
+
+
+def test_a_metrics_key_opens_the_metrics_and_nothing_else(generator: ScriptedGenerator) -> None:
+    settings = replace(SETTINGS, metrics_keys=(digest(METRICS_KEY),))
+    with scripted(generator, settings) as server:
+        for key, status in ((METRICS_KEY, 200), (KEY, 200), (ADMIN_KEY, 401), ("wrong", 401)):
+            assert server.http.get("/metrics", headers=bearer(key)).status_code == status
+        assert server.http.get("/metrics").status_code == 401
+        for path in ("/v1/models", "/", "/metrics/", "/v1/router"):
+            assert server.http.get(path, headers=bearer(METRICS_KEY)).status_code == 401
+        assert server.http.post("/admin/drain", headers=bearer(METRICS_KEY)).status_code == 401
+
+
+def test_a_metrics_key_closes_the_metrics_of_an_open_server(generator: ScriptedGenerator) -> None:
+    with scripted(generator, ApiSettings(metrics_keys=(digest(METRICS_KEY),))) as server:
+        assert server.http.get("/metrics").status_code == 401
+        assert server.http.get("/metrics", headers=bearer(METRICS_KEY)).status_code == 200
+        assert server.http.get("/v1/models").status_code == 200
 
 
 def basic(password: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from tests.api.test_refusals import CHATS, COMPLETIONS, USER, refused
 
 CONTINUOUS = "stream_options.continuous_usage_stats"
 RESPONSES = "/v1/responses"
+NO_VARIABLE = " without a variable for it in the chat template"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "hi"},
     CHATS: {"messages": [USER]},
@@ -30,12 +31,14 @@ def warning(response: httpx.Response) -> str:
 @pytest.mark.parametrize(
     ("route", "fields", "named"),
     [
-        (CHATS, {"reasoning_effort": "low"}, "reasoning_effort with this model's chat template"),
+        (CHATS, {"reasoning_effort": "low"}, f"reasoning_effort{NO_VARIABLE}"),
         (CHATS, {"reasoning": {"effort": "low"}}, "reasoning (use reasoning_effort)"),
+        (CHATS, {"thinking": True}, "thinking (use enable_thinking)"),
+        (CHATS, {"session_id": "x"}, "session_id"),
         (CHATS, {"verbosity": "low"}, "verbosity"),
         (CHATS, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
         (CHATS, {"web_search_options": {}}, "web_search_options"),
-        (CHATS, {"enable_thinking": False}, "enable_thinking (use chat_template_kwargs)"),
+        (CHATS, {"enable_thinking": False}, f"enable_thinking{NO_VARIABLE}"),
         (CHATS, {"top_logprobs": 0}, "top_logprobs without logprobs"),
         (CHATS, {"store": True}, "store"),
         (CHATS, {"service_tier": "flex"}, "service_tier"),
@@ -43,12 +46,8 @@ def warning(response: httpx.Response) -> str:
         (COMPLETIONS, {"cache_prompt": True}, "cache_prompt"),
         (COMPLETIONS, {"num_ctx": 8192}, "num_ctx"),
         (RESPONSES, {"stream_options": {"include_obfuscation": True}}, "stream_options"),
-        (
-            RESPONSES,
-            {"reasoning": {"effort": "low"}},
-            "reasoning.effort with this model's chat template",
-        ),
-        (RESPONSES, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        (RESPONSES, {"reasoning": {"effort": "low"}}, f"reasoning.effort{NO_VARIABLE}"),
+        (RESPONSES, {"reasoning": {"effort": "none", "summary": "auto"}}, "reasoning.summary"),
         (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
         (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include[reasoning.encrypted_content]"),
     ],
@@ -65,9 +64,30 @@ def test_fields_without_effect(
 
 @pytest.mark.parametrize("route", BODIES)
 def test_unknown_fields(hello: Served, strict: Served, route: str) -> None:
-    body = {**BODIES[route], "temprature": 1, "mood": None}
-    assert warning(hello.post(route, **body)) == '299 streamserve "unknown: temprature, mood"'
-    assert refused(strict.post(route, **body))["message"] == "temprature is not a known field"
+    body = {**BODIES[route], "colour": 1, "mood": None}
+    assert warning(hello.post(route, **body)) == '299 streamserve "unknown: colour, mood"'
+    assert refused(strict.post(route, **body))["message"] == "colour is not a known field"
+
+
+@pytest.mark.parametrize(
+    ("route", "name", "meant"),
+    [
+        (CHATS, "temprature", "temperature"),
+        (CHATS, "Max_Tokens", "max_tokens"),
+        (CHATS, "stop_tokens_ids", "stop_token_ids"),
+        (COMPLETIONS, "presencePenalty", "presence_penalty"),
+        (RESPONSES, "max_output_token", "max_output_tokens"),
+        ("/tokenize", "add_special_token", "add_special_tokens"),
+    ],
+)
+def test_unknown_fields_that_resemble_known_ones(
+    hello: Served, strict: Served, route: str, name: str, meant: str
+) -> None:
+    body = {**BODIES[route], name: 1, "mood": 1}
+    expected = f'299 streamserve "unknown: {name} (did you mean {meant}?), mood"'
+    assert warning(hello.post(route, **body)) == expected
+    message = f"{name} is not a known field: did you mean {meant}?"
+    assert refused(strict.post(route, **body))["message"] == message
 
 
 @pytest.mark.parametrize(

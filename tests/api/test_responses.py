@@ -228,7 +228,7 @@ def test_sampling_fields_are_obeyed(server: Served, tokenizer: Tokenizer) -> Non
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input", "input[0].name must be a string"),
         ({"input": "x" * 10_000}, "input", "input has 10"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning", "reasoning.effort must be one of none, minimal"),
-        ({"reasoning": {"effort": 5}}, "reasoning", "reasoning.effort must be a string"),
+        ({"reasoning": {"effort": 5}}, "reasoning", "reasoning.effort must be one of none, minimal"),
         ({"conversation": "conv_1"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
         ({"truncation": "auto"}, "truncation", 'leave it out, or set it to "disabled"'),

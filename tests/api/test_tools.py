@@ -331,3 +331,114 @@ def test_a_model_without_a_way_to_call_says_so(hello: Served) -> None:
     response = hello.post("/v1/chat/completions", messages=MESSAGES, tools=[TIME])
     assert response.status_code == 400
     assert "--tool-parser" in response.json()["error"]["message"]
+
+
+FAMILIES = {
+    "qwen3_coder": (
+        "<tool_call><function=f><parameter=",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
+        "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "granite": (
+        "<|start_of_role|><|tool_call|>",
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]',
+    ),
+    "phi4_mini": (
+        "<|tool|>",
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]<|/tool_call|>',
+    ),
+    "gemma": ("<start_of_turn>", '```tool_code\nget_weather(city="Rome", days=2)\n```'),
+    "functiongemma": (
+        "<start_function_call>",
+        "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:2}<end_function_call>",
+    ),
+    "olmo3": ("<function_calls>", "<function_calls>\nget_weather(city='Rome', days=2)\n</function_calls>"),
+    "mistral": ("[TOOL_CALLS]", '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome", "days": 2}'),
+    "harmony": (
+        "<|channel|><|message|>",
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"city": "Rome", "days": 2}<|call|>',
+    ),
+}
+"""What a family's template has, and a call."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_of_each_family(tmp_path: Path, family: str, size: int) -> None:
+    mark, call = FAMILIES[family]
+    folder = byte_level_folder(
+        tmp_path, chat_template="{# " + mark + " #}" + TEMPLATE.replace("<tool_call>", "")
+    )
+    generator = ScriptedGenerator(Tokenizer.from_folder(folder))
+    generator = generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=4096))
+    pieces = [call[start : start + size] for start in range(0, len(call), size)]
+    with scripted(generator.replaced(script=says(*pieces))) as server:
+        whole = create(server, tools=[WEATHER]).choices[0]
+        events = [event.choices[0].delta for event in create(server, tools=[WEATHER], stream=True)]
+        text = create(server, tools=[TIME]).choices[0].message
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    (called,) = whole.message.tool_calls
+    assert called.function.name == "get_weather"
+    assert json.loads(called.function.arguments) == {"city": "Rome", "days": 2}
+    deltas = [delta.tool_calls for delta in events if delta.tool_calls]
+    assert all(len(calls) == 1 for calls in deltas)
+    assert "".join(calls[0].function.arguments for calls in deltas) == called.function.arguments
+    assert text.tool_calls is None
+    assert text.content in (call, call.removesuffix("<|call|>"))
+
+
+def test_harmony_cannot_be_constrained(tmp_path: Path) -> None:
+    folder = byte_level_folder(tmp_path, chat_template="{# <|channel|><|message|> #}" + TEMPLATE)
+    generator = ScriptedGenerator(Tokenizer.from_folder(folder))
+    generator = generator.replaced(model=msgspec.structs.replace(generator.model, max_model_len=4096))
+    with scripted(generator) as server:
+        for fields in ({"tools": [TIME], "tool_choice": "required"}, {"guided_regex": "a"}):
+            response = server.post("/v1/chat/completions", messages=MESSAGES, **fields)
+            assert response.status_code == 400
+            assert "harmony, cannot be constrained" in response.json()["error"]["message"]
+
+
+EFFORTS = "{{ messages[0].content }}|{{ reasoning_effort }}|{{ enable_thinking }}|{{ thinking }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "rendered"),
+    [
+        (EFFORTS, {"reasoning_effort": "low"}, "Weather?|low|True|"),
+        (EFFORTS, {"reasoning_effort": "none"}, "Weather?|none|False|"),
+        (EFFORTS, {"enable_thinking": True}, "Weather?||True|"),
+        (EFFORTS, {"reasoning_effort": "high", "enable_thinking": False}, "Weather?|high|False|"),
+        (
+            EFFORTS,
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "Weather?||False|",
+        ),
+        ("{{ messages[0].content }}|{{ thinking }}", {"enable_thinking": False}, "Weather?|False"),
+        ("{{ messages[0].content }}|{{ thinking }}", {"reasoning_effort": "medium"}, "Weather?|True"),
+    ],
+)
+def test_templates_are_told_whether_to_reason(
+    tmp_path: Path, template: str, fields: dict[str, Any], rendered: str
+) -> None:
+    folder = byte_level_folder(tmp_path, chat_template=template)
+    with scripted(ScriptedGenerator(Tokenizer.from_folder(folder), script=says("x"))) as server:
+        reply = server.post("/v1/chat/completions", messages=MESSAGES, **fields)
+        assert "warning" not in reply.headers
+        prompt = server.llm.submitted[-1].prompt
+        assert server.llm.tokenizer.decode(prompt) == rendered
+        if "reasoning_effort" in fields and len(fields) == 1:
+            effort = {"effort": fields["reasoning_effort"]}
+            assert server.post("/v1/responses", input="Weather?", reasoning=effort).status_code == 200
+            assert server.llm.submitted[-1].prompt == prompt
+
+
+def test_an_unknown_effort_is_refused(hello: Served) -> None:
+    for route, fields in (
+        ("/v1/chat/completions", {"messages": MESSAGES, "reasoning_effort": "much"}),
+        ("/v1/responses", {"input": "hi", "reasoning": {"effort": "much"}}),
+    ):
+        response = hello.post(route, **fields)
+        assert response.status_code == 400
+        assert "reasoning" in response.json()["error"]["param"]

@@ -15,6 +15,7 @@ from streamserve.protocol.messages import (
     Event,
     Finished,
     ModelInfo,
+    Pooled,
     Progress,
     PromptLogprobs,
     Submit,
@@ -76,6 +77,7 @@ class Collected:
         self.prompt_logprobs: dict[str, list[int]] = defaultdict(list)
         self.progress: dict[str, Progress] = {}
         self.withdrawn = 0
+        self.vectors: dict[str, bytes] = {}
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -91,6 +93,9 @@ class Collected:
                 assert not any(request == event.request for request, _ in self.finish)
                 for key in [key for key in self.tokens if key[0] == event.request]:
                     del self.tokens[key]
+            elif isinstance(event, Pooled):
+                assert event.request not in self.vectors
+                self.vectors[event.request] = event.vector
             elif isinstance(event, Progress):
                 self.progress[event.request] = event
             elif isinstance(event, Finished):

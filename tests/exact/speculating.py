@@ -55,7 +55,9 @@ def make_pair(target: Path, draft: Path, architecture: str = "llama", **override
 
 
 def _late(name: str) -> bool:
-    return name in ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight")
+    """Whether a tensor is a matrix out of attention or MLP, or an expert, of the second layer."""
+    out = ("o_proj.weight", "down_proj.weight", "down_proj", "w2.weight")
+    return name.startswith("model.layers.1.") and name.endswith(out)
 
 
 def disturb(folder: Path, share: float) -> None:
@@ -65,7 +67,7 @@ def disturb(folder: Path, share: float) -> None:
         folder,
         lambda _, tensor: (
             tensor + share * tensor.std() * torch.randn(tensor.shape, generator=generator)
-            if tensor.ndim == 2
+            if tensor.ndim >= 2
             else tensor
         ),
     )

@@ -52,11 +52,30 @@ MODELS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "qwen2_moe": {
+        "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80, "num_hidden_layers": 3, "mlp_only_layers": [1],
+    },
+    "qwen3_moe": {
+        "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48},
+    "gpt_oss": {
+        "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 48,
+        "swiglu_limit": 1.5, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "truncate": False,
+            "original_max_position_embeddings": 256,
+        },
+    },
 }  # fmt: skip
 
 
 EVERY_CASE = ("llama", "mistral", "qwen2", "qwen3")
 """The models that run in every case. The others differ from them in what a layer computes alone."""
+
+MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
+"""Models whose rows meet others in their experts: with the kernels they run in every case."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +198,7 @@ def compare(
     [
         *((model, *run) for model in EVERY_CASE for run in RUNS),
         *((model, "preempted", run) for model in MODELS if model not in EVERY_CASE for run in BOTH),
+        *((model, name, "auto") for model in MIXTURES for name in CASES if name != "preempted"),
         ("phi3", "preempted", "device"),
     ],
     indirect=["checkpoint"],

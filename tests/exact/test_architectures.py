@@ -48,6 +48,27 @@ MODELS = {
         Case(draft="self:1", policy="fixed-tree:2x3", quantization="int4:32", chunk=7),
         {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "sliding_window_pattern": 2},
     ),
+    "qwen2_moe": Model(
+        Case(policy="fixed-tree:3x3", quantization="int4:32", preempt_every=7),
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+         "shared_expert_intermediate_size": 80},
+    ),
+    "qwen3_moe": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", kv_cache_dtype="int8", blocks=24),
+        {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32},
+    ),
+    "mixtral": Model(
+        Case(policy="fixed:4", quantization="int8", chunk=7),
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss": Model(
+        Case(draft="self:1", policy="fixed-tree:2x3", kv_cache_dtype="int8", preempt_every=5),
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 48,
+         "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "truncate": False,
+            "original_max_position_embeddings": 128,
+        }},
+    ),
 }  # fmt: skip
 
 

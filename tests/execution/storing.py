@@ -22,7 +22,8 @@ Packed = tuple[Tensors, np.ndarray]
 Store = Callable[[str, np.ndarray, np.random.Generator], Packed]
 """Stores a module's weight [out, in]."""
 
-MATRICES = (*LINEARS, *FUSED_LINEARS)
+MATRICES = (*LINEARS, *FUSED_LINEARS, "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Endings of the names of matrices, the last ones those of experts."""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """AWQ: the output that the i-th four bits of a word hold."""
@@ -243,6 +244,7 @@ def _same_inputs(module: str) -> np.random.Generator:
     """Return a generator that is the same for modules that are computed together."""
     prefix, linear = module.rsplit(".", 1)
     together = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate", "up_proj": "gate"}
+    together |= {"w1": "gate", "w3": "gate"}
     return np.random.default_rng(list(f"{prefix}{together.get(linear, linear)}".encode()))
 
 

@@ -57,6 +57,8 @@ def test_a_draft_model_takes_the_factors_for_its_targets_longest_text(shared_che
         ("smollm3", {"no_rope_layer_interval": 2}, "layers with different rotary embeddings"),
         ("gemma2", {"head_dim": 16}, "soft caps, another activation than SiLU, multipliers"),
         ("gemma3_text", {"head_dim": 16, "sliding_window_pattern": 2}, "layers with different rotary"),
+        ("mixtral", {"num_local_experts": 2}, "mixtures of experts"),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}, "attention sinks"),
         ("olmo2", {}, "norms after attention and MLP, norms in float32, norms of all queries as one vector"),
     ],
 )  # fmt: skip

@@ -58,8 +58,16 @@ def visible_slots(part: SpanRows, row: int, window: int | None) -> list[int]:
     return [s for s, p in zip(slots, positions, strict=True) if window is None or p > latest - window]
 
 
-def dense(part: SpanRows, row: int, q: torch.Tensor, layer: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Softmax attention of one query row [heads, dim], in float64, one head at a time."""
+def dense(
+    part: SpanRows,
+    row: int,
+    q: torch.Tensor,
+    layer: torch.Tensor,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Softmax attention of one query row [heads, dim], in float64, one head at a time. `sinks` [heads] are
+    further scores, whose weights multiply nothing."""
     block_size = layer.shape[3]
     slots = visible_slots(part, row, window)
     blocks = [part.span.blocks[slot // block_size] for slot in slots]
@@ -68,7 +76,10 @@ def dense(part: SpanRows, row: int, q: torch.Tensor, layer: torch.Tensor, window
     group = len(q) // len(keys)
     heads = []
     for head, query in enumerate(q.double()):
-        weights = torch.softmax(keys[head // group] @ query * len(query) ** -0.5, dim=0)
+        scores = keys[head // group] @ query * len(query) ** -0.5
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[head : head + 1].double()])
+        weights = torch.softmax(scores, dim=0)[: len(slots)]
         heads.append(weights @ values[head // group])
     return torch.stack(heads)
 

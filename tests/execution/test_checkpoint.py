@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from streamserve.execution.checkpoint import INDEX, SINGLE, Checkpoint
+from streamserve.execution.shapes import EMBEDDING, HEAD, weight_shapes
 from streamserve.execution.spec import read_spec
-from streamserve.execution.weights import EMBEDDING, HEAD, check_weights, weight_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.errors import CheckpointError
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

@@ -15,7 +15,7 @@ from streamserve.execution.spec import read_spec
 from streamserve.execution.stored.compressed_integers import CompressedIntegers
 from streamserve.execution.stored.compressed_tensors import written_config
 from streamserve.execution.stored.config import read_stored_formats
-from streamserve.execution.stored.formats import StoredFormats
+from streamserve.execution.stored.formats import LINEARS, StoredFormats
 from streamserve.protocol.errors import CheckpointError
 from tests.execution.compressing import INT8_ACTIVATIONS
 
@@ -29,7 +29,7 @@ BASE: dict[str, Any] = {
 
 def edited(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Return the quantization_config that we write for int4:64, changed."""
-    stored = read_stored_formats(Fields("", {"quantization_config": BASE}), 1, False)
+    stored = read_stored_formats(Fields("", {"quantization_config": BASE}), False, [LINEARS] * 1)
     assert stored is not None
     written = written_config(CompressedIntegers(stored.main, packed=True))
     value: dict[str, Any] = json.loads(json.dumps(written))
@@ -138,7 +138,9 @@ JSON = st.recursive(
 
 def read_or_refusal(config: dict[str, Any]) -> StoredFormats | str:
     try:
-        stored = read_stored_formats(Fields("config.json", {"quantization_config": config}), 2, False)
+        stored = read_stored_formats(
+            Fields("config.json", {"quantization_config": config}), False, [LINEARS] * 2
+        )
     except CheckpointError as error:
         return str(error)
     assert stored is not None
@@ -171,7 +173,7 @@ def test_any_value_of_a_field_is_read_or_refused(path: tuple[str, ...], value: o
 )
 def test_targets_may_be_names_and_patterns(targets: list[str]) -> None:
     value = edited(lambda value: (group(value).update(targets=targets), value.update(ignore=None)))
-    stored = read_stored_formats(Fields("", {"quantization_config": value}), 1, False)
+    stored = read_stored_formats(Fields("", {"quantization_config": value}), False, [LINEARS] * 1)
     assert stored is not None
     assert str(stored) == "int4:64"
 
@@ -195,7 +197,7 @@ def test_names_decide_before_patterns_and_patterns_before_the_class() -> None:
         "one": scheme(4, "model.layers.1.mlp.down_proj"),
     }
     config["ignore"] += ["re:.*o_proj", "model.layers.0.mlp.down_proj"]
-    stored = read_stored_formats(Fields("", {"quantization_config": config}), 3, False)
+    stored = read_stored_formats(Fields("", {"quantization_config": config}), False, [LINEARS] * 3)
     assert stored is not None
     down = [stored.of(f"model.layers.{layer}.mlp.down_proj") for layer in range(3)]
     assert [str(each.weights) if each else "" for each in down] == ["", "int4:channel", "int8:channel"]

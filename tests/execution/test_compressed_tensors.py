@@ -23,9 +23,10 @@ from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import kernels
 from streamserve.execution.quantization import WeightFormat, join
+from streamserve.execution.shapes import matrix_bytes, matrix_shapes
 from streamserve.execution.spec import read_spec
 from streamserve.execution.stored.words import pack, unpack
-from streamserve.execution.weights import check_weights, matrix_bytes, matrix_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams

@@ -20,10 +20,11 @@ from streamserve.execution.checkpoint import INDEX, Checkpoint
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
 from streamserve.execution.quantization import WeightFormat, parse_format
+from streamserve.execution.shapes import EMBEDDING, HEAD, matrix_shapes
 from streamserve.execution.spec import read_spec
 from streamserve.execution.stored import export as exporting
 from streamserve.execution.stored.export import export
-from streamserve.execution.weights import EMBEDDING, HEAD, check_weights, matrix_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
@@ -56,7 +57,7 @@ def texts(folder: Path, **fields: Any) -> list[list[int]]:
 
 
 @needs_kernels
-@pytest.mark.parametrize("format", ["int8", "int8:32", "int4", "int4:32"])
+@pytest.mark.parametrize("format", ["int8", "int8:32", "int4", "int4:32", "w8a8"])
 @pytest.mark.parametrize(
     ("architecture", "dtype", "overrides"),
     [
@@ -77,9 +78,11 @@ def test_the_folder_gives_the_tokens_of_quantizing_at_load(
     source, target = shared_checkpoint(architecture, dtype, **SIZES, **overrides), tmp_path / "target"
     export(source, target, format_of(format))
     expected = texts(source, quantization=format)
-    assert texts(target) == expected
+    assert texts(target, head_quantization="int8") == expected
+    assert texts(target) == texts(source, quantization=format, head_quantization="none")
     assert expected != texts(source)
-    assert texts(target, dtype="bfloat16") == texts(source, quantization=format, dtype="bfloat16")
+    wider = {"quantization": format, "head_quantization": "none"}
+    assert texts(target, dtype="bfloat16") == texts(source, **wider, dtype="bfloat16")
 
 
 def by_package(folder: Path) -> dict[str, Tensor]:
@@ -91,18 +94,17 @@ def by_package(folder: Path) -> dict[str, Tensor]:
     for file in folder.glob("*.safetensors"):
         tensors |= load_file(file)
     weights = {}
-    for name in [name for name in tensors if name.endswith(".weight_packed")]:
-        module = name.removesuffix(".weight_packed")
-        state = {key: tensors[f"{module}.{key}"] for key in ("weight_packed", "weight_scale", "weight_shape")}
+    for name in [name for name in tensors if name.endswith(".weight_scale")]:
+        module = name.removesuffix(".weight_scale")
+        parts = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+        state = {part: tensors[f"{module}.{part}"] for part in parts if f"{module}.{part}" in tensors}
         state["weight_scale"] = state["weight_scale"].float()
-        if f"{module}.weight_zero_point" in tensors:
-            state["weight_zero_point"] = tensors[f"{module}.weight_zero_point"]
         weights[module] = compressor.decompress(state, scheme)["weight"]
     return weights
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
-@pytest.mark.parametrize("format", ["int8", "int4", "int4:32"])
+@pytest.mark.parametrize("format", ["int8", "int4", "int4:32", "w8a8"])
 def test_the_package_decompresses_our_weights(
     shared_checkpoint: Shared, tmp_path: Path, format: str, dtype: str
 ) -> None:
@@ -209,8 +211,8 @@ def refused(source: Path, target: Path, format: str) -> str:
 def test_what_cannot_be_quantized_is_refused_in_one_line(shared_checkpoint: Shared, tmp_path: Path) -> None:
     source = shared_checkpoint()  # 64 and 96 inputs
     target = tmp_path / "target"
-    assert "--format 'int3': use int8, int4, or int8:GROUP" in refused(source, target, "int3")
-    assert "--format none: use int8 or int4" in refused(source, target, "none")
+    assert "--format 'int3': use int8, int4, w8a8, or int8:GROUP" in refused(source, target, "int3")
+    assert "--format none: use int8, int4 or w8a8" in refused(source, target, "none")
     assert "self_attn.q_proj has 64 inputs, not a multiple of the 128" in refused(source, target, "int8")
     assert "mlp.down_proj has 96 inputs, not a multiple of the 64" in refused(source, target, "int4")
     assert "there is no folder" in refused(tmp_path / "nothing", target, "int8:32")

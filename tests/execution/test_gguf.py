@@ -25,7 +25,7 @@ from streamserve.execution.native.library import kernels
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
 from streamserve.execution.rope import inverse_frequencies
-from streamserve.execution.weights import EMBEDDING, matrix_bytes, matrix_shapes
+from streamserve.execution.shapes import EMBEDDING, matrix_bytes, matrix_shapes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
@@ -39,6 +39,8 @@ Shared = Callable[..., Path]
 BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 SIZES = {"hidden_size": 256, "intermediate_size": 512}
 """Rows of whole blocks of 256."""
+
+SIGMOID = gguf.ExpertGatingFuncType.SIGMOID
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="no kernels on this machine")
 
@@ -160,6 +162,112 @@ def test_rope_scaling_is_that_of_the_source(
     torch.testing.assert_close(logits_of(loaded), logits_by_transformers(source), rtol=0, atol=1e-4)
 
 
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 512,
+    },
+    "qwen3_moe": {
+        "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "head_dim": 64,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+def test_experts_are_those_of_transformers(
+    shared_checkpoint: Shared, tmp_path: Path, architecture: str, kind: str
+) -> None:
+    source = shared_checkpoint(architecture, rms_norm_eps=1e-5, **MIXTURES[architecture])
+    tensors = write_gguf(source, tmp_path / "model.gguf", kind)
+    folder = dequantized_folder(source, tmp_path / "folder", tensors)
+    loaded = load(config(tmp_path / "model.gguf", dtype="float32"))
+    original, _ = open_checkpoint(source)
+    assert loaded.model_info.architecture == original.architecture
+    torch.testing.assert_close(logits_of(loaded), logits_by_transformers(folder), rtol=0, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "Q6_K"])
+def test_experts_in_blocks_are_integers(
+    shared_checkpoint: Shared, tmp_path: Path, architecture: str, kind: str
+) -> None:
+    source = shared_checkpoint(architecture, **{**SIZES, **MIXTURES[architecture]})
+    tensors = write_gguf(source, tmp_path / "model.gguf", types(kind) if kind in MIXED else kind)
+    folder = dequantized_folder(source, tmp_path / "folder", tensors)
+    spec, checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert isinstance(checkpoint, GgufCheckpoint)
+    own = {name: tensor for name, tensor in tensors.items() if ".experts.3." in name}
+    prefix = "block_sparse_moe" if architecture == "mixtral" else "mlp"
+    ours = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    assert len(own) == 3 * spec.num_layers
+    for name, expected in own.items():
+        *start, part, _ = name.replace(prefix, "mlp").split(".")
+        module = ".".join([*start, ours.get(part, part)])
+        stored = spec.stored.of(module) if spec.stored else None
+        assert stored
+        assert torch.equal(checkpoint.integers(module, stored.weights).floats(), expected)
+    head = f"{'model.embed_tokens' if spec.tied_embeddings else 'lm_head'}.weight"
+    assert spec.stored
+    assert spec.stored.head
+    in_blocks = checkpoint.integers(head.removesuffix(".weight"), spec.stored.head.weights)
+    assert torch.equal(in_blocks.floats(), tensors[head])
+    loaded = load(config(tmp_path / "model.gguf", dtype="float32"))
+    assert loaded.head == spec.stored.head.weights
+    logits = logits_of(loaded)
+    expected = logits_of(load(config(folder, backend="reference")))
+    # Of most rows; of some another expert is chosen where two have nearly equal scores.
+    error = (logits - expected).square().mean(1).median().sqrt() / expected.std()
+    assert 1e-4 < error < 0.06
+
+
+@needs_kernels
+def test_routers_are_not_logged_as_rounded(
+    shared_checkpoint: Shared, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = shared_checkpoint("qwen2_moe", **{**SIZES, **MIXTURES["qwen2_moe"]})
+    write_gguf(source, tmp_path / "model.gguf", "Q8_0")
+    with caplog.at_level(logging.INFO):
+        load(config(tmp_path / "model.gguf"))
+    assert "1 matrices are rounded to bfloat16: token_embd.weight (Q8_0)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda writer: writer.add_expert_used_count(9),
+            "qwen3moe.expert_used_count must be an integer from",
+        ),
+        (lambda writer: writer.add_expert_count(7), "not [7, 64]"),
+        (
+            lambda writer: writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID),
+            "expert_gating_func",
+        ),
+        (lambda writer: writer.add_expert_weights_scale(2.0), "expert_weights_scale is not supported"),
+        (lambda writer: writer.add_expert_feed_forward_length(255), "contradicts the 256 outputs"),
+    ],
+)
+def test_experts_that_contradict_the_file_are_refused(
+    shared_checkpoint: Shared, tmp_path: Path, change: Callable[[Any], None], reason: str
+) -> None:
+    source = shared_checkpoint("qwen3_moe", **MIXTURES["qwen3_moe"])
+    write_gguf(source, tmp_path / "model.gguf", change=lambda writer: replaced(writer, change))
+    assert reason in refusal(tmp_path / "model.gguf")
+
+
+def replaced(writer: Any, change: Callable[[Any], None]) -> None:
+    """Add entries in place of those of the same keys."""
+    kept = dict(writer.kv_data[0])
+    writer.kv_data[0].clear()
+    change(writer)
+    added = dict(writer.kv_data[0])
+    writer.kv_data[0].update({**kept, **added})
+
+
 def test_a_window_is_in_every_layer(shared_checkpoint: Shared, tmp_path: Path) -> None:
     source = shared_checkpoint("mistral", sliding_window=7)
     write_gguf(source, tmp_path / "model.gguf", change=lambda writer: writer.add_sliding_window(7))
@@ -231,6 +339,32 @@ def test_layers_compute_the_formula_of_the_kernels(
         x = torch.randn(5, linear.in_features, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
         expected = torch.from_numpy(reference(weight(*modules), x)) + added
         assert torch.equal(linear(x, wide=True), expected)
+    head: Any = loaded.model.head
+    assert spec.stored.head
+    stored = checkpoint.integers("lm_head", spec.stored.head.weights)
+    x = torch.randn(5, head.in_features, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    assert torch.equal(head(x, wide=True), torch.from_numpy(reference(stored, x)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_in_floats_if_asked_for(shared_checkpoint: Shared, tmp_path: Path, tied: bool) -> None:
+    source = shared_checkpoint("llama", **SIZES, tie_word_embeddings=tied)
+    tensors = write_gguf(source, tmp_path / "model.gguf", "Q8_0")
+    stored, plain = (
+        load(config(tmp_path / "model.gguf", head_quantization=choice)) for choice in ("auto", "none")
+    )
+    heads: list[Any] = [loaded.model.head for loaded in (stored, plain)]
+    assert [head.format for head in heads] == ["int8", "bf16"]
+    name = EMBEDDING if tied else "lm_head.weight"
+    eye = torch.eye(256, dtype=torch.bfloat16)
+    assert torch.equal(heads[1](eye).T, tensors[name].to(torch.bfloat16))
+    saved = heads[1].nbytes - heads[0].nbytes
+    difference = plain.model_info.weight_bytes - stored.model_info.weight_bytes
+    assert difference == (-heads[0].nbytes if tied else saved)
+    assert stored.model_info.fingerprint != plain.model_info.fingerprint
+    tokens = torch.tensor([5, 9])
+    assert torch.equal(stored.model._embed(tokens), plain.model._embed(tokens))
 
 
 @needs_kernels
@@ -238,10 +372,10 @@ def test_a_loaded_model_names_its_precision(shared_checkpoint: Shared, tmp_path:
     write_gguf(shared_checkpoint("llama", **SIZES), tmp_path / "model.gguf", types("Q4_K_M"))
     loaded = load(config(tmp_path / "model.gguf"))
     info, spec = loaded.model_info, loaded.model.spec
-    assert info.precision == "bfloat16, layers in int4:32, int8:16"
+    assert info.precision == "bfloat16, layers in int4:32, int8:16, head in int8:16"
     assert spec.stored
     formats = [stored.weights for stored in spec.stored.layers[0] if stored]
-    joined = WeightFormat(8, 16, symmetric=False)
+    joined = WeightFormat(8, 16, symmetric=False, precise=True)
     assert formats[:3] == [joined] * 3
     assert formats[3:] == [FORMATS["Q4_K"]] * 3 + [FORMATS["Q6_K"]]
     layers: list[Any] = loaded.model.layers
@@ -252,7 +386,8 @@ def test_a_loaded_model_names_its_precision(shared_checkpoint: Shared, tmp_path:
     others = sum(
         load_file(shared_checkpoint("llama", **SIZES) / SINGLE)[name].numel() for name in (EMBEDDING,)
     )
-    assert info.weight_bytes == loaded_bytes + 2 * (2 * others + 5 * 256)
+    head: Any = loaded.model.head
+    assert info.weight_bytes == loaded_bytes + head.nbytes + 2 * (others + 5 * 256)
 
 
 @needs_kernels
@@ -270,7 +405,7 @@ def test_matrices_joined_with_floats_are_floats(
     x = torch.eye(256, dtype=torch.bfloat16)
     q_proj = tensors["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(layer.qkv(x).T[:256], q_proj.to(torch.bfloat16))
-    assert "8 matrices are rounded to bfloat16: " in caplog.text
+    assert "7 matrices are rounded to bfloat16: " in caplog.text
     assert "blk.0.attn_q.weight (Q8_0)" in caplog.text
 
 

@@ -53,7 +53,7 @@ def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callab
         (entry("llama.rope.scaling.type", "yarn"), "rope.scaling.type 'yarn' is not supported"),
         (entry("llama.rope.freq_base", float("nan")), "must be a number from 1 to 1e+15, not nan"),
         (entry("llama.attention.layer_norm_rms_epsilon", 0.0), "must be a number from"),
-        (entry("llama.expert_count", 8), "llama.expert_count is not supported"),
+        (entry("llama.expert_count", 8), "llama.expert_used_count is missing"),
         (entry("llama.attention.causal", False), "llama.attention.causal false is not supported"),
         (entry("llama.logit_scale", 0.5), "llama.logit_scale is not supported"),
         (entry("llama.vocab_size", 319), "contradicts the 320 rows of token_embd.weight"),

@@ -10,7 +10,7 @@ from streamserve.execution.linear import packs
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
 from streamserve.execution.quantization import parse_format
-from streamserve.execution.weights import layer_matrices, matrix_bytes
+from streamserve.execution.shapes import layer_matrices, matrix_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
@@ -131,7 +131,7 @@ def test_weights_are_rounded_while_they_are_loaded(shared_checkpoint, quantizati
     plain, rounded = (load(config(path=str(folder), quantization=name)) for name in ("none", quantization))
     layer = rounded.model.layers[0]
     assert layer.qkv.format == f"int{bits}"
-    assert rounded.model.head.format == "bf16"
+    assert rounded.model.head.format == "int8"
     assert rounded.model_info.fingerprint != plain.model_info.fingerprint
     assert rounded.model_info.precision.startswith("bfloat16, layers in int")
     matrices = [
@@ -141,7 +141,8 @@ def test_weights_are_rounded_while_they_are_loaded(shared_checkpoint, quantizati
     format = parse_format(quantization)
     assert stored == matrix_bytes(rounded.model.spec, 2, format)
     saved = plain.model_info.weight_bytes - rounded.model_info.weight_bytes
-    assert saved == 2 * layer_matrices(rounded.model.spec) - stored
+    head = 2 * rounded.model.head.out_features * rounded.model.head.in_features - rounded.model.head.nbytes
+    assert saved == 2 * layer_matrices(rounded.model.spec) - stored + head
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

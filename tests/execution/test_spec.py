@@ -64,6 +64,54 @@ def test_fields_left_out_mean_what_they_mean_to_transformers(tmp_path, name, abs
         )
 
 
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16}
+MIXTURES = {
+    "Qwen2Moe": {"num_experts": 4, **EXPERTS},
+    "Qwen3Moe": {"num_experts": 4, **EXPERTS},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_scaling": YARN},
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(
+    "absent", [(), ("num_key_value_heads", "head_dim"), ("sliding_window", "rms_norm_eps")]
+)
+@pytest.mark.parametrize("sliding", [False, True])
+def test_fields_left_out_of_a_mixture_mean_what_they_mean_to_transformers(tmp_path, name, absent, sliding):
+    import transformers
+
+    fields = {"num_attention_heads": 32, "hidden_size": 256, "head_dim": 16, "sliding_window": 9}
+    fields |= {"use_sliding_window": sliding, "max_window_layers": 2, **MIXTURES[name]}
+    spec = read(tmp_path, f"{name}ForCausalLM", **fields | dict.fromkeys(absent, ...))
+    config = getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
+    assert spec.num_kv_heads == config.num_key_value_heads
+    assert spec.head_dim == (getattr(config, "head_dim", None) or 256 // 32)
+    assert spec.rms_norm_eps == config.rms_norm_eps
+    assert spec.ropes[0].theta == config.rope_parameters["rope_theta"]
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * 4
+    assert spec.windows == tuple(
+        config.sliding_window or None if kind == "sliding_attention" else None for kind in kinds
+    )
+    assert spec.experts
+    assert spec.experts.layers == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (0, 1, 2, 3)),
+        ({"decoder_sparse_step": 2}, (1, 3)),
+        ({"mlp_only_layers": [0, 2]}, (1, 3)),
+        ({"mlp_only_layers": [3], "decoder_sparse_step": 2}, (1,)),
+        ({"decoder_sparse_step": 5}, None),
+    ],
+)
+def test_layers_with_experts_are_those_that_the_config_says(tmp_path, fields, expected):
+    experts = read(tmp_path, "Qwen3MoeForCausalLM", **MIXTURES["Qwen3Moe"] | fields).experts
+    assert (experts and experts.layers) == expected
+
+
 @pytest.mark.parametrize(
     ("name", "own"),
     [

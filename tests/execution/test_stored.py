@@ -18,8 +18,9 @@ from streamserve.execution.native.library import ThreadPool, kernels
 from streamserve.execution.profile.floor import step_floor
 from streamserve.execution.profile.measure import subject_of
 from streamserve.execution.quantization import join
+from streamserve.execution.shapes import matrix_bytes, matrix_shapes
 from streamserve.execution.spec import read_spec
-from streamserve.execution.weights import check_weights, matrix_bytes, matrix_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.config import ModelConfig
 from tests.execution.compressing import stored_format
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Task, run_alone

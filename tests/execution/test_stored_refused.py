@@ -21,10 +21,10 @@ from streamserve.execution.checkpoint import SINGLE, Checkpoint
 from streamserve.execution.fields import Fields
 from streamserve.execution.load import load
 from streamserve.execution.native.library import kernels
+from streamserve.execution.shapes import matrix_shapes
 from streamserve.execution.spec import read_spec
 from streamserve.execution.stored.config import read_stored_formats
-from streamserve.execution.stored.formats import FUSED_LINEARS, StoredFormats
-from streamserve.execution.weights import matrix_shapes
+from streamserve.execution.stored.formats import FUSED_LINEARS, LINEARS, StoredFormats
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from tests.execution.compressing import stored_format
@@ -215,7 +215,7 @@ def test_what_is_not_computed_as_the_config_says_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError) as error:
         read_stored_formats(
-            Fields("config.json", {"quantization_config": CONFIGS[method] | fields}), 2, False
+            Fields("config.json", {"quantization_config": CONFIGS[method] | fields}), False, [LINEARS] * 2
         )
     assert str(error.value).startswith("config.json: quantization_config: ")
     assert reason in str(error.value)
@@ -225,7 +225,7 @@ def test_what_is_not_computed_as_the_config_says_is_refused(
 def read(method: str, **fields: object) -> StoredFormats:
     """What a changed quantization_config says of two layers."""
     config = Fields("config.json", {"quantization_config": {**CONFIGS[method], **fields}})
-    formats = read_stored_formats(config, 2, False)
+    formats = read_stored_formats(config, False, [LINEARS] * 2)
     assert formats is not None
     return formats
 
@@ -250,7 +250,7 @@ def test_modules_may_stay_unquantized() -> None:
 def test_modules_have_the_names_of_the_architecture() -> None:
     def of_joined(name: str) -> list[bool]:
         fields = {"quantization_config": CONFIGS["gptq"] | {"modules_in_block_to_quantize": [[name]]}}
-        formats = read_stored_formats(Fields("config.json", fields), 2, False, FUSED_LINEARS)
+        formats = read_stored_formats(Fields("config.json", fields), False, [FUSED_LINEARS] * 2)
         assert formats is not None
         return [format is not None for format in formats.layers[1]]
 

@@ -1,5 +1,6 @@
 """Tokenizer folders in Hugging Face layout, small enough to make in a moment."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -87,4 +88,48 @@ def _write(folder: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> Path
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return folder
+
+
+MISTRAL_SPECIAL = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
+    "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[AUDIO]", "[BEGIN_AUDIO]", "[ARGS]",
+    "[CALL_ID]", "[THINK]", "[/THINK]",
+)  # fmt: skip
+
+
+def tekken_folder(folder: Path, version: str = "v13") -> Path:
+    """A folder with only a tekken.json: the bytes, some merges over them, and special tokens."""
+    merges = [
+        b"th",
+        b"the",
+        b" t",
+        b" the",
+        b"he",
+        b"in",
+        b"er",
+        "ü".encode(),
+        "🙂".encode()[:2],
+        "🙂".encode()[:3],
+    ]
+    vocab = [bytes([byte]) for byte in range(256)] + merges + [b" " * 2, b"\n\n", b'{"']
+    content = {
+        "config": {
+            "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            "num_vocab_tokens": len(vocab),
+            "default_vocab_size": len(vocab) + 32,
+            "default_num_special_tokens": 32,
+            "version": version,
+        },
+        "vocab": [
+            {"rank": rank, "token_bytes": base64.b64encode(data).decode(), "token_str": None}
+            for rank, data in enumerate(vocab)
+        ],
+        "special_tokens": [
+            {"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(MISTRAL_SPECIAL)
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tekken.json").write_text(json.dumps(content))
     return folder

@@ -1,5 +1,6 @@
 """Chat templates render as in transformers; what can't be rendered is refused by name."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,33 @@ def test_a_broken_template_is_the_checkpoints_fault() -> None:
 def test_a_checkpoint_without_template_says_what_to_do() -> None:
     with pytest.raises(RequestError, match=r"/v1/completions.*chat_template\.jinja"):
         require(chat_template(None, SPECIAL))
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+QUESTION = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_template_names_its_inputs() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{% set mine = 1 %}{{ mine }}{{ enable_thinking }}", {})
+    assert template.variables == {"messages", "enable_thinking"}
+
+
+def test_tools_under_another_name() -> None:
+    source = "{% for tool in xml_tools %}{{ tool.function.name }}{% endfor %}{{ python_tools }}"
+    template = ChatTemplate(source, {})
+    assert template.render(QUESTION, tools=[TOOL]) == "f"
+    assert template.render(QUESTION, tools=[TOOL], variables={"python_tools": "g"}) == "g"
+    assert template.render(QUESTION) == ""
+
+
+@pytest.mark.parametrize("reads", ["message['tools']", "message.tools"])
+def test_tools_in_the_system_message(reads: str) -> None:
+    source = (
+        "{% for message in messages %}{{ message.role }}:{{ message.content }}{{ READS or '' }};{% endfor %}"
+    )
+    template = ChatTemplate(source.replace("READS", reads), {})
+    tools = json.dumps([TOOL["function"]])
+    assert template.render(QUESTION, tools=[TOOL]) == f"system:{tools};user:Hi;"
+    system = [{"role": "system", "content": "Be brief."}, *QUESTION]
+    assert template.render(system, tools=[TOOL]) == f"system:Be brief.{tools};user:Hi;"
+    assert template.render(system) == "system:Be brief.;user:Hi;"

@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.text.message import MessageParser, Part
-from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
+from streamserve.text.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ReasoningParser,
+    find_reasoning_format,
+)
 from streamserve.text.tools.formats import FORMATS
 from streamserve.text.tools.parser import ToolCallParser
 
@@ -19,6 +24,19 @@ CASES = [
     ("deepseek_r1", "user", "Hm</think>Yes", ("Hm", "Yes")),
     ("deepseek_r1", "<think>\n", "<think>\nHm</think>\nYes </think>", ("Hm", "Yes </think>")),
     ("deepseek_r1", "user", "\n", ("", "")),
+    ("mistral", "user", "[THINK]Hm[/THINK]Yes", ("Hm", "Yes")),
+    ("granite", "user", "Here is my thought process: Hm\n\nHere is my response:\nYes", ("Hm", "Yes")),
+    ("granite", "user", "Here's my thought process:\nHm Here Here's my response: Yes", ("Hm Here", "Yes")),
+    ("granite", "user", "Here is my answer", ("", "Here is my answer")),
+    (
+        "granite3_3",
+        "user",
+        "<think>Hm</think>\n<response>\nYes </respon\n</response>\n",
+        ("Hm", "Yes </respon\n"),
+    ),
+    ("granite3_3", "user", "<think>Hm</think> <resp", ("Hm", "<resp")),
+    ("granite3_3", "user", "<think>Hm</think>Yes</response>", ("Hm", "Yes</response>")),
+    ("granite3_3", "user", "<response> is a tag </response>", ("", "<response> is a tag </response>")),
 ]
 
 
@@ -44,9 +62,13 @@ def test_every_split_gives_the_same(case: tuple[str, str, str, tuple[str, str]],
 
 
 @given(
-    st.sampled_from(["qwen3", "deepseek_r1"]),
+    st.sampled_from([name for name in REASONING_FORMATS if name != "harmony"]),
     st.sampled_from(["user", "<think>\n", "<think>\n\n</think>\n\n"]),
-    st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "x"])),
+    st.lists(
+        st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "x"])
+        | st.sampled_from(["[THINK]", "[/THINK]", "<response>", "</response>", "Here is my ", "response:"])
+        | st.sampled_from(["thought process:", "Here"])
+    ),
 )
 def test_any_text_is_parsed_the_same_character_by_character(name: str, prompt: str, parts: list[str]) -> None:
     text = "".join(parts)
@@ -58,6 +80,11 @@ def test_any_text_is_parsed_the_same_character_by_character(name: str, prompt: s
     [
         ("auto", "{{ '<think>' }}{{ '</think>' }}", ReasoningFormat(always=False)),
         ("auto", "no thought", None),
+        ("auto", "{{ '<|im_start|>assistant\\n<think>' }}", ReasoningFormat()),
+        ("auto", "[THINK] [/THINK]", REASONING_FORMATS["mistral"]),
+        ("auto", "between <think></think> and <response></response>", REASONING_FORMATS["granite3_3"]),
+        ("auto", "after 'Here is my thought process:'", REASONING_FORMATS["granite"]),
+        ("auto", "<|channel|>analysis<|message|>", REASONING_FORMATS["harmony"]),
         ("auto", None, None),
         ("none", "</think>", None),
         ("qwen3", None, ReasoningFormat(always=False)),
@@ -73,7 +100,7 @@ def test_the_template_shows_the_reasoning_format(
 def test_calls_are_parsed_after_the_reasoning() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     reader = MessageParser(
-        ReasoningParser(ReasoningFormat(always=False), "user"), ToolCallParser(FORMATS["hermes"], ("f",))
+        ReasoningParser(ReasoningFormat(always=False), "user"), ToolCallParser(FORMATS["hermes"], {"f": {}})
     )
     whole = Part()
     for sign in f"<think>\n{call}?\n</think>\nWell. {call}":

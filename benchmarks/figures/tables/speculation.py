@@ -58,32 +58,6 @@ def speedups() -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def _heldout(family: str, streams: int) -> list[str]:
-    record = next(
-        one for one in figures("specustream") if (one["family"], one["streams"]) == (family, streams)
-    )
-    rates = record["tokens_per_second"]
-    best = max((name for name in rates if name.startswith("fixed:")), key=lambda name: rates[name])
-    return [
-        f"{rates['goodput'] / rates['off']:.2f}",
-        f"{rates[best] / rates['off']:.2f} ({best.removeprefix('fixed:')})",
-    ]
-
-
-@table("speculation/heldout", "specustream")
-def heldout() -> tuple[Row, list[Row]]:
-    """Return speed-ups on held-out wordings of two families."""
-    families = ("functions", "articles")
-    head = [
-        "streams",
-        *(f"{name}: {what}" for name in families for what in ("goodput", "best fixed of 3, 5, 7")),
-    ]
-    return head, [
-        [str(streams), *(cell for family in families for cell in _heldout(family, streams))]
-        for streams in (1, 8, 32)
-    ]
-
-
 @table("speculation/avx2", "speculation_avx2")
 def avx2() -> tuple[Row, list[Row]]:
     """Return speed-ups by family with AVX2."""
@@ -135,13 +109,8 @@ def _mean(streams: int, temperature: float = 0.0, setting: str = "goodput") -> f
     return mean(grid()[temperature, streams], setting)
 
 
-for _streams in (1, 4, 8, 16, 32, 64):
+for _streams in (1, 8, 32):
     call(f"speculation.greedy.{_streams}")(lambda streams=_streams: _mean(streams))
-for _family in ("functions", "articles"):
-    for _streams in (1, 8, 32):
-        call(f"speculation.heldout.{_family}.{_streams}")(
-            lambda family=_family, streams=_streams: float(_heldout(family, streams)[0])
-        )
 
 
 @call("speculation.avx2")

@@ -4,13 +4,14 @@ The package's class runs one text at a time, so this engine drives llama.cpp's b
 server does, and keeps texts in the cache, so that a text that shares a prefix with one of them reuses it.
 """
 
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("llama-cpp-python[server]", "gguf", "safetensors")
 UNWANTED: tuple[str, ...] = ()
-CONVERTS = True
+CONVERTS = ("", "Q8_0", "Q4_0", "Q4_K_M")
 STEP = 2048
 """Tokens passed to llama.cpp at once."""
 
@@ -20,12 +21,23 @@ def environment(cores: Sequence[int]) -> dict[str, str]:
     return {"CMAKE_ARGS": "-DGGML_NATIVE=ON", "CMAKE_BUILD_PARALLEL_LEVEL": str(len(cores))}
 
 
-def convert(checkpoint: Path, to: Path) -> None:
-    """Convert to `model.gguf`."""
+def convert(checkpoint: Path, to: Path, weights: str) -> None:
+    """Convert to `model.gguf`, rounded to the type `weights` if given."""
     from benchmarks.peers.adapters import gguf_file
 
     to.mkdir(parents=True, exist_ok=True)
-    gguf_file.write(checkpoint, to / "model.gguf")
+    if not weights:
+        gguf_file.write(checkpoint, to / "model.gguf")
+        return
+    import llama_cpp
+
+    gguf_file.write(checkpoint, to / "16.gguf")
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{weights}")
+    names = (str(to / name).encode() for name in ("16.gguf", "model.gguf"))
+    if llama_cpp.llama_model_quantize(*names, settings):
+        raise RuntimeError(f"llama.cpp does not write {weights}")
+    (to / "16.gguf").unlink()
 
 
 class Engine:
@@ -38,13 +50,15 @@ class Engine:
 
         self.version = llama_cpp.__version__
         llama_cpp.llama_backend_init()
-        self.precision = "bfloat16 weights, float16 KV, float32 sums"
         self._threads = threads
         self._contexts: dict[str, Context] = {}
         path = str(Path(converted) / "model.gguf").encode()
         self._model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp does not load {converted}/model.gguf")
+        described = ctypes.create_string_buffer(128)
+        llama_cpp.llama_model_desc(self._model, described, len(described))
+        self.precision = f"{described.value.decode()} weights, float16 KV"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Return the token ids of all answers."""

@@ -8,7 +8,7 @@ from typing import Any
 
 PACKAGES = ("openvino-genai", "optimum-intel[openvino]")
 UNWANTED = ("torchvision",)  # for another torch; imported where found
-CONVERTS = True
+CONVERTS = ("", "int8", "int4", "int4:64")
 GIB = 1 << 30
 
 
@@ -17,10 +17,12 @@ def environment(cores: Sequence[int]) -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "OPENVINO_TELEMETRY_DISABLED": "1"}
 
 
-def convert(checkpoint: Path, to: Path) -> None:
-    """Convert with optimum, weights kept in 16 bits."""
+def convert(checkpoint: Path, to: Path, weights: str) -> None:
+    """Convert with optimum: weights in 16 bits, or rounded to int8 or int4, perhaps in groups of a size."""
+    kind, _, group = weights.partition(":")
     command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
-    settings = ["--model", str(checkpoint), "--task", "text-generation-with-past", "--weight-format", "fp16"]
+    settings = ["--model", str(checkpoint), "--task", "text-generation-with-past"]
+    settings += ["--weight-format", kind or "fp16", *(["--group-size", group] if group else [])]
     subprocess.run([*command, *settings, str(to)], check=True)
 
 

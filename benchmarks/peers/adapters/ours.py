@@ -6,7 +6,7 @@ from typing import Any
 
 PACKAGES: tuple[str, ...] = ()
 UNWANTED: tuple[str, ...] = ()
-CONVERTS = False
+CONVERTS: tuple[str, ...] = ()
 STOPPED = 3600.0
 """Seconds without a sign of life allowed to a worker: it is stopped while others are measured."""
 
@@ -27,7 +27,7 @@ class Engine:
         self.version = __version__
         self._params = SamplingParams
         self._llm = LLM(checkpoint, threads=threads, kv_cache_bytes=kv_bytes, stuck_after=STOPPED, **options)
-        self.precision = f"{self._llm.model.dtype} weights and KV, float32 sums"
+        self.precision = f"{self._llm.model.precision} weights, float32 sums"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Return the token ids of all answers."""

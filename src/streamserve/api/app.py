@@ -22,6 +22,8 @@ from streamserve.api.http.request_ids import RequestIds
 from streamserve.api.http.unsupported_routes import unsupported_endpoints
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
+from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
+from streamserve.api.openai.rerank import RERANK_ROUTES
 from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.responses import RESPONSE_ROUTES
 from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
@@ -91,10 +93,9 @@ def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRout
     """Return all routes. The first one that matches a request serves it."""
     streams = stream_context(context)
     endpoints: list[Endpoint] = [
-        *bound(
-            (*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES),
-            context,
-        ),
+        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
+        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
+        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES), context),
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
@@ -119,6 +120,7 @@ def _middleware(context: AppContext) -> list[Middleware]:
             Authentication,
             keys=settings.api_keys,
             admin_keys=settings.admin_keys,
+            metrics_keys=settings.metrics_keys,
             max_requests_per_key=settings.max_requests_per_key,
         ),
         Middleware(RequestMemory, account=context.memory),

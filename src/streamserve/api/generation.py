@@ -190,7 +190,7 @@ class GenerationOutput:
             self.usage = item
         elif isinstance(item, PromptLogprobs):
             self.prompt_logprobs.append(item.entries)
-        else:
+        elif isinstance(item, Delta):
             self.choices[item.choice].add(item)
 
 

@@ -4,15 +4,17 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from streamserve.fleet.view import RouterView
+from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.messages import ModelInfo, PromptLogprobs
+from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.chat import ChatTemplate
+from streamserve.text.chat import Renderer
 from streamserve.text.output import Delta, Usage
+from streamserve.text.reranker import Scoring
 from streamserve.text.tokenizer import Tokenizer
 
-Item = Delta | PromptLogprobs | Usage
+Item = Delta | PromptLogprobs | Pooled | Usage
 
 
 class Health(Protocol):
@@ -75,10 +77,25 @@ class Generator(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
-    def chat_template(self) -> ChatTemplate | None: ...
+    def chat_template(self) -> Renderer | None: ...
 
     @property
     def model(self) -> ModelInfo: ...
+
+    @property
+    def task(self) -> str:
+        """What the model does: generate, embed or score."""
+        ...
+
+    @property
+    def embedding(self) -> EmbeddingConfig | None:
+        """How it embeds; None if that is not its task."""
+        ...
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How it scores; None if that is not its task."""
+        ...
 
     @property
     def served_names(self) -> tuple[str, ...]: ...

@@ -15,10 +15,11 @@ class ApiSettings:
 
     `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
     With `strict_fields`, fields that are unknown or without effect are refused (http/ignored_fields.py).
-    `request_timeout` is in seconds (None: no limit). `api_keys` and `admin_keys` are digests. With
-    `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt streams
-    may be open; one without any request for `stream_ttl` seconds is dropped. At most `max_stored_responses`
-    of `max_stored_response_bytes` together are kept, each for `stored_response_ttl` seconds.
+    `request_timeout` is in seconds (None: no limit). `api_keys`, `admin_keys` and `metrics_keys` are digests.
+    With `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt
+    streams may be open; one without any request for `stream_ttl` seconds is dropped. At most
+    `max_stored_responses` of `max_stored_response_bytes` together are kept, each for `stored_response_ttl`
+    seconds.
 
     `batch_folder` keeps files and batches (None: these routes are disabled): files of at most
     `max_batch_file_bytes`, all together of `max_batch_folder_bytes`, batches of at most `max_batch_requests`.
@@ -32,6 +33,7 @@ class ApiSettings:
     request_timeout: float | None = None
     api_keys: Collection[str] = ()
     admin_keys: Collection[str] = ()
+    metrics_keys: Collection[str] = ()
     max_requests_per_key: int | None = None
     cors_origins: Collection[str] = ()
     tool_parser: str = "auto"

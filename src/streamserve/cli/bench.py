@@ -9,13 +9,14 @@ import typer
 from streamserve.bench.errors import BenchError
 from streamserve.bench.options import BenchOptions
 from streamserve.cli.flags import Flags, with_flags
+from streamserve.cli.help import GroupedCommand
 from streamserve.settings.options import convert, options
 
-bench = typer.Typer(help="Benchmark servers over HTTP.", no_args_is_help=True)
+bench = typer.Typer(help="Benchmark servers over HTTP.", no_args_is_help=True, rich_markup_mode=None)
 PARTS = {part.name: part.type for part in msgspec.structs.fields(BenchOptions)}
 
 
-@bench.command()
+@bench.command(cls=GroupedCommand)
 @with_flags({name.capitalize(): options(struct) for name, struct in PARTS.items()})
 def serve(
     more_targets: Annotated[

@@ -16,10 +16,10 @@ from streamserve.cli.answers import (
     user_message,
 )
 from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
-from streamserve.settings.options import options
+from streamserve.cli.help import setting_groups
 
 
-@with_flags({"Settings": options()})
+@with_flags(setting_groups())
 def chat(
     model: Model = None,
     *,

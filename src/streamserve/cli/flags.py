@@ -57,10 +57,25 @@ def _parameter(option: Option, title: str) -> inspect.Parameter:
     dashed = option.name.replace("_", "-")
     names = f"--{dashed}/--no-{dashed}" if option.kind is bool else f"--{dashed}"
     shown = f" (default: {option.default})" if option.default not in (None, (), "") else ""
-    flag = typer.Option(names, help=option.help + shown, show_default=False, rich_help_panel=title)
+    flag = typer.Option(
+        names,
+        help=option.help + shown,
+        show_default=False,
+        rich_help_panel=title,
+        autocompletion=_completion(option) if option.choices else None,
+    )
     kind: Any = list[str] if option.kind is list else option.kind
     annotation = Annotated[kind | None, flag]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _completion(option: Option) -> Callable[[str], list[str]]:
+    """Return the shell completion of an option with few values."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in option.choices if choice.startswith(incomplete)]
+
+    return complete
 
 
 def server_settings(model: str | None, flags: Flags, config: str | None, print_config: bool) -> Settings:

@@ -16,14 +16,14 @@ from streamserve.cli.answers import (
     user_message,
 )
 from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
-from streamserve.settings.options import options
+from streamserve.cli.help import setting_groups
 
 Model = Annotated[
     str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
 ]
 
 
-@with_flags({"Settings": options()})
+@with_flags(setting_groups())
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue; - reads standard input")],
     *,
@@ -45,5 +45,5 @@ def generate(
     log_warnings(settings)
     text = sys.stdin.read() if prompt == "-" else prompt
     with LLM.from_settings(settings) as llm:
-        prompt_text = text if raw or not llm.tokenizer.chat_template else llm.render([user_message(text)])
+        prompt_text = text if raw or not llm.tokenizer.renderer() else llm.render([user_message(text)])
         print_stream(llm, prompt_text, params)

@@ -9,7 +9,9 @@ from streamserve.cli.flags import exit_on_error
 from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
 from streamserve.settings.options import SettingsError
 
-keys = typer.Typer(help="Create and show keys for draft services.", no_args_is_help=True)
+keys = typer.Typer(
+    help="Create and show keys for draft services.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @keys.command("new")

@@ -13,8 +13,10 @@ import typer
 from streamserve.cli.batch import batch
 from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
+from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
 from streamserve.cli.generate import generate
+from streamserve.cli.help import GroupedCommand
 from streamserve.cli.keys import keys
 from streamserve.cli.models import models
 from streamserve.cli.profile import profile
@@ -23,8 +25,7 @@ from streamserve.cli.version import show, version
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -38,8 +39,8 @@ def options(
     """Serve Llama-family models with OpenAI's API, or run them in the terminal."""
 
 
-for command in (serve, generate, chat, batch, profile, draft, version):
-    app.command()(command)
+for command in (serve, generate, chat, batch, profile, draft, doctor, version):
+    app.command(cls=GroupedCommand)(command)
 app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")

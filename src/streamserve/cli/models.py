@@ -1,4 +1,4 @@
-"""`streamserve models`: write checkpoints, quantized or for benchmarks."""
+"""`streamserve models`: those of the hub, and writing checkpoints, quantized or for benchmarks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from streamserve.cli.cached_models import list_models, pull, remove, show
 from streamserve.cli.flags import exit_on_error
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.checkpoints import locate
 
-models = typer.Typer(help="Write checkpoints: quantized, or inflated for benchmarks.", no_args_is_help=True)
+models = typer.Typer(
+    help="Download models, list and remove them; write quantized or inflated checkpoints.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+for command, name in ((pull, "pull"), (list_models, "list"), (show, "show"), (remove, "rm")):
+    models.command(name)(command)
 
 
 @models.command("inflate")
@@ -54,7 +61,8 @@ def quantize_model(
     format: Annotated[
         str,
         typer.Option(
-            help="int8 or int4, or int8:GROUP, int4:GROUP with a scale for each GROUP (32, 64, 128) of inputs"
+            help="int8 or int4, or int8:GROUP, int4:GROUP with a scale for each GROUP (32, 64, 128) of "
+            "inputs; w8a8: 8 bits with one scale an output"
         ),
     ],
 ) -> None:
@@ -71,7 +79,7 @@ def quantize_model(
     except ValueError as error:
         raise CheckpointError(f"--format {error}") from None
     if chosen is None:
-        raise CheckpointError("--format none: use int8 or int4")
+        raise CheckpointError("--format none: use int8, int4 or w8a8")
     folder = _folder(source)
     with _progress(f"quantizing {source}") as show:
         export(folder, out, chosen, show)

@@ -1,10 +1,10 @@
 """`streamserve profile`: measure a model and its draft model on this machine."""
 
 from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
-from streamserve.settings.options import options
+from streamserve.cli.help import setting_groups
 
 
-@with_flags({"Settings": options()})
+@with_flags(setting_groups())
 def profile(
     model: Model = None, *, config: Config = None, print_config: PrintConfig = False, flags: Flags
 ) -> None:

@@ -20,12 +20,14 @@ from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.process_memory import bound_allocator, freeze_started
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
+from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import MAX_VOCABULARY, SamplingParams, check_sampling
+from streamserve.protocol.tls import tls_context
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import topology
 
@@ -75,6 +77,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
                 grace_seconds=server.drain_timeout,
                 max_message_bytes=server.max_body_bytes,
                 limits=ConnectionLimits(server.max_connections, server.max_connections_per_address),
+                tls=tls_context(server.ssl_certfile, server.ssl_keyfile) if server.ssl_certfile else None,
+                stopping=lambda: notify(STOPPING),
             )
         )
         loading = asyncio.create_task(llm.until_ready())
@@ -86,6 +90,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
                 freeze_started()
                 with contextlib.suppress(OSError):  # standard output is closed, or the disk is full
                     typer.echo(welcome(llm, settings, listener, time.monotonic() - started))
+                notify(READY)
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
                 await (failing if failing.done() else serving)
         finally:
@@ -93,6 +98,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
                 task.cancel()
             await asyncio.gather(loading, failing, serving, return_exceptions=True)
     finally:
+        notify(STOPPING)
         await llm.close()
 
 
@@ -107,6 +113,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         request_timeout=server.request_timeout,
         api_keys=server.api_key,
         admin_keys=server.admin_key,
+        metrics_keys=server.metrics_key,
         max_requests_per_key=server.max_requests_per_key,
         cors_origins=server.cors_origin,
         tool_parser=server.tool_parser,
@@ -157,7 +164,8 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
     """
     ready, model = llm.ready, llm.model
     host, port = listener.getsockname()[:2]
-    url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    scheme = "https" if settings.server.ssl_certfile else "http"
+    url = f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
     return f"""
   model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, \
 {model.precision}
@@ -205,11 +213,22 @@ def _processors(settings: Settings) -> str:
 
 
 def _curl(llm: AsyncLLM, url: str) -> str:
-    """Return an example request that streams: a chat if the model has a chat template, else a completion."""
-    body: dict[str, Any] = {"model": llm.served_names[0], "stream": True}
-    if llm.chat_template:
+    """Return an example request: an embedding or a score where that is the task, else a stream, of a chat if
+    the model has a chat template."""
+    body: dict[str, Any] = {"model": llm.served_names[0]}
+    if llm.task == "generate":
+        body["stream"] = True
+    if llm.task == "embed":
+        route, body["input"] = "embeddings", "Once upon a time"
+    elif llm.task == "score":
+        route, body["query"], body["documents"] = "rerank", "What is a pier?", ["A pier is a landing place."]
+    elif llm.chat_template:
         route, body["messages"] = "chat/completions", [{"role": "user", "content": "What is 12 + 7?"}]
     else:
         route, body["prompt"], body["max_tokens"] = "completions", "Once upon a time", 32
-    key = "-H 'Authorization: Bearer KEY' " if llm.settings.server.api_key else ""
-    return f"curl -N {url}/v1/{route} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    server = llm.settings.server
+    key = "-H 'Authorization: Bearer KEY' " if server.api_key else ""
+    insecure = "k" if server.ssl_certfile else ""  # the certificate is not one for this address
+    return (
+        f"curl -N{insecure} {url}/v1/{route} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    )

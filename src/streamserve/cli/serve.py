@@ -1,10 +1,10 @@
 """`streamserve serve`: serve a model over HTTP."""
 
 from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
-from streamserve.settings.options import options
+from streamserve.cli.help import setting_groups
 
 
-@with_flags({"Settings": options()})
+@with_flags(setting_groups())
 def serve(
     model: Model = None, *, config: Config = None, print_config: PrintConfig = False, flags: Flags
 ) -> None:

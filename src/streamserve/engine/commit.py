@@ -10,7 +10,15 @@ from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
-from streamserve.protocol.messages import DraftVerified, Event, Finished, FinishReason, PromptLogprobs, Token
+from streamserve.protocol.messages import (
+    DraftVerified,
+    Event,
+    Finished,
+    FinishReason,
+    Pooled,
+    PromptLogprobs,
+    Token,
+)
 from streamserve.protocol.reports import STEP_TOKENS, StepTokens
 
 _NO_STEPS = StepTokens(counts=[0] * (len(STEP_TOKENS) + 1), total=0)
@@ -72,6 +80,8 @@ class StepCommitter:
             self._scheduler.tables.register(sequence)
             self._transfers.advance(sequence)
             return events
+        if outcome.pooled:
+            return events + self._end_pooled(sequence, outcome.pooled)
         if sequence.transfer.role.sends:
             return events + self._hand_over(sequence, outcome)
         if len(span.tree) > 1:
@@ -93,6 +103,15 @@ class StepCommitter:
             Finished(sequence.request, sequence.attempt, choice, "error", NOT_FINITE, status=500)
             for choice in sequence.choices
         ]
+
+    def _end_pooled(self, sequence: Sequence, vector: bytes) -> list[Event]:
+        """End a sequence whose result is a vector."""
+        request, attempt = sequence.request, sequence.attempt
+        self._scheduler.tables.register(sequence)
+        self._observer.on_event("finishing", request)
+        self._averages.ended(0)
+        self._transfers.remove(sequence)
+        return [Pooled(request, attempt, vector), Finished(request, attempt, sequence.choices[0], "stop")]
 
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
         """Emit one token of each choice. The sequence keeps its blocks until the decode worker has

@@ -109,7 +109,8 @@ class SpanResult(msgspec.Struct, frozen=True):
     is returned, the KV of `tokens` and of the accepted path lies in position order from `start` on.
     `prompt_logprobs[j]` is for the token at position `start + 1 + j`. With an `error` the outputs mean
     nothing, and the sequence cannot go on. The same holds where the model's logits were `not_finite` (NaN or
-    infinite, before any mask); then its KV is not to be trusted either.
+    infinite, before any mask); then its KV is not to be trusted either. `pooled` is the vector of a request
+    with `pooling`, in its last span: float32 numbers.
     """
 
     sequence: int
@@ -117,6 +118,7 @@ class SpanResult(msgspec.Struct, frozen=True):
     prompt_logprobs: list[PromptLogprob] = []
     error: str = ""
     not_finite: bool = False
+    pooled: bytes = b""
 
 
 @dataclass(frozen=True)

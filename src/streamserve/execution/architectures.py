@@ -3,11 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Windows = Literal["none", "every layer", "some layers", "unrotated layers", "every second", "pattern"]
+Windows = Literal[
+    "none", "every layer", "some layers", "unrotated layers", "every layer if used", "some of every second",
+    "every second", "pattern",
+]  # fmt: skip
 """Layers that may have a sliding window:
 
 - none, or every layer
-- those from `max_window_layers` on, or those without rotary embedding, where `use_sliding_window` is set
+- where `use_sliding_window` is set: those from `max_window_layers` on, those without rotary embedding, every
+  layer, or the first of every two below `max_window_layers`
 - the first of every two, or all but the last of every `sliding_window_pattern`
 
 Except for the first two, `layer_types` decides if given."""
@@ -22,6 +26,33 @@ QKNorm = Literal["none", "heads", "joint"]
 
 
 @dataclass(frozen=True)
+class ExpertTensors:
+    """What checkpoints call the tensors of a mixture of experts: in a layer all begin with `prefix`, then
+    comes `router`, or `experts`, a number, and `gate_up` or `down`. `stacked`: those of all experts are one
+    tensor without the number, each expert's turned, its gates and values alternating."""
+
+    prefix: str = "mlp"
+    router: str = "gate"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    stacked: bool = False
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How an architecture has a mixture of experts, for experts.Experts. `size_field` is the config's size of
+    an expert. `normalized`: weights of the chosen experts sum to 1 (None: `norm_topk_prob` decides).
+    `optional`: the config may say which layers have experts."""
+
+    tensors: ExpertTensors = ExpertTensors()
+    size_field: str = "moe_intermediate_size"
+    normalized: bool | None = None
+    shared: bool = False
+    biased: bool = False
+    optional: bool = True
+
+
+@dataclass(frozen=True)
 class Architecture:
     """How one architecture differs from Llama. None for a bias: the config's `attention_bias` or `mlp_bias`
     decides.
@@ -30,9 +61,11 @@ class Architecture:
     also the product with their weight. `activation_field` names the MLP's `activation` in configs. `fused`:
     q, k and v are one matrix in a checkpoint, and gate and up another. `partial_rotary`: a config may rotate
     part of each head. `longrope_names`: what else its configs call longrope. `skips_rotary`: the config may
-    list layers without rotary embedding. `multipliers`: the config has Granite's multipliers of embeddings,
-    residuals, attention scores and logits. `scaled_embedding`: embeddings are multiplied by √hidden_size, as
-    rounded to the data type.
+    list layers without rotary embedding. `needs_rope`: its configs must say how that is scaled.
+    `multipliers`: the config has Granite's multipliers of embeddings, residuals, attention scores and logits.
+    `scaled_embedding`: embeddings are multiplied by √hidden_size, as rounded to the data type. `mixture`: the
+    MLP of some layers is a mixture of experts. `clamped`: gates and values are bounded before they are
+    multiplied. `sinks`: the softmax of attention has one more score, without a value, for each head.
 
     The others are the values where a config leaves a field out: `kv_heads`, `head_dim` and `window` (None: as
     many as heads, hidden_size / heads, no window), `theta`, `epsilon`, `tied` embeddings, and
@@ -56,8 +89,12 @@ class Architecture:
     partial_rotary: bool = False
     longrope_names: tuple[str, ...] = ()
     skips_rotary: bool = False
+    needs_rope: bool = False
     multipliers: bool = False
     scaled_embedding: bool = False
+    mixture: Mixture | None = None
+    clamped: bool = False
+    sinks: bool = False
     kv_heads: int | None = None
     head_dim: int | None = None
     window: int | None = None
@@ -88,6 +125,29 @@ ARCHITECTURES = {
     ),
     "Qwen3ForCausalLM": Architecture(
         mlp_bias=False, qk_norm="heads", windows="some layers", kv_heads=32, head_dim=128, window=4096
+    ),
+    "Qwen2MoeForCausalLM": Architecture(
+        qkv_bias=True, out_bias=False, mlp_bias=False, windows="some of every second", kv_heads=16,
+        window=4096, mixture=Mixture(shared=True),
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        mlp_bias=False, qk_norm="heads", windows="every layer if used", kv_heads=4, window=4096,
+        mixture=Mixture(),
+    ),
+    "MixtralForCausalLM": Architecture(
+        qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", kv_heads=8,
+        theta=1_000_000.0, epsilon=1e-5, mixture=Mixture(
+            ExpertTensors("block_sparse_moe", gate_up=("w1", "w3"), down="w2"), "intermediate_size",
+            normalized=True, optional=False,
+        ),
+    ),
+    "GptOssForCausalLM": Architecture(
+        qkv_bias=True, out_bias=True, mlp_bias=False, windows="every second", window=128, wide_norms=True,
+        needs_rope=True, kv_heads=8, head_dim=64, theta=150_000.0, epsilon=1e-5, clamped=True, sinks=True,
+        mixture=Mixture(
+            ExpertTensors(router="router", gate_up=("gate_up_proj",), stacked=True), "intermediate_size",
+            normalized=True, biased=True, optional=False,
+        ),
     ),
     "Phi3ForCausalLM": Architecture(
         qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", fused=True,

@@ -38,10 +38,11 @@ class AttentionBackend(Protocol):
         """Prepare a step: compute everything that is the same in all layers."""
         ...
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Write `k`, `v` [rows, kv head, dim] to the rows' slots, then attend `q` [rows, head, dim] to every
         visible slot: the committed ones up to the row's own, its ancestors in a tree, within the layer's
-        window. Keys and values are read as the cache stores them, the rows' own too. Returns
+        window. Keys and values are read as the cache stores them, the rows' own too. `sinks` [head] (float32)
+        take part in each softmax like the score of a further key, without a value. Returns
         [rows, head, dim]."""
         ...
 
@@ -88,14 +89,14 @@ class ReferenceAttention:
             for window in set(self._windows)
         }
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         self._cache.write(layer, self._written, k, v)
         out = torch.empty_like(q)
         for plan in self._plans[self._windows[layer]]:
             keys, values = self._cache.read(layer, plan.blocks)
             for tile in plan.tiles:
                 seen = keys[:, tile.slots], values[:, tile.slots]
-                out[tile.rows] = attend(q[tile.rows], *seen, tile.mask, self._scoring)
+                out[tile.rows] = attend(q[tile.rows], *seen, tile.mask, self._scoring, sinks)
         return out
 
     def _plan_sequence(self, part: SpanRows, window: int | None) -> _SequencePlan:
@@ -144,16 +145,26 @@ def visible(part: SpanRows, queries: Ints, keys: Ints, window: int | None) -> ND
     return seen
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring = PLAIN) -> Tensor:
-    """Return the softmax attention of `q` [rows, head, dim] over `keys`, `values` [kv head, slots, dim].
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scoring: Scoring = PLAIN,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return the softmax attention of `q` [rows, head, dim] over `keys`, `values` [kv head, slots, dim], with
+    `sinks` [head] as further scores.
 
     Query heads that share a key-value head are stacked as further rows of it, so that keys are read once.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[0]
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
-    if scoring.cap:
-        out = _attend_capped(grouped, keys[None], values[None], mask, scoring)
+    if scoring.cap or sinks is not None:
+        if sinks is not None:
+            sinks = sinks.view(1, kv_heads, 1, -1).repeat(1, 1, rows, 1).view(1, kv_heads, -1, 1)
+        out = _attend_in_parts(grouped, keys[None], values[None], mask, scoring, sinks)
     else:
         out = torch.nn.functional.scaled_dot_product_attention(
             grouped, keys[None], values[None], attn_mask=mask, scale=scoring.scale
@@ -161,9 +172,16 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring
     return out.view(kv_heads, rows, heads // kv_heads, dim).transpose(0, 1).reshape(rows, heads, dim)
 
 
-def _attend_capped(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
-    """Return scaled_dot_product_attention with bounded scores, which torch has not: in float32."""
+def _attend_in_parts(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring, sinks: Tensor | None
+) -> Tensor:
+    """Return scaled_dot_product_attention with bounded scores and `sinks` [1, kv head, rows of it, 1], which
+    torch has not: in float32."""
     scale = scoring.scale or q.shape[-1] ** -0.5
-    scores = scoring.cap * torch.tanh(q.float() @ keys.float().mT * (scale / scoring.cap))
-    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    products, cap = q.float() @ keys.float().mT, scoring.cap
+    scores = cap * torch.tanh(products * (scale / cap)) if cap else products * scale
+    scores = scores if mask is None else scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : keys.shape[-2]]
     return (weights @ values.float()).to(q.dtype)

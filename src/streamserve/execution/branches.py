@@ -12,6 +12,7 @@ from streamserve.execution.grammar import GrammarError, Grammars, Matcher
 from streamserve.execution.layout import Ints, SpanRows
 from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.rejection import verify_by_rejection
+from streamserve.execution.running_sum import RunningSum
 from streamserve.execution.sampling import NOT_FINITE, Ids, NotFiniteError, Row, Sampler
 from streamserve.execution.verify import Walk, verify
 from streamserve.protocol.sampling import SamplingParams
@@ -22,7 +23,8 @@ NO_SLOTS: Ints = np.empty(0, np.int64)
 @dataclass
 class ActiveSequence:
     """State of a sequence kept between steps. The executor's own results extend `outputs` and advance the
-    grammar's `matcher`. `error`: why the grammar cannot be followed."""
+    grammar's `matcher`. `error`: why the grammar cannot be followed. `sum`: of its hidden states, if their
+    mean is asked for."""
 
     params: SamplingParams
     prompt: list[int]
@@ -30,6 +32,7 @@ class ActiveSequence:
     outputs: list[int]
     matcher: Matcher | None = None
     error: str = ""
+    sum: RunningSum | None = None
 
 
 @dataclass(slots=True)

@@ -16,6 +16,8 @@ from streamserve.protocol.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+BASE = "model."
+"""What the names of a base model's tensors begin with in checkpoints that also have an output head."""
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 SAMPLE_BYTES = 64
@@ -34,11 +36,14 @@ class Header:
 
 
 class Checkpoint:
-    """The tensors of `folder` by name. Raises CheckpointError for a file that is missing or damaged."""
+    """The tensors of `folder` by name, those of a base model with `BASE` before their names where
+    `base_model` allows one. Raises CheckpointError for a file that is missing or damaged."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base_model: bool = False) -> None:
         self.path = folder
         self._files = _open_files(folder)
+        if base_model and not any(name.startswith(BASE) for name in self._files):
+            self._files = {BASE + name: (path, _Base(file)) for name, (path, file) in self._files.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -81,6 +86,16 @@ class Checkpoint:
         """Return a copy of a tensor as it is stored."""
         return self._mapped(name).clone()
 
+    def part(self, name: str, number: int) -> Tensor:
+        """Return a copy of entry `number` of a tensor's first dimension, as it is stored."""
+        part: Tensor = self._files[name][1].get_slice(name)[number]
+        return part.clone()
+
+    def floats(self, name: str, number: int, dtype: torch.dtype) -> Tensor:
+        """Return entry `number` of a tensor's first dimension in `dtype`. Raises CheckpointError like
+        `tensor`."""
+        return self._converted(name, self.part(name, number), dtype)
+
     def equal(self, first: str, second: str) -> bool:
         """Return whether two tensors contain the same numbers."""
         return bool(torch.equal(self._mapped(first), self._mapped(second)))
@@ -100,7 +115,9 @@ class Checkpoint:
         return digest.hexdigest()
 
     def _finite(self, name: str, dtype: torch.dtype) -> Tensor:
-        tensor = self._mapped(name)
+        return self._converted(name, self._mapped(name), dtype)
+
+    def _converted(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         converted = tensor.to(dtype)
         if not is_finite(converted):
             reason = "numbers that are not finite (NaN or infinite)"
@@ -113,6 +130,19 @@ class Checkpoint:
         """Return a view of the file. Do not keep it: the file may be replaced while the view exists."""
         tensor: Tensor = self._files[name][1].get_tensor(name)
         return tensor
+
+
+@dataclass(frozen=True)
+class _Base:
+    """An open file of a base model, whose tensors have `BASE` before their names."""
+
+    file: Any
+
+    def get_slice(self, name: str) -> Any:
+        return self.file.get_slice(name.removeprefix(BASE))
+
+    def get_tensor(self, name: str) -> Any:
+        return self.file.get_tensor(name.removeprefix(BASE))
 
 
 def is_finite(tensor: Tensor) -> bool:

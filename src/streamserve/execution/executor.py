@@ -1,7 +1,7 @@
 """TorchExecutor: run one forward pass over all spans of a step, sample, and compact the KV cache."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -23,6 +23,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows, lay_out
 from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.model import Model
+from streamserve.execution.pooling import pool
 from streamserve.execution.sampling import Chooser, Sampler, finite_rows
 from streamserve.execution.swap import HostPool
 from streamserve.execution.verify import Walk
@@ -78,15 +79,28 @@ class TorchExecutor:
         hidden = self._forward(layout)
         outputs = self._outputs(layout, hidden)
         finite = self._finite(layout, hidden)
+        pooled = pool(
+            [part for part in layout.parts if self._is_pooled(part)],
+            self._sequences,
+            hidden,
+            self._model.logits,
+        )
         return [
-            self._result(part, sampled, hidden, whole)
+            _pooled(part, pooled, whole)
+            if self._is_pooled(part)
+            else self._result(part, sampled, hidden, whole)
             for part, sampled, whole in zip(layout.parts, outputs, finite, strict=True)
         ]
+
+    def _is_pooled(self, part: SpanRows) -> bool:
+        """Return whether the result of a span's sequence is a vector."""
+        sequence = self._sequences.get(part.span.sequence)
+        return sequence is not None and sequence.params.pooling is not None
 
     def _finite(self, layout: Layout, hidden: Tensor) -> list[bool]:
         """Return for each span whether the hidden states of its committed tokens are finite. If all of these
         rows have logits, the check is skipped: the logits are checked instead."""
-        if all(part.root == part.offset and part.span.tree for part in layout.parts):
+        if all(p.root == p.offset and p.span.tree and not self._is_pooled(p) for p in layout.parts):
             return [True] * len(layout.parts)
         finite = finite_rows(hidden)
         return [bool(finite[part.offset : part.root + 1].all()) for part in layout.parts]
@@ -145,7 +159,7 @@ class TorchExecutor:
             None
             if part.span.sequence in not_finite
             else []
-            if part.span.tree is None
+            if part.span.tree is None or self._is_pooled(part)
             else list(islice(sampled, len(part.span.choices)))
             for part in layout.parts
         ]
@@ -156,7 +170,7 @@ class TorchExecutor:
             tree = part.span.tree
             if tree is not None:
                 sequence = self._sequences[part.span.sequence]
-                for choice in part.span.choices:
+                for choice in part.span.choices if sequence.params.pooling is None else ():
                     branches.append(Branch(part, sequence, choice, root, Walk(tree)))
                 root += len(tree)
         return branches
@@ -171,3 +185,9 @@ class TorchExecutor:
         rows = hidden[part.offset : part.offset + len(targets)]
         counts = [count] * len(targets)
         return token_logprobs(lambda piece: self._model.logits(rows[piece]), targets, counts)
+
+
+def _pooled(part: SpanRows, vectors: Mapping[int, bytes], finite: bool) -> SpanResult:
+    """Build the result of a span with `pooling`, whose vector is in `vectors` if its prompt ends."""
+    vector = vectors.get(part.span.sequence)
+    return SpanResult(part.span.sequence, [], not_finite=not finite or vector == b"", pooled=vector or b"")

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.shapes import EMBEDDING, FINAL_NORM, HEAD, weight_shapes
 from streamserve.execution.shards import copy_other_files, write_shards
 from streamserve.execution.spec import ModelSpec, read_spec
-from streamserve.execution.weights import EMBEDDING, FINAL_NORM, HEAD, check_weights, weight_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.errors import CheckpointError
 
 MARK = "streamserve_inflated"

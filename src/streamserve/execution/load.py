@@ -69,8 +69,10 @@ def load(
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
-    spec, checkpoint = open_checkpoint(FilePath(config.path))
+    spec, checkpoint = open_checkpoint(FilePath(config.path), config.task == "embed")
     device = choose_device(config.device)
+    if config.task in ("embed", "score") and (device.type == "cuda" or config.backend == "device"):
+        raise CheckpointError(f"--task {config.task} is not computed on a GPU yet: use --device cpu")
     if device.type == "cuda" or config.backend == "device":
         from streamserve.execution.cuda.load import load_on_device
 
@@ -96,8 +98,8 @@ def _load_on_cpu(
     source = source.at_length(sizes.max_model_len)
     config, spec = source.config, source.spec
     if isinstance(source.checkpoint, GgufCheckpoint):
-        source.checkpoint.log_rounded(spec, source.dtype)
-    model = _load_model(source.checkpoint, spec, source.dtype, pool, source.format)
+        source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
+    model = _load_model(source.checkpoint, spec, source.dtype, pool, source.format, source.head)
     draft_memory = target_memory = None
     if allocate:
         memory = allocate(sizes.blocks * sizes.block_bytes)
@@ -125,6 +127,7 @@ def _load_on_cpu(
         caches,
         source.draft_fingerprint,
         format=source.format,
+        head=source.head,
     )
 
 
@@ -225,13 +228,15 @@ def _load_model(
     dtype: torch.dtype,
     pool: ThreadPool | None,
     format: WeightFormat | None = None,
+    head: WeightFormat | None = None,
 ) -> Model:
-    """Load a model; the matrices of its layers are rounded to `format` unless they are stored in one."""
+    """Load a model; the matrices of its layers are rounded to `format` unless they are stored in one, and its
+    head's is in the format `head`."""
     if pool is None:
         return load_model(checkpoint, spec, dtype)
     linear = partial(NativeLinear, pool, dtype=dtype)
-    makers = LinearMakers(linear, partial(linear, paired=True), partial(NativeLinear, pool))
-    return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format), pool)
+    makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
+    return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format, head=head), pool)
 
 
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:

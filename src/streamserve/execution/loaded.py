@@ -20,9 +20,10 @@ from streamserve.execution.memory import KV_FRACTION, after_weights, size_pool, 
 from streamserve.execution.model import Model
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.open import open_checkpoint
-from streamserve.execution.quantization import WeightFormat, parse_format
+from streamserve.execution.quantization import HEAD_FORMAT, WeightFormat, parse_format
+from streamserve.execution.shapes import EMBEDDING, count_parameters, weight_bytes
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import CPU, EMBEDDING, AnyCheckpoint, count_parameters, weight_bytes
+from streamserve.execution.weights import CPU, AnyCheckpoint
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo
@@ -54,10 +55,21 @@ class Source:
         return str(self.spec.stored or self.format or "none")
 
     @property
+    def head(self) -> WeightFormat | None:
+        """The format that the head is stored in or rounded to; None: in the data type."""
+        choice = self.config.head_quantization
+        if choice != "none" and self.spec.stored and self.spec.stored.head:
+            return self.spec.stored.head.weights
+        rounded = self.spec.stored is None and self.format is not None
+        return HEAD_FORMAT if choice == "int8" or (choice == "auto" and rounded) else None
+
+    @property
     def quantized(self) -> str | None:
         """The flag or the folder for which weights are quantized; None if none are."""
         if self.spec.stored is None and self.format:
             return f"--quantization {self.format}"
+        if self.spec.stored is None and self.head:
+            return "--head-quantization int8"
         for folder, spec in ((self.checkpoint.path, self.spec), (self.draft.folder, self.draft.spec)):
             if spec and spec.stored:
                 return f"{folder} in {spec.stored}"
@@ -66,7 +78,7 @@ class Source:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the target: of its weights, their precision and the KV's, and the configuration."""
-        return self._fingerprint(self.checkpoint, self.spec, self.format)
+        return self._fingerprint(self.checkpoint, self.spec, self.format, self.head)
 
     @property
     def dtype_name(self) -> str:
@@ -94,10 +106,15 @@ class Source:
         return replace(self, spec=self.spec.at_length(max_model_len), draft=draft)
 
     def _fingerprint(
-        self, checkpoint: AnyCheckpoint, spec: ModelSpec, format: WeightFormat | None = None
+        self,
+        checkpoint: AnyCheckpoint,
+        spec: ModelSpec,
+        format: WeightFormat | None = None,
+        head: WeightFormat | None = None,
     ) -> str:
         numerics = [_name(self.dtype)]
         numerics += [str(format)] if format else []
+        numerics += [f"head in {head}"] if head else []
         numerics += ["KV in int8"] if self.kv_quantized else []
         return checkpoint.fingerprint(repr(asdict(spec)), *numerics)
 
@@ -132,6 +149,7 @@ class Loaded:
     draft_fingerprint: str = ""
     device: torch.device = CPU
     format: WeightFormat | None = None
+    head: WeightFormat | None = None
 
     @property
     def can_be_profiled(self) -> bool:
@@ -169,7 +187,8 @@ def plan_memory(
     default `fraction` of the rest. The host pool is in the same memory, or in `swap_memory` bytes of
     another. Raises CheckpointError naming the flag to change."""
     config, dtype, draft = source.config, source.dtype, source.draft.spec
-    free = after_weights(weight_bytes(source.spec, dtype, tied_head_copied, source.format), free)
+    weights = weight_bytes(source.spec, dtype, tied_head_copied, source.format, source.head)
+    free = after_weights(weights, free)
     if draft:
         free = after_weights(weight_bytes(draft, dtype, tied_head_copied), free)
     free = max(0, free - reserve)
@@ -240,12 +259,14 @@ def model_info(
         vocab_size=spec.vocab_size,
         max_model_len=sizes.max_model_len,
         eos_token_ids=spec.eos_token_ids,
-        weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied, source.format),
+        weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied, source.format, source.head),
         dtype=source.dtype_name,
         backend=backend,
         row_invariant=row_invariant,
         fingerprint=source.fingerprint,
         quantization=source.quantization,
+        head_quantization=str(source.head or "none"),
+        hidden_size=spec.hidden_size,
         kv_cache_dtype=source.config.kv_cache_dtype,
     )
 

@@ -9,6 +9,7 @@ from torch.nn.functional import gelu, silu
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.linear import LinearMap
+from streamserve.execution.mixture import ExpertWeights, mix
 from streamserve.execution.rope import Rotations, distinct_ropes, rotate
 from streamserve.execution.spec import ModelSpec
 
@@ -16,8 +17,10 @@ from streamserve.execution.spec import ModelSpec
 @dataclass(frozen=True)
 class LayerWeights:
     """Weights of one decoder layer. `qkv` computes queries, keys and values at once, `gate_up` both halves of
-    the MLP's input. Norms are of what goes into attention and MLP, of what comes out of them (`_post_`), and
-    of queries and keys [query heads + key heads, dim]; None where the architecture has none."""
+    the MLP's input; instead of it and `down` there may be `experts`. `sinks` [query heads] (float32): scores
+    that take part in the softmax of attention without a value. Norms are of what goes into attention and MLP,
+    of what comes out of them (`_post_`), and of queries and keys [query heads + key heads, dim]; None where
+    the architecture has none."""
 
     attention_norm: Tensor | None
     qkv: LinearMap
@@ -25,9 +28,11 @@ class LayerWeights:
     out: LinearMap
     attention_post_norm: Tensor | None
     mlp_norm: Tensor | None
-    gate_up: LinearMap
-    down: LinearMap
     mlp_post_norm: Tensor | None
+    gate_up: LinearMap | None = None
+    down: LinearMap | None = None
+    experts: ExpertWeights | None = None
+    sinks: Tensor | None = None
 
 
 class Model:
@@ -67,7 +72,7 @@ class Model:
             x = self._norm(hidden, layer.attention_norm)
             x = self._attend(number, layer, x, cos_sin, attention)
             hidden = hidden + self._added(x, layer.attention_post_norm)
-            x = self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            x = self._mlp(number, layer, self._norm(hidden, layer.mlp_norm))
             hidden = hidden + self._added(x, layer.mlp_post_norm)
         return self._norm(hidden, self.final_norm)
 
@@ -93,13 +98,25 @@ class Model:
             qk = self._norm(qk, layer.head_norm)
         if cos_sin:
             qk = rotate(qk, *cos_sin)
-        attended = attention.run(number, qk[:, :heads], qk[:, heads:], v)
+        attended = attention.run(number, qk[:, :heads], qk[:, heads:], v, layer.sinks)
         return layer.out(attended.view(len(x), -1))
 
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(x).chunk(2, dim=-1)
-        gate = silu(gate) if self.spec.activation == "silu" else gelu(gate, approximate="tanh")
-        return layer.down(gate * up)
+    def _mlp(self, number: int, layer: LayerWeights, x: Tensor) -> Tensor:
+        experts = self.spec.experts_of(number)
+        if layer.experts and experts:
+            return mix(layer.experts, experts, x, self._gate)
+        assert layer.gate_up
+        assert layer.down
+        return layer.down(self._gate(layer.gate_up(x)))
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        """Return the activated gates times the values, of [rows, both]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        clamp = self.spec.clamp
+        if clamp:
+            gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+            return (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))
+        return (silu(gate) if self.spec.activation == "silu" else gelu(gate, approximate="tanh")) * up
 
     def _added(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
         """Return what the output `x` of attention or MLP adds to the hidden states."""

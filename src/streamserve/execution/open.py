@@ -1,25 +1,29 @@
 """Open a model's checkpoint, whatever its format: a folder in Hugging Face layout, or GGUF files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from streamserve.execution import spec as hugging_face
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.gguf.spec import read_spec as read_gguf_spec
+from streamserve.execution.shapes import HEAD
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, check_weights
 from streamserve.gguf.files import open_gguf
 from streamserve.gguf.paths import gguf_file
 
 
-def open_checkpoint(path: Path) -> tuple[ModelSpec, AnyCheckpoint]:
-    """Return the spec of the model at `path` and its checked tensors. Raises CheckpointError naming the file
-    and what is not supported."""
+def open_checkpoint(path: Path, embeds: bool = False) -> tuple[ModelSpec, AnyCheckpoint]:
+    """Return the spec of the model at `path` and its checked tensors. One that only `embeds` may be a base
+    model, without an output head. Raises CheckpointError naming the file and what is not supported."""
     file = gguf_file(path)
     spec: ModelSpec
     checkpoint: AnyCheckpoint
     if file is None:
-        spec, checkpoint = hugging_face.read_spec(path), Checkpoint(path)
+        spec, checkpoint = hugging_face.read_spec(path, embeds), Checkpoint(path, embeds)
+        if embeds and HEAD not in checkpoint:
+            spec = replace(spec, tied_embeddings=True)  # no logits are computed
     else:
         model = open_gguf(file)
         spec = read_gguf_spec(model)

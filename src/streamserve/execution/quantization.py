@@ -40,12 +40,13 @@ NOT_A_NUMBER = 0x7F
 class WeightFormat:
     """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output),
     whether it is `symmetric`: without zero points or minimums, and whether its numbers are `floating`: e4m3,
-    which have 8 bits and are symmetric."""
+    which have 8 bits and are symmetric. `precise`: it has minimums, or scales that 16 bits do not hold."""
 
     bits: int
     group: int | None
     symmetric: bool
     floating: bool = False
+    precise: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.group or 'channel'}"
@@ -67,24 +68,36 @@ class WeightFormat:
         return -(-inputs // self.group) if self.group else 1
 
     def nbytes(self, outputs: int, inputs: int) -> int:
-        """Return the bytes of a weight [outputs, inputs] with its scales and offsets (float32)."""
-        tables = 1 if self.symmetric else 2
-        return outputs * (inputs * self.bits // 8 + 4 * tables * self.groups(inputs))
+        """Return the bytes of a weight [outputs, inputs] with its scales and offsets. They take more if a
+        checkpoint's scales need 32 bits in a format that is not `precise`."""
+        tables = 4 * (1 if self.symmetric else 2) if self.wide_tables else 2 + (not self.symmetric)
+        return outputs * (inputs * self.bits // 8 + tables * self.groups(inputs))
+
+    @property
+    def wide_tables(self) -> bool:
+        """Whether scales and offsets are stored in float32, not in 16 bits and as zero points in 8."""
+        return self.floating or self.precise or not (self.symmetric or self.bits == 4)
 
 
 DEFAULT_GROUPS = {8: 128, 4: 64}
+HEAD_FORMAT = WeightFormat(8, DEFAULT_GROUPS[8], symmetric=True)
+"""What the head is rounded to."""
 
 
 def parse_format(text: str) -> WeightFormat | None:
-    """Return the format that `--quantization` names: none, int8, int4, int8:GROUP or int4:GROUP. Raises
+    """Return the format that `--quantization` names: none, int8, int4, int8:GROUP, int4:GROUP or w8a8. Raises
     ValueError for others."""
     if text == "none":
         return None
+    if text in ("w8a8", "int8:channel"):
+        return WeightFormat(8, None, symmetric=True)
     kind, separator, size = text.partition(":")
     bits = {"int8": 8, "int4": 4}.get(kind)
     if bits is None or (separator and size not in map(str, GROUPS)):
         choices = ", ".join(map(str, GROUPS))
-        raise ValueError(f"{text!r}: use int8, int4, or int8:GROUP, int4:GROUP with a group of {choices}")
+        raise ValueError(
+            f"{text!r}: use int8, int4, w8a8, or int8:GROUP, int4:GROUP with a group of {choices}"
+        )
     return WeightFormat(bits, int(size) if size else DEFAULT_GROUPS[bits], symmetric=bits == 8)
 
 
@@ -146,10 +159,12 @@ def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
     """Return the format with the fewest bits and the largest group in which `widen` writes weights of all
     these, which are integers whose groups divide each other."""
+    mixed = len({format.symmetric for format in formats}) > 1
     return WeightFormat(
         max(format.bits for format in formats),
         min(format.group or MAX_INPUTS for format in formats),
         all(format.symmetric for format in formats),
+        precise=mixed or any(format.precise for format in formats),
     )
 
 

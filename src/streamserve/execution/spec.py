@@ -12,10 +12,16 @@ from streamserve.execution.architectures import (
     QKNorm,
     Windows,
 )
+from streamserve.execution.experts import Experts, read_experts
 from streamserve.execution.fields import Fields, read_fields, shown
 from streamserve.execution.rope_spec import RopeSpec, read_ropes, rope_parameters, rotated_dimensions
 from streamserve.execution.stored.config import read_stored_formats
-from streamserve.execution.stored.formats import FUSED_LINEARS, LINEARS, StoredFormats
+from streamserve.execution.stored.formats import (
+    FUSED_LINEARS,
+    LINEARS,
+    StoredFormats,
+    is_attention,
+)
 
 MAX_LAYERS = 10_000
 """More than any model has; the count is compared with the tensors of the files afterwards."""
@@ -36,13 +42,23 @@ class Multipliers:
 
 
 @dataclass(frozen=True)
+class Clamp:
+    """Bounds of an MLP's gates and values: the result is act(min(gate, limit)) · (1 + value), the value
+    between -limit and limit, where act(x) = x · sigmoid(alpha · x)."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Everything the forward pass depends on, apart from the weights. `ropes[layer]` is that layer's rotary
     embedding (None: none) of the first `rotary_dim` dimensions of each head, and `windows[layer]` the number
     of latest tokens that a token sees in it, itself included (None: all). `dtype` is the weights' dtype
     according to the config, if given. `eos_token_ids` end a text. `stored` is how the layers' matrices are
-    stored if any is quantized already. `attention_cap` and `logits_cap` bound scores and logits x as
-    cap · tanh(x / cap) (0: they do not). The others are those of architectures.Architecture."""
+    stored if any is quantized already. `experts` are the MLP of some layers. `attention_cap` and `logits_cap`
+    bound scores and logits x as cap · tanh(x / cap) (0: they do not). The others are those of
+    architectures.Architecture."""
 
     architecture: str
     vocab_size: int
@@ -74,6 +90,13 @@ class ModelSpec:
     logits_cap: float = 0.0
     fused: bool = False
     stored: StoredFormats | None = None
+    experts: Experts | None = None
+    clamp: Clamp | None = None
+    sinks: bool = False
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """Return the mixture of experts of a layer; None if it has an MLP."""
+        return self.experts if self.experts and self.experts.has(layer) else None
 
     def first_layers(self, layers: int) -> "ModelSpec":
         """Return the spec of the model that consists of the first so many layers."""
@@ -84,11 +107,11 @@ class ModelSpec:
         return replace(self, ropes=tuple(rope and rope.at_length(max_model_len) for rope in self.ropes))
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in `folder`. Raises CheckpointError naming the file and the unsupported
-    field."""
+def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
+    """Return the spec of the model in `folder`. One that only `embeds` may be a base model, without an output
+    head. Raises CheckpointError naming the file and the unsupported field."""
     config = read_fields(folder / "config.json")
-    name = _architecture_name(config)
+    name = _architecture_name(config, embeds)
     family = ARCHITECTURES[name]
     _refuse_unsupported(config, family)
     parameters = rope_parameters(config, by_layer=family.local_theta is not None)
@@ -101,6 +124,7 @@ def read_spec(folder: Path) -> ModelSpec:
     rotated = rotated_dimensions(config, parameters[0], head_dim, family.partial_rotary)
     rope, local_rope = read_ropes(config, family, parameters, rotated)
     rotates = _rotates(config, layers) if family.skips_rotary else (True,) * layers
+    experts = read_experts(config, family.mixture, layers)
     windows = _windows(config, family.windows, family.window, rotates)
     spec = ModelSpec(
         architecture=name,
@@ -135,18 +159,33 @@ def read_spec(folder: Path) -> ModelSpec:
         attention_cap=_cap(config, "attn_logit_softcapping", family.attention_cap),
         logits_cap=_cap(config, "final_logit_softcapping", family.logits_cap),
         fused=family.fused,
-        stored=read_stored_formats(config, layers, tied, FUSED_LINEARS if family.fused else LINEARS),
+        stored=read_stored_formats(
+            config, tied, [linear_names(family.fused, experts, layer) for layer in range(layers)]
+        ),
+        experts=experts,
+        clamp=_clamp(config) if family.clamped else None,
+        sinks=family.sinks,
     )
     if spec.num_heads % spec.num_kv_heads:
         config.refuse("num_attention_heads", f"must be a multiple of {spec.num_kv_heads} key-value heads")
     return spec
 
 
-def _architecture_name(config: Fields) -> str:
+def linear_names(fused: bool, experts: Experts | None, layer: int) -> tuple[str, ...]:
+    """Return the names in a layer of its matrices, of an MLP or, if it has them, of experts."""
+    names = FUSED_LINEARS if fused else LINEARS
+    if experts is None or not experts.has(layer):
+        return names
+    return (*filter(is_attention, names), *experts.matrices(hidden=1))
+
+
+def _architecture_name(config: Fields, embeds: bool) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         config.refuse("architectures", f"must name one architecture, not {names!r}")
     name = str(names[0])
+    if embeds and name.endswith("Model"):
+        name = name.removesuffix("Model") + "ForCausalLM"
     if name not in ARCHITECTURES:
         text = name.replace("ForConditionalGeneration", "ForCausalLM")
         hint = f"only the text model, {text}" if text in ARCHITECTURES else ", ".join(ARCHITECTURES)
@@ -163,6 +202,8 @@ def _refuse_unsupported(config: Fields, family: Architecture) -> None:
         config.refuse("use_bidirectional_attention", "is not supported")
     if config.get("clip_qkv") is not None:
         config.refuse("clip_qkv", "is not supported")
+    if family.needs_rope and not (config.get("rope_scaling") or config.get("rope_parameters")):
+        config.refuse("rope_scaling", "is missing")
 
 
 def _head_dim(config: Fields, family: Architecture) -> int:
@@ -194,6 +235,11 @@ def _multipliers(config: Fields, family: Architecture, head_dim: int) -> Multipl
     )
 
 
+def _clamp(config: Fields) -> Clamp:
+    alpha = config.number("swiglu_alpha", 1.702, 1e-3, 1e3)
+    return Clamp(alpha, config.number("swiglu_limit", 7.0, 1e-3, 1e6))
+
+
 def _cap(config: Fields, name: str, default: float | None) -> float:
     """Return a soft cap; 0 where there is none. Absent takes `default`, null means none."""
     value = config.get(name, default)
@@ -219,7 +265,7 @@ def _windows(
     config: Fields, rule: Windows, default: int | None, rotates: tuple[bool, ...]
 ) -> tuple[int | None, ...]:
     """Return the sliding window of each layer; `rotates` says which have a rotary embedding."""
-    optional = rule in ("some layers", "unrotated layers")
+    optional = rule in ("some layers", "unrotated layers", "every layer if used", "some of every second")
     on = rule != "none" and (not optional or config.flag("use_sliding_window", False))
     size = config.get("sliding_window", default) if on else None
     if rule in ("every second", "pattern") and size is None:
@@ -245,9 +291,11 @@ def _slides(config: Fields, rule: Windows, rotates: tuple[bool, ...]) -> list[bo
     if rule in ("every second", "pattern"):
         pattern = 2 if rule == "every second" else config.integer("sliding_window_pattern", 6)
         return [(layer + 1) % pattern != 0 for layer in layers]
-    full = config.get("max_window_layers", 28) if rule == "some layers" else 0
+    full = config.get("max_window_layers", 28) if rule in ("some layers", "some of every second") else 0
     if isinstance(full, bool) or not isinstance(full, int):
         config.refuse("max_window_layers", f"must be an integer, not {shown(full)}")
+    if rule == "some of every second":
+        return [layer < full and layer % 2 == 0 for layer in layers]
     return [layer >= full for layer in layers]
 
 

@@ -1,6 +1,5 @@
-"""Load a checkpoint's tensors into a Model: their names and shapes, and packing them layer by layer."""
+"""Load a checkpoint's tensors into a Model, packing them layer by layer."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,19 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamserve.execution.architectures import Norms
 from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.experts import Experts, in_halves, stack_of
 from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.linear import Linear, LinearMap
+from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.quantization import MAX_INPUTS, QuantizedWeight, WeightFormat, join, quantize
+from streamserve.execution.shapes import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    NORMS,
+    is_stacked,
+    matrix_shapes,
+    tensor_of,
+    weight_shapes,
+)
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.stored.formats import JOINED, AnyFormat, GgufBlocks
+from streamserve.execution.stored.formats import LINEARS, AnyFormat, GgufBlocks, joined
 from streamserve.protocol.errors import CheckpointError
 
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
 AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
 """Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight, and optionally a bias [out]."""
@@ -30,126 +37,21 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class LinearMakers:
-    """What makes a model's linear maps: those into the MLP, which may interleave gates and values, the head,
-    and all others."""
+    """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
+    values, the head, routers in float32, and all others."""
 
     linear: LinearMaker = Linear
     gate_up: LinearMaker = Linear
     head: LinearMaker = Linear
+    router: LinearMaker = Linear
 
 
 IGNORED = (".rotary_emb.inv_freq",)
 """Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
 
-NORMS: dict[Norms, dict[str, str]] = {
-    "before": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
-    "after": {
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_post_norm": "post_feedforward_layernorm",
-    },
-    "around": {
-        "attention_norm": "input_layernorm",
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_post_norm": "post_feedforward_layernorm",
-    },
-}
-"""A layer's norms by their field of LayerWeights, and what checkpoints call them."""
-
-FUSED_INPUTS = (("self_attn.qkv_proj",), ("mlp.gate_up_proj",))
-"""The matrices into attention and into the MLP where checkpoints join them; elsewhere they are JOINED."""
-
-
-def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of exactly the tensors that a checkpoint of this model contains, unless it is
-    quantized."""
-    hidden = spec.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden), FINAL_NORM: (hidden,)}
-    if not spec.tied_embeddings:
-        shapes[HEAD] = (spec.vocab_size, hidden)
-    for number in range(spec.num_layers):
-        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in _layer_shapes(spec).items()}
-    return shapes
-
-
-def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    if spec.fused:
-        inputs = {
-            "self_attn.qkv_proj": (queries + 2 * keys, hidden, spec.qkv_bias),
-            "mlp.gate_up_proj": (2 * inner, hidden, spec.mlp_bias),
-        }
-    else:
-        inputs = {
-            "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
-            "self_attn.k_proj": (keys, hidden, spec.qkv_bias),
-            "self_attn.v_proj": (keys, hidden, spec.qkv_bias),
-            "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
-            "mlp.up_proj": (inner, hidden, spec.mlp_bias),
-        }
-    linears = inputs | {
-        "self_attn.o_proj": (hidden, queries, spec.out_bias),
-        "mlp.down_proj": (hidden, inner, spec.mlp_bias),
-    }
-    norms = NORMS[spec.norms].values()
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in norms}
-    for name, (rows, columns, bias) in linears.items():
-        shapes[f"{name}.weight"] = (rows, columns)
-        if bias:
-            shapes[f"{name}.bias"] = (rows,)
-    if spec.qk_norm != "none":
-        joint = spec.qk_norm == "joint"
-        shapes["self_attn.q_norm.weight"] = (queries if joint else spec.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (keys if joint else spec.head_dim,)
-    return shapes
-
-
-def count_parameters(spec: ModelSpec) -> int:
-    """Return the number of weights of the model; tied ones count once."""
-    return sum(math.prod(shape) for shape in weight_shapes(spec).values())
-
-
-def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return the shapes [out, in] of all layers' matrices, by module."""
-    return {
-        name.removesuffix(".weight"): (shape[0], shape[1])
-        for name, shape in weight_shapes(spec).items()
-        if name.startswith("model.layers.") and len(shape) == 2
-    }
-
-
-def layer_matrices(spec: ModelSpec) -> int:
-    """Return the number of weights of all layers' matrices."""
-    return sum(math.prod(shape) for shape in matrix_shapes(spec).values())
-
-
-def matrix_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat | None = None) -> int:
-    """Return the bytes of all layers' matrices as they are loaded: of `itemsize` each, unless they are stored
-    quantized or are rounded to `format`."""
-    total = 0
-    for module, shape in matrix_shapes(spec).items():
-        loaded = _loaded_format(spec, module, format)
-        total += loaded.nbytes(*shape) if loaded else math.prod(shape) * itemsize
-    return total
-
-
-def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) -> WeightFormat | None:
-    """Return the format that a matrix is loaded in, if any, where matrices are rounded to `format`."""
-    if spec.stored is None:
-        return format
-    stored = spec.stored.of(module)
-    return stored.weights if stored else None
-
-
-def weight_bytes(
-    spec: ModelSpec, dtype: torch.dtype, tied_head_copied: bool, format: WeightFormat | None = None
-) -> int:
-    """Return the bytes of the loaded weights, the layers' matrices rounded to `format` unless they are stored
-    quantized. `tied_head_copied`: a tied head is packed in addition to the embedding."""
-    copied = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and tied_head_copied else 0
-    others = count_parameters(spec) + copied - layer_matrices(spec)
-    return others * dtype.itemsize + matrix_bytes(spec, dtype.itemsize, format)
+INPUTS, FUSED_INPUTS = joined(LINEARS)[::2], [("self_attn.qkv_proj",), ("mlp.gate_up_proj",)]
+"""The matrices into attention and into the MLP, where checkpoints have them one by one, and where they join
+them."""
 
 
 def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
@@ -179,7 +81,7 @@ def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
             raise CheckpointError(
                 f"{checkpoint.path}: {module} has more than {MAX_INPUTS} inputs with one scale"
             )
-        del plain[f"{module}.weight"]
+        plain.pop(tensor_of(spec, module), None)  # a stack is that of many
         stored |= format.headers(module, shape)
     return stored | plain
 
@@ -201,36 +103,142 @@ def load_model(
     makers: LinearMakers = LinearMakers(),
     device: torch.device = CPU,
     format: WeightFormat | None = None,
+    head: WeightFormat | None = None,
 ) -> Model:
     """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
     and linear maps made by `makers`. The layers' matrices are QuantizedWeight if they are stored so or are
-    rounded to `format`, matrix by matrix."""
-    shapes = matrix_shapes(spec)
+    rounded to `format`, matrix by matrix, and the head's if it is stored in the format `head` or rounded to
+    it."""
+    loader = _Loader(checkpoint, spec, dtype, makers, device, format)
+    layers = [loader.layer(number) for number in range(spec.num_layers)]
+    embedding = loader.tensors([EMBEDDING])
+    return Model(spec, embedding, layers, loader.norm(FINAL_NORM), loader.head(embedding, head))
 
-    def load(names: Sequence[str]) -> Tensor:
-        return checkpoint.tensor(names, dtype).to(device)
 
-    def load_matrix(modules: Sequence[str]) -> Tensor | QuantizedWeight:
-        stored = spec.stored.of(modules[0]) if spec.stored else None
+class _Loader:
+    """Loads parts of one model, as `load_model` says."""
+
+    def __init__(
+        self,
+        checkpoint: AnyCheckpoint,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        makers: LinearMakers,
+        device: torch.device,
+        format: WeightFormat | None,
+    ) -> None:
+        self._checkpoint, self._spec, self._dtype = checkpoint, spec, dtype
+        self._makers, self._device, self._format = makers, device, format
+        self._shapes = matrix_shapes(spec)
+
+    def layer(self, number: int) -> LayerWeights:
+        """Return the weights of a layer."""
+        spec, makers, prefix = self._spec, self._makers, f"model.layers.{number}."
+        qkv, gate_up = FUSED_INPUTS if spec.fused else INPUTS
+        norms = {field: self.norm(f"{prefix}{name}.weight") for field, name in NORMS[spec.norms].items()}
+        experts = spec.experts_of(number)
+        mlp: dict[str, LinearMap | ExpertWeights]
+        if experts:
+            mlp = {"experts": self._experts(prefix, experts)}
+        else:
+            mlp = {
+                "gate_up": self._map(makers.gate_up, spec.mlp_bias, prefix, *gate_up),
+                "down": self._map(makers.linear, spec.mlp_bias, prefix, "mlp.down_proj"),
+            }
+        return LayerWeights(
+            attention_norm=norms.get("attention_norm"),
+            qkv=self._map(makers.linear, spec.qkv_bias, prefix, *qkv),
+            head_norm=self._head_norm(prefix),
+            out=self._map(makers.linear, spec.out_bias, prefix, "self_attn.o_proj"),
+            attention_post_norm=norms.get("attention_post_norm"),
+            mlp_norm=norms.get("mlp_norm"),
+            mlp_post_norm=norms.get("mlp_post_norm"),
+            sinks=self._checkpoint.tensor([f"{prefix}self_attn.sinks"], torch.float32)
+            if spec.sinks
+            else None,
+            **mlp,  # type: ignore[arg-type]
+        )
+
+    def head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
+        """Return the head, in `format` if given."""
+        spec, checkpoint = self._spec, self._checkpoint
+        name = EMBEDDING if spec.tied_embeddings else HEAD
+        weight: Tensor | QuantizedWeight
+        if format is None:
+            weight = embedding if spec.tied_embeddings else self.tensors([name])
+        elif isinstance(checkpoint, GgufCheckpoint) and spec.stored and spec.stored.head:
+            weight = checkpoint.integers(name.removesuffix(".weight"), format)
+        else:
+            weight = quantize(checkpoint.tensor([name], torch.float32), format)
+        return self._makers.head(weight, None)
+
+    def tensors(self, names: Sequence[str]) -> Tensor:
+        """Return tensors of these names, joined."""
+        return self._checkpoint.tensor(names, self._dtype).to(self._device)
+
+    def norm(self, name: str) -> Tensor:
+        """Return the weight of a norm."""
+        dtype = torch.float32 if self._spec.wide_norms else self._dtype
+        weight = self._checkpoint.tensor([name], dtype).to(self._device)
+        return weight + self._spec.norm_offset if self._spec.norm_offset else weight
+
+    def _head_norm(self, prefix: str) -> Tensor | None:
+        spec = self._spec
+        if spec.qk_norm == "none":
+            return None
+        q_norm, k_norm = (self.norm(f"{prefix}self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
+        copies = (1, 1) if spec.qk_norm == "joint" else (spec.num_heads, spec.num_kv_heads)
+        return torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
+
+    def _experts(self, prefix: str, experts: Experts) -> ExpertWeights:
+        hidden = self._spec.hidden_size
+        names = [experts.router, *([experts.shared_gate] if experts.shared_gate else [])]
+        weight = torch.cat([
+            self._checkpoint.tensor([f"{prefix}{name}.weight"], torch.float32).view(-1, hidden)
+            for name in names
+        ])  # fmt: skip
+        bias = None
+        if experts.biased:
+            bias = self._checkpoint.tensor([f"{prefix}{experts.router}.bias"], torch.float32).to(self._device)
+        makers, biased, modules = self._makers, experts.biased, experts.modules()
+        return ExpertWeights(
+            makers.router(weight.to(self._device), bias),
+            [self._map(makers.gate_up, biased, prefix, *gate_up) for gate_up, _ in modules],
+            [self._map(makers.linear, biased, prefix, down) for _, down in modules],
+        )
+
+    def _map(self, make: LinearMaker, has_bias: bool, prefix: str, *names: str) -> LinearMap:
+        """Return the linear map of joined matrices."""
+        modules = [f"{prefix}{name}" for name in names]
+        bias = torch.cat([self._bias(module) for module in modules]) if has_bias else None
+        return make(self._matrix(modules), bias)
+
+    def _matrix(self, modules: Sequence[str]) -> Tensor | QuantizedWeight:
+        stored = self._spec.stored.of(modules[0]) if self._spec.stored else None
         if stored:
-            weights = [_read_quantized(checkpoint, module, shapes[module], stored) for module in modules]
-            _check_orders(checkpoint, modules, weights)
+            weights = [
+                _read_quantized(self._checkpoint, module, self._shapes[module], stored) for module in modules
+            ]
+            _check_orders(self._checkpoint, modules, weights)
             return join(weights)
-        names = [f"{module}.weight" for module in modules]
-        if format and spec.stored is None:
-            return join([quantize(checkpoint.tensor([name], torch.float32), format) for name in names])
-        return load(names)
+        if self._format and self._spec.stored is None:
+            return join([quantize(self._floats(module, torch.float32), self._format) for module in modules])
+        return torch.cat([self._floats(module, self._dtype) for module in modules]).to(self._device)
 
-    def load_norm(name: str) -> Tensor:
-        weight = checkpoint.tensor([name], torch.float32 if spec.wide_norms else dtype).to(device)
-        return weight + spec.norm_offset if spec.norm_offset else weight
+    def _floats(self, module: str, dtype: torch.dtype) -> Tensor:
+        if not is_stacked(self._spec, module):
+            return self._checkpoint.tensor([f"{module}.weight"], dtype)
+        assert isinstance(self._checkpoint, Checkpoint)
+        return in_halves(module, self._checkpoint.floats(*stack_of(module), dtype).T)
 
-    layers = [
-        _load_layer(load, load_norm, load_matrix, spec, number, makers) for number in range(spec.num_layers)
-    ]
-    embedding = load([EMBEDDING])
-    head = makers.head(embedding if spec.tied_embeddings else load([HEAD]), None)
-    return Model(spec, embedding, layers, load_norm(FINAL_NORM), head)
+    def _bias(self, module: str) -> Tensor:
+        if not is_stacked(self._spec, module):
+            return self.tensors([f"{module}.bias"])
+        assert isinstance(self._checkpoint, Checkpoint)
+        stack, number = stack_of(module)
+        return in_halves(module, self._checkpoint.floats(f"{stack}_bias", number, self._dtype)).to(
+            self._device
+        )
 
 
 def _check_orders(
@@ -244,38 +252,3 @@ def _check_orders(
                 f"{checkpoint.path}: {module} groups its inputs otherwise than {modules[0]}, with which "
                 "it is computed"
             )
-
-
-def _load_layer(
-    load: Callable[[Sequence[str]], Tensor],
-    load_norm: Callable[[str], Tensor],
-    load_matrix: Callable[[Sequence[str]], Tensor | QuantizedWeight],
-    spec: ModelSpec,
-    number: int,
-    makers: LinearMakers,
-) -> LayerWeights:
-    prefix = f"model.layers.{number}."
-
-    def maps(make: LinearMaker, has_bias: bool, *names: str) -> LinearMap:
-        weight = load_matrix([f"{prefix}{name}" for name in names])
-        bias = load([f"{prefix}{name}.bias" for name in names]) if has_bias else None
-        return make(weight, bias)
-
-    norms = {field: load_norm(f"{prefix}{name}.weight") for field, name in NORMS[spec.norms].items()}
-    head_norm = None
-    if spec.qk_norm != "none":
-        q_norm, k_norm = (load_norm(f"{prefix}self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
-        copies = (1, 1) if spec.qk_norm == "joint" else (spec.num_heads, spec.num_kv_heads)
-        head_norm = torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
-    qkv, gate_up = FUSED_INPUTS if spec.fused else JOINED
-    return LayerWeights(
-        attention_norm=norms.get("attention_norm"),
-        qkv=maps(makers.linear, spec.qkv_bias, *qkv),
-        head_norm=head_norm,
-        out=maps(makers.linear, spec.out_bias, "self_attn.o_proj"),
-        attention_post_norm=norms.get("attention_post_norm"),
-        mlp_norm=norms.get("mlp_norm"),
-        gate_up=maps(makers.gate_up, spec.mlp_bias, *gate_up),
-        down=maps(makers.linear, spec.mlp_bias, "mlp.down_proj"),
-        mlp_post_norm=norms.get("mlp_post_norm"),
-    )

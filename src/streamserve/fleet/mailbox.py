@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from streamserve.fleet.events import Deliver, Refuse
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Event, PromptLogprobs, Token
+from streamserve.protocol.messages import Event, Pooled, PromptLogprobs, Token
 
 EVENT_BYTES, LOGPROB_BYTES = 200, 120
 """Approximate bytes of an event, and of each log-probability in it."""
@@ -120,4 +120,5 @@ def _size(events: Sequence[Event]) -> int:
             scores += len(event.top) if event.top else 0
         elif isinstance(event, PromptLogprobs):
             scores += sum(1 + len(entry.top) for entry in event.entries)
-    return len(events) * EVENT_BYTES + scores * LOGPROB_BYTES
+    vectors = sum(len(event.vector) for event in events if isinstance(event, Pooled))
+    return len(events) * EVENT_BYTES + scores * LOGPROB_BYTES + vectors

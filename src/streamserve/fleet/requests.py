@@ -15,6 +15,7 @@ from streamserve.protocol.messages import (
     Event,
     Finished,
     Phase,
+    Pooled,
     Progress,
     PromptLogprobs,
     Submit,
@@ -178,6 +179,8 @@ class OpenRequest:
             return None
         if isinstance(event, PromptLogprobs):
             return self._accept_prompt_logprobs(event)
+        if isinstance(event, Pooled):
+            return event if self.open_choices else None
         if isinstance(event, Progress):
             return event if event.version == self.opened.version else None
         if isinstance(event, Withdrawn):  # the client has been notified already

@@ -34,11 +34,12 @@ from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.settings.checkpoints import root_name
+from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import topology
-from streamserve.text.chat import chat_template
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
+from streamserve.text.reranker import scoring
 from streamserve.text.tokenizer import Tokenizer
 
 STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
@@ -68,8 +69,12 @@ class AsyncLLM:
         """
         self.settings = settings
         self.tokenizer = Tokenizer.from_folder(settings.model.path)
-        self.chat_template = chat_template(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+        self.chat_template = self.tokenizer.renderer()
         self.served_names = settings.server.served_model_name or (settings.name,)
+        task, path = settings.model.task, Path(settings.model.path)
+        self.task = task
+        self.embedding = read_embedding(path) if task == "embed" else None
+        self.scoring = scoring(self.tokenizer) if task == "score" else None
         self.root = root_name(settings.name, settings.model.path)
         self.created = int(time.time())
         server = settings.server
@@ -188,6 +193,8 @@ class AsyncLLM:
             raise RequestError("priority must be an integer, and cache_salt a string", field="priority")
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
+        if params.pooling and params.pooling.kind == "mean":
+            cache_salt = f"{cache_salt}\0{request_id}"  # of a shared prefix there would be no hidden states
         opened = Open(request_id, prompt, params, priority, cache_salt)
         async with aclosing(self._runtime.submit(opened)) as steps:
             items = read_items(
@@ -210,6 +217,7 @@ class AsyncLLM:
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
         RequestError if no more requests are accepted, or if the parameters do not allow early answers.
         """
+        self._check_task(params)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         max_tokens = params.max_tokens if answer_early else None
         params = msgspec.structs.replace(
@@ -231,6 +239,7 @@ class AsyncLLM:
         Raises RequestError for a prompt or parameters that cannot be served.
         """
         model = self.model
+        self._check_task(params)
         try:
             msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
             check_sampling(params, model.vocab_size, model.eos_token_ids)
@@ -259,6 +268,12 @@ class AsyncLLM:
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             max_tokens=limit if params.max_tokens is None else params.max_tokens,
         )
+
+    def _check_task(self, params: SamplingParams) -> None:
+        """Raise RequestError unless the model does what a request asks for."""
+        if (params.pooling is None) != (self.task == "generate"):
+            does = "generates text" if self.task == "generate" else "generates no text"
+            raise RequestError(f"the model {does}: its task is {self.task} (--task)", field="model")
 
     def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(

@@ -11,6 +11,7 @@ from streamserve.protocol.messages import (
     DraftVerified,
     Event,
     Finished,
+    Pooled,
     PromptLogprobs,
     Token,
 )
@@ -19,7 +20,7 @@ from streamserve.text.latency import Stopwatch
 from streamserve.text.output import ChoiceText, Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
-Item = Delta | PromptLogprobs | Usage
+Item = Delta | PromptLogprobs | Pooled | Usage
 
 
 async def read_items(
@@ -40,7 +41,7 @@ async def read_items(
     counts = _Counts()
     async for events in steps:
         for event in events:
-            if isinstance(event, PromptLogprobs):
+            if isinstance(event, PromptLogprobs | Pooled):
                 yield event
                 continue
             if not isinstance(event, Token | Finished):

@@ -12,13 +12,15 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from streamserve.llm.async_llm import AsyncLLM, new_request_id
+from streamserve.llm.items import Item
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import ModelInfo, PromptLogprobs
+from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import resolve
 from streamserve.text.chat import require
+from streamserve.text.embedding import Floats, embedding, embedding_params
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
@@ -51,7 +53,8 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The result for one prompt. `prompt_logprobs[0]` is None, as the first token has no predecessor."""
+    """The result for one prompt. `prompt_logprobs[0]` is None, as the first token has no predecessor.
+    `pooled` is the vector of a request with `pooling`."""
 
     request_id: str
     prompt: str | None
@@ -60,6 +63,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     slo: SloOutcome | None = None
+    pooled: bytes = b""
     finished: bool = False
 
 
@@ -189,6 +193,20 @@ class LLM:
         params = params or SamplingParams(max_tokens=None)
         return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True
+    ) -> list[Floats]:
+        """Return the embeddings of texts or lists of token ids, in the order of `prompts`; of each the first
+        `dimensions` numbers (None: all).
+
+        Raises RequestError if the model does not embed (task), and as `generate` does.
+        """
+        config = self._llm.embedding
+        if config is None:
+            raise RequestError('this model does not embed: give task="embed"', field="model")
+        outputs = self.generate(prompts, embedding_params(config), use_tqdm=use_tqdm)
+        return [embedding(output.pooled, config, dimensions) for output in outputs]
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Delta, None, None]:
         """Yield deltas of one prompt's output as they are generated.
 
@@ -218,8 +236,8 @@ class LLM:
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
-        text = require(self._llm.chat_template).render(chat)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        prompt = require(self._llm.chat_template).render(chat)
+        return prompt if isinstance(prompt, list) else self.tokenizer.encode(prompt, add_special_tokens=False)
 
     def close(self) -> None:
         """Stop the worker and free all resources. Idempotent."""
@@ -301,7 +319,7 @@ class LLM:
         output.finished = True
         return output
 
-    def _add_item(self, output: RequestOutput, item: Delta | PromptLogprobs | Usage) -> None:
+    def _add_item(self, output: RequestOutput, item: Item) -> None:
         if isinstance(item, Usage):
             output.num_cached_tokens, output.slo = item.cached_tokens, item.slo
         elif isinstance(item, PromptLogprobs):
@@ -309,6 +327,8 @@ class LLM:
             for entry in item.entries:
                 pairs = [(entry.token, entry.logprob), *((top.token, top.logprob) for top in entry.top)]
                 output.prompt_logprobs.append(self._logprobs(pairs))
+        elif isinstance(item, Pooled):
+            output.pooled = item.vector
         else:
             choice = output.outputs[item.choice]
             choice.text += item.text

@@ -14,11 +14,17 @@ from streamserve.protocol.logs import LogFormat
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "int8"]
+Task = Literal["auto", "generate", "embed", "score"]
 Backend = Literal["auto", "native", "reference", "device"]
 KernelPath = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 SpeculationMode = Literal["coupled", "rejection"]
-ToolParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
-ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+ToolParser = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "granite", "phi4_mini", "qwen3_coder", "pythonic",
+    "gemma", "functiongemma", "olmo3", "harmony",
+]  # fmt: skip
+ReasoningParser = Literal[
+    "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
+]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode", "draft"]
 KVTransport = Literal["shm", "nixl"]
@@ -60,6 +66,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The checkpoint to load, and how."""
 
     path: Annotated[str, Meta(description="checkpoint folder in Hugging Face layout, or GGUF file")]
+    task: Annotated[
+        Task,
+        Meta(
+            description="what the model does: generate text, embed texts (/v1/embeddings), or score pairs of "
+            "texts by its logits of yes and no (/v1/rerank, /v1/score); auto: embed if the checkpoint says "
+            "that it is an embedding model, else generate"
+        ),
+    ] = "auto"
     dtype: Annotated[
         DType, Meta(description="data type of weights and KV cache; auto: that of the checkpoint")
     ] = "auto"
@@ -95,9 +109,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Meta(
             description="round the weights of all layers while loading: int8, int4, or int8:GROUP, "
-            "int4:GROUP with a scale for each GROUP (32, 64, 128) of inputs; none: as they are"
+            "int4:GROUP with a scale for each GROUP (32, 64, 128) of inputs; w8a8: 8 bits with one scale an "
+            "output; none: as they are"
         ),
     ] = "none"
+    head_quantization: Annotated[
+        Literal["auto", "int8", "none"],
+        Meta(
+            description="the matrix of the logits: int8: in 8 bits; none: in the model's data type; auto: as "
+            "a GGUF file has it, in 8 bits with --quantization, else in the model's data type"
+        ),
+    ] = "auto"
     threads: Annotated[
         int,
         Meta(
@@ -242,6 +264,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str, Meta(description="address to listen on; by default only this machine can connect")
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0: a free port")] = 8000
+    ssl_certfile: (
+        Annotated[
+            str,
+            Meta(
+                description="serve HTTPS with the certificate in this PEM file, which its issuers' "
+                "certificates may follow"
+            ),
+        ]
+        | None
+    ) = None
+    ssl_keyfile: (
+        Annotated[
+            str,
+            Meta(
+                description="PEM file with the certificate's private key, without a password; by default "
+                "--ssl-certfile"
+            ),
+        ]
+        | None
+    ) = None
     served_model_name: Annotated[
         tuple[str, ...],
         Meta(
@@ -407,6 +449,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = ()
     admin_key_file: Annotated[str, Meta(description="file with admin keys, one per line")] | None = None
+    metrics_key: Annotated[
+        tuple[str, ...],
+        Meta(description="key for /metrics alone, as for --api-key; API keys are valid there too"),
+    ] = ()
+    metrics_key_file: Annotated[str, Meta(description="file with metrics keys, one per line")] | None = None
     pairs: Annotated[
         int,
         Meta(

@@ -130,6 +130,14 @@ class PromptLogprobs(msgspec.Struct, tag=True, frozen=True, array_like=True):
     entries: list[PromptLogprob]
 
 
+class Pooled(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """The vector of a request with `pooling`: float32 numbers, little-endian."""
+
+    request: str
+    attempt: AttemptNumber
+    vector: bytes
+
+
 class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
     """A choice was scheduled, `queued` seconds after its request came: its first chunk is in this step, and
     `cached` of its tokens were found in the prefix index. Sent again after a preemption."""
@@ -184,7 +192,7 @@ class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
     version: int
 
 
-Event = Token | PromptLogprobs | Admitted | DraftVerified | Finished | Progress | Withdrawn
+Event = Token | PromptLogprobs | Pooled | Admitted | DraftVerified | Finished | Progress | Withdrawn
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +209,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     quantization: str = "none"
     """How the weights of the layers were rounded."""
+    head_quantization: str = "none"
+    """How those of the head were."""
+    hidden_size: int = 0
+    """How many numbers a pooled hidden state has."""
     kv_cache_dtype: str = "auto"
     """Data type of the KV cache; auto: `dtype`."""
     backend: str = ""
@@ -228,6 +240,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         parts = [self.dtype]
         if self.quantization != "none":
             parts.append(f"layers in {self.quantization}")
+        if self.head_quantization != "none":
+            parts.append(f"head in {self.head_quantization}")
         if self.kv_cache_dtype != "auto":
             parts.append(f"KV cache in {self.kv_cache_dtype}")
         return ", ".join(parts)

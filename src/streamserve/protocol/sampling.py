@@ -1,6 +1,7 @@
 """Sampling parameters of one request, under their usual names, validated once by the API server."""
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -38,6 +39,17 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 NO_SLO = Slo()
 
 
+PoolingKind = Literal["last", "mean", "logits"]
+
+
+class Pooling(msgspec.Struct, frozen=True):
+    """What a request asks for in place of tokens: of the hidden states after the last norm, that of the last
+    token or the mean of all; or the logits of `tokens` after the last token."""
+
+    kind: PoolingKind = "last"
+    tokens: tuple[int, ...] = ()
+
+
 class SamplingParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -49,7 +61,8 @@ class SamplingParams(
     `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
     log-probability and the k most likely ones (0: the chosen alone). If `allowed_token_ids` is not empty,
     only these can be chosen. `grammar`: constrains the form of the output. `speculation` limits speculation,
-    and `slo` has the latency targets; neither changes the text.
+    and `slo` has the latency targets; neither changes the text. With `pooling`, the request has no output
+    but a vector, of models that embed or score.
     """
 
     n: int = 1
@@ -75,6 +88,7 @@ class SamplingParams(
     grammar: Grammar | None = None
     speculation: SpeculationLimits = SpeculationLimits()
     slo: Slo = NO_SLO
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the first field that is out of range for every vocabulary."""
@@ -140,6 +154,10 @@ def _check_ranges(params: SamplingParams) -> None:
             _between(name, count, 0, MAX_LOGPROBS)
     _check_stops(params)
     _check_bias(params)
+    if params.pooling and (params.max_tokens, params.n, params.prompt_logprobs) != (0, 1, None):
+        raise ValueError("pooling has no output: max_tokens must be 0, n 1, and prompt_logprobs None")
+    if params.pooling and (params.pooling.kind == "logits") != bool(params.pooling.tokens):
+        raise ValueError("pooling must have tokens if its kind is logits, and only then")
     _between("speculation.max_depth", params.speculation.max_depth, 1, MAX_SPECULATION)
     _between("speculation.max_nodes", params.speculation.max_nodes, 1, MAX_SPECULATION)
     for name in ("tpot_ms", "ttft_ms"):
@@ -152,6 +170,9 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     for token in params.stop_token_ids:
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_token_ids contains {token}, but the vocabulary has {vocab_size} tokens")
+    for token in params.pooling.tokens if params.pooling else ():
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"pooling contains token {token}, but the vocabulary has {vocab_size} tokens")
     for token in params.logit_bias:
         if not 0 <= token < vocab_size:
             raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")

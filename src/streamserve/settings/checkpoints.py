@@ -4,18 +4,21 @@ from pathlib import Path
 
 from streamserve import embedded
 from streamserve.gguf.paths import SUFFIX, gguf_file
+from streamserve.hub.cache import cached_path
+from streamserve.hub.download import download
+from streamserve.hub.errors import Unreachable
+from streamserve.hub.names import HubName, parse_hub_name
 from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
 EMBEDDED = ("embedded", "embedded-draft")
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
 def locate(model: str) -> Path:
     """Return the folder of `model`, or its GGUF file.
 
-    A hub name (`owner/name`, optionally `@revision`) is downloaded unless it is in the hub's cache. Raises
-    CheckpointError if there is no such model.
+    A hub name (`owner/name`, of GGUF repositories `owner/name:Q4_K_M`, optionally `@revision`) is downloaded
+    unless it is in the hub's cache. Raises CheckpointError if there is no such model.
     """
     if model in EMBEDDED:
         return embedded.path(model)
@@ -35,20 +38,21 @@ def locate(model: str) -> Path:
         raise CheckpointError(
             f"{model} is a file: give the folder that contains its config.json, or a .gguf file"
         )
-    if model.startswith(("/", ".", "~")) or model.count("/") != 1 or path.suffix == SUFFIX:
+    name = parse_hub_name(model)
+    if name is None or (path.suffix == SUFFIX and not name.quantization):
         kind = "file" if path.suffix == SUFFIX else "folder"
         raise CheckpointError(
             f"there is no {kind} {model}: give a checkpoint folder, a .gguf file, a hub name such as "
-            f"owner/model, or one of: {', '.join(EMBEDDED)}"
+            f"owner/model or owner/model:Q4_K_M, or one of: {', '.join(EMBEDDED)}"
         )
-    return _download(model)
+    return _from_hub(name)
 
 
 def root_name(model: str, path: str) -> str:
     """Return where to load the tokenizer of `model` from: its hub name, else the folder or file at `path`."""
-    name = model.partition("@")[0]
-    local = model in EMBEDDED or Path(model).expanduser().exists()
-    return path if local else name
+    name = parse_hub_name(model)
+    local = name is None or Path(model).expanduser().exists()
+    return path if local or name is None else name.repo
 
 
 def packaged_draft(target: Path) -> Path | None:
@@ -65,14 +69,12 @@ def packaged_draft(target: Path) -> Path | None:
     return folder if same and target.resolve() != folder.resolve() else None
 
 
-def _download(model: str) -> Path:
-    from huggingface_hub import snapshot_download  # slow to import
-
-    name, _, revision = model.partition("@")
+def _from_hub(name: HubName) -> Path:
+    """Return the path of a model as it is on the hub now; where the hub cannot be asked, as it is cached."""
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES))
-    except Exception as error:  # many kinds: no such repository, no network, no permission, bad name
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{model} is not a local folder, and cannot be downloaded from the hub: {reason}"
-        ) from error
+        return download(name)
+    except Unreachable:
+        cached = cached_path(name)
+        if cached is None:
+            raise
+        return cached

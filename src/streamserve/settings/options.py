@@ -21,12 +21,14 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: `kind` is bool, int, float, str or list; `default` is the field's default."""
+    """One setting: `kind` is bool, int, float, str or list; `default` is the field's default. `choices` are
+    the only allowed values, if any."""
 
     name: str
     kind: type
     default: Any
     help: str
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def options(*structs: type[msgspec.Struct]) -> list[Option]:
 
 def _option(field: msgspec.structs.FieldInfo) -> Option:
     kind: type = str
-    description = ""
+    description, choices = "", tuple[str, ...]()
     info = inspect.type_info(field.type)
     for part in info.types if isinstance(info, inspect.UnionType) else (info,):
         if isinstance(part, inspect.Metadata):
@@ -63,10 +65,11 @@ def _option(field: msgspec.structs.FieldInfo) -> Option:
         elif isinstance(part, inspect.VarTupleType):
             kind = list
         elif isinstance(part, inspect.LiteralType):
-            description += f" ({', '.join(map(str, part.values))})"
+            choices = tuple(map(str, part.values))
+            description += f" ({', '.join(choices)})"
     if is_size(field.name):
         kind, description = str, f"{description} (also 512MB, 2GiB)"
-    return Option(field.name, kind, field.default, description)
+    return Option(field.name, kind, field.default, description, choices)
 
 
 _UNITS = {"": 1, **{f"{sign}B": 1000**power for power, sign in enumerate(("k", "M", "G", "T"), start=1)}}

@@ -20,11 +20,13 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, pools, unified
 from streamserve.protocol import keys
-from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.config import ModelConfig, ServerConfig, Task
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.protocol.tls import tls_context
 from streamserve.settings.checkpoints import locate, packaged_draft
+from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import Settings, SettingsError, convert, options
 
 PREFIX = "STREAMSERVE_"
@@ -32,7 +34,7 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
 DRAFTERS = ("none", "ngram")
 """Values of `draft` that are not models; there are also auto and self:K."""
-SECRETS = ("api_key", "admin_key")
+SECRETS = ("api_key", "admin_key", "metrics_key")
 """Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -70,8 +72,12 @@ def resolve(
     folder = locate(name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
+    task = detect_task(folder) if unresolved.task == "auto" else unresolved.task
+    _check_task(task, unresolved, server)
+    unresolved = msgspec.structs.replace(unresolved, task=task)
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
     _check_addresses(server)
+    _check_tls(server)
     _check_policy(unresolved.speculation_policy)
     _check_topology(server, unresolved.profile)
     _check_effect(model_config)
@@ -83,6 +89,8 @@ def resolve(
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model."""
     draft = config.draft
+    if draft == "auto" and config.task != "generate":
+        return "none"
     if draft == "auto":
         return str(packaged_draft(target) or "none")
     if draft.startswith("tcp://"):
@@ -125,6 +133,17 @@ def _check_addresses(server: ServerConfig) -> None:
     endpoint = server.otlp_traces_endpoint
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise SettingsError(f"otlp_traces_endpoint = {endpoint!r}: must be a URL with http:// or https://")
+
+
+def _check_tls(server: ServerConfig) -> None:
+    """Check the files of HTTPS: a server with wrong ones ends before it loads a model."""
+    if server.ssl_keyfile and not server.ssl_certfile:
+        raise SettingsError(f"ssl_keyfile = {server.ssl_keyfile!r}: has no effect without ssl_certfile")
+    if server.ssl_certfile:
+        try:
+            tls_context(server.ssl_certfile, server.ssl_keyfile)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
 
 
 def _check_policy(policy: str) -> None:
@@ -171,6 +190,25 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         parse_router(server.router)
     except ValueError as error:
         raise SettingsError(f"router = {server.router!r}: {error}") from None
+
+
+def _check_task(task: Task, model: ModelConfig, server: ServerConfig) -> None:
+    """Refuse settings of generated text where a model embeds or scores."""
+    if task == "generate":
+        return
+    of_text = {
+        "draft": model.draft in ("auto", "none"),
+        "speculation_policy": model.speculation_policy == ModelConfig(path="").speculation_policy,
+        "speculation_mode": model.speculation_mode == "coupled",
+        "pairs": not server.pairs,
+        "prefill": not server.prefill,
+        "decode": not server.decode,
+        "tool_parser": server.tool_parser in ("auto", "none"),
+        "reasoning_parser": server.reasoning_parser in ("auto", "none"),
+    }
+    for name, idle in of_text.items():
+        if not idle:
+            raise SettingsError(f"{name}: task = {task!r} generates no text: leave it out, or set task")
 
 
 def _check_effect(model: ModelConfig) -> None:

@@ -107,6 +107,8 @@ class CostExecutor:
             return SpanResult(span.sequence, [], self._prompt_logprobs(span))
         end = span.start + len(span.tokens)
         context = self.read(TARGET, span.blocks, end)
+        if self.states[span.sequence].params.pooling:
+            return SpanResult(span.sequence, [], pooled=context.astype("<f4").tobytes())
         outputs = [self._walk(span, context, choice) for choice in span.choices]
         self.write(span.group, span.blocks, end, outputs[0][:-1])
         self.accepted += len(outputs[0]) - 1

@@ -1,9 +1,10 @@
 """Render chat messages to a prompt with the checkpoint's jinja template, as apply_chat_template does."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -18,6 +19,10 @@ _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
+_TOOLS_OF_MESSAGE = re.compile(r"""\bmessage(\.tools\b|\[['"]tools['"]\])""")
+"""What a template has that renders the tools in the system message (Phi-4-mini)."""
+
+
 class _GenerationBlock(Extension):
     """`{% generation %}` marks the assistant's text, for training; it does not affect the prompt."""
 
@@ -29,9 +34,10 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """A compiled chat template and the special tokens it may use. `variables` are the inputs that it reads.
+    """A compiled chat template and the special tokens it may use.
 
-    Raises CheckpointError if `source` is not a jinja template.
+    `variables` are the names of the inputs that it reads. Raises CheckpointError if `source` is not a jinja
+    template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -43,10 +49,15 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            self._variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except TemplateSyntaxError as error:
             raise CheckpointError(f"the chat template, line {error.lineno}: {error.message}") from error
         self._special_tokens = dict(special_tokens)
+        self._tools_in_message = "tools" not in self._variables and bool(_TOOLS_OF_MESSAGE.search(source))
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return self._variables
 
     def render(
         self,
@@ -64,11 +75,19 @@ class ChatTemplate:
         RequestError for messages that this template, or any, cannot render.
         """
         _check_request(messages, add_generation_prompt, continue_final_message, variables or {})
-        chat = [_plain_message(message, index) for index, message in enumerate(messages)]
+        chat = [plain_message(message, index) for index, message in enumerate(messages)]
         final = _open_final_message(chat) if continue_final_message else None
         inputs: dict[str, Any] = {**self._special_tokens, **(variables or {})}
         inputs |= {"messages": chat, "tools": list(tools) if tools else None, "documents": None}
         inputs["add_generation_prompt"] = add_generation_prompt
+        if (
+            tools
+            and "xml_tools" in self._variables
+            and not {"xml_tools", "python_tools"}.intersection(variables or ())
+        ):
+            inputs["xml_tools"] = inputs["tools"]  # SmolLM3's name
+        if tools and self._tools_in_message:
+            inputs["messages"] = _with_tools(chat, tools)
         try:
             prompt = self._template.render(inputs)
         except RecursionError as error:
@@ -86,7 +105,25 @@ def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> Chat
     return None if source is None else ChatTemplate(source, special_tokens)
 
 
-def require(template: ChatTemplate | None) -> ChatTemplate:
+class Renderer(Protocol):
+    """Renders conversations to a text, or to token ids. `variables` are the names of the inputs it reads."""
+
+    @property
+    def variables(self) -> frozenset[str]: ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str | list[int]:
+        """Return the prompt for `messages` and `tools`. Raises RequestError for what cannot be rendered."""
+
+
+def require(template: Renderer | None) -> Renderer:
     """Return the template. Raises RequestError with a remedy if the checkpoint has none."""
     if template is None:
         raise RequestError(
@@ -113,7 +150,7 @@ def _check_request(
             )
 
 
-def _plain_message(message: Message, index: int) -> dict[str, Any]:
+def plain_message(message: Message, index: int) -> dict[str, Any]:
     """Return a message as the template sees it: fields that are not None, and content as one string. A call
     of tools has an empty one, as clients leave it out and templates read it."""
     plain = {name: value for name, value in message.items() if value is not None}
@@ -158,6 +195,14 @@ def _truncate_at_mark(prompt: str, final: str) -> str:
         raise RequestError("the chat template drops the message to continue", field="continue_final_message")
     rendered = prompt[:position]
     return rendered if prompt.startswith(_CONTINUE, position) else rendered.rstrip()
+
+
+def _with_tools(chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the functions as JSON in the system message, which is added if there is
+    none."""
+    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    system = chat[0] if chat[0].get("role") == "system" else {"role": "system", "content": ""}
+    return [{**system, "tools": functions}, *(chat[1:] if system is chat[0] else chat)]
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """Parse a chat reply incrementally into reasoning, content and tool calls."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from streamserve.text.reasoning import ReasoningParser
 from streamserve.text.tools.parser import CallDelta, ToolCallParser
@@ -16,6 +17,17 @@ class Part:
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
+
+
+class Reader(Protocol):
+    """Parses one message."""
+
+    @property
+    def called(self) -> bool:
+        """Whether a tool was called."""
+
+    def read(self, text: str, final: bool) -> Part:
+        """Parse the next piece; if it is the `final` one, also return what was held back."""
 
 
 class MessageParser:

@@ -1,21 +1,60 @@
-"""Separate a model's reasoning, `<think>…</think>`, from its answer, incrementally."""
+"""Separate a model's reasoning, such as `<think>…</think>`, from its answer, incrementally.
+
+qwen3, deepseek_r1  <think>…</think>
+granite             Here is my thought process: … Here is my response: …        (Granite 3.2)
+granite3_3          <think>…</think><response>…</response>                      (Granite 3.3)
+mistral             [THINK]…[/THINK]                                            (Magistral and later)
+harmony             <|channel|>analysis<|message|>…<|end|>                      (gpt-oss: harmony.py)
+"""
 
 from dataclasses import dataclass
 
 from streamserve.text.tools.parser import overlap
-
-OPENING, CLOSING = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
     """A model's reasoning format.
 
+    `openings` and `closings` are what may come before and after the reasoning; a grammar uses the first ones.
     `always`: the reply begins with reasoning, whether or not the prompt opened it (DeepSeek R1); otherwise
-    reasoning has its opening tag, in the prompt or in the reply (Qwen 3).
+    reasoning has its opening tag, in the prompt or in the reply (Qwen 3). `answer`: tags that may be around
+    the answer after the reasoning. `channels`: messages are in channels, see harmony.py.
     """
 
-    always: bool
+    always: bool = False
+    openings: tuple[str, ...] = ("<think>",)
+    closings: tuple[str, ...] = ("</think>",)
+    answer: tuple[str, str] = ("", "")
+    channels: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All tags, which the parser needs to see even if they are special tokens."""
+        return tuple(mark for mark in (*self.openings, *self.closings, *self.answer) if mark)
+
+
+REASONING_FORMATS = {
+    "qwen3": ReasoningFormat(),
+    "deepseek_r1": ReasoningFormat(always=True),
+    "granite": ReasoningFormat(
+        openings=("Here is my thought process:", "Here's my thought process:"),
+        closings=("Here is my response:", "Here's my response:"),
+    ),
+    "granite3_3": ReasoningFormat(answer=("<response>", "</response>")),
+    "mistral": ReasoningFormat(openings=("[THINK]",), closings=("[/THINK]",)),
+    "harmony": ReasoningFormat(openings=("<|channel|>",), closings=("<|message|>",), channels=True),
+}
+
+_SIGNS = (
+    (("<|channel|>", "<|message|>"), "harmony"),
+    (("[THINK]",), "mistral"),
+    (("<response>", "</think>"), "granite3_3"),
+    (("Here is my thought process:",), "granite"),
+    (("</think>",), "qwen3"),
+    (("<think>",), "qwen3"),
+)
+"""What a template has, and its format: the first whose signs are all in it."""
 
 
 def find_reasoning_format(name: str, template: str | None) -> ReasoningFormat | None:
@@ -23,9 +62,10 @@ def find_reasoning_format(name: str, template: str | None) -> ReasoningFormat | 
 
     None: all text is answer.
     """
-    if name == "none" or (name == "auto" and CLOSING not in (template or "")):
-        return None
-    return ReasoningFormat(always=name == "deepseek_r1")
+    if name != "auto":
+        return REASONING_FORMATS.get(name)
+    found = (format for signs, format in _SIGNS if all(sign in (template or "") for sign in signs))
+    return REASONING_FORMATS.get(next(found, ""))
 
 
 @dataclass(frozen=True)
@@ -45,13 +85,15 @@ class ReasoningParser:
 
     def __init__(self, thinking: ReasoningFormat, prompt: str) -> None:
         end = prompt.rstrip()
-        opened = end.endswith(OPENING) or thinking.always
-        self._in_thought = opened and not end.endswith(CLOSING)
-        self._undecided = not opened and not end.endswith(CLOSING)
+        opened = end.endswith(thinking.openings) or thinking.always
+        closed = end.endswith(thinking.closings)
+        self._format = thinking
+        self._in_thought = opened and not closed
+        self._undecided = not opened and not closed
         self._may_open = self._in_thought
         self._held = ""
         self._begun = False
-        self._started = False
+        self._answer = _Answer(*thinking.answer, started=False)
 
     @property
     def open(self) -> bool:
@@ -79,35 +121,70 @@ class ReasoningParser:
         if self._in_thought:
             return ParsedReasoning(reasoning)
         content, self._held = self._held, ""
-        if not self._started:  # whitespace after the reasoning
-            content = content.lstrip()
-            self._started = bool(content)
-        return ParsedReasoning(reasoning, content)
+        return ParsedReasoning(reasoning, self._answer.read(content, final))
 
     def _decide(self, final: bool) -> bool:
         """Determine whether the text begins with an opening tag. Returns False while that is not decided."""
         begin = self._held.lstrip()
-        if begin.startswith(OPENING):
-            self._held, self._in_thought = begin.removeprefix(OPENING), True
-        elif OPENING.startswith(begin) and not final:
+        opening = next((mark for mark in self._format.openings if begin.startswith(mark)), None)
+        if opening is not None:
+            self._held, self._in_thought = begin.removeprefix(opening), True
+        elif any(mark.startswith(begin) for mark in self._format.openings) and not final:
             return False
         elif self._undecided:
-            self._started = True  # all is answer, including leading whitespace
+            self._answer = _Answer("", "", started=True)  # all is answer, including leading whitespace
         self._undecided = self._may_open = False
         return True
 
     def _read_thought(self, final: bool) -> str:
         """Return the next piece of the reasoning, without whitespace at its beginning and end."""
-        position = self._held.find(CLOSING)
-        if position >= 0:
-            piece, self._held = self._held[:position].rstrip(), self._held[position + len(CLOSING) :]
+        found = [(self._held.find(mark), mark) for mark in self._format.closings if mark in self._held]
+        if found:
+            position, mark = min(found)
+            piece, self._held = self._held[:position].rstrip(), self._held[position + len(mark) :]
             self._in_thought = False
         elif final:
             piece, self._held = self._held.rstrip(), ""
         else:
-            certain = self._held[: len(self._held) - overlap(self._held, CLOSING)].rstrip()
+            possible = max(overlap(self._held, mark) for mark in self._format.closings)
+            certain = self._held[: len(self._held) - possible].rstrip()
             piece, self._held = certain, self._held[len(certain) :]
         if not self._begun:
             piece = piece.lstrip()
             self._begun = bool(piece)
         return piece
+
+
+class _Answer:
+    """The text after the reasoning, without whitespace and the tag `opening` at its beginning; after that tag
+    also without the tag `closing`, and the whitespace around both."""
+
+    def __init__(self, opening: str, closing: str, started: bool) -> None:
+        self._opening = opening
+        self._closing = closing
+        self._started = started
+        self._tagged = False
+        self._held = ""
+
+    def read(self, text: str, final: bool) -> str:
+        """Return what is certain of the answer, with the next piece."""
+        text, self._held = self._held + text, ""
+        if not self._started:
+            text = text.lstrip()
+            if self._opening and not self._tagged and text.startswith(self._opening):
+                self._tagged, text = True, text.removeprefix(self._opening).lstrip()
+            elif self._opening and not self._tagged and self._opening.startswith(text) and not final:
+                self._held = text
+                return ""
+            self._started = bool(text)
+        return self._before_closing(text, final) if self._tagged else text
+
+    def _before_closing(self, text: str, final: bool) -> str:
+        before, mark, after = text.partition(self._closing)
+        if mark:
+            self._tagged = False
+            return before.rstrip() + after
+        certain = text[: len(text) - (0 if final else overlap(text, self._closing))]
+        certain = certain if final else certain.rstrip()
+        self._held = text[len(certain) :]
+        return certain

@@ -12,42 +12,40 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from streamserve.gguf.files import open_gguf
 from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.errors import CheckpointError
+from streamserve.text.byte_level import byte_of_character
+from streamserve.text.chat import Renderer, chat_template
 from streamserve.text.folder import TokenizerFolder, read_folder
 from streamserve.text.gguf import read_tokenizer
+from streamserve.text.mistral import MistralBackend, MistralTemplate, mistral_file
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Return the inverse of byte-level BPE's mapping from each byte to a printable character."""
-    printable = [byte for first, last in ("!~", "¡¬", "®ÿ") for byte in range(ord(first), ord(last) + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class Tokenizer:
     """A checkpoint's tokenizer. `encode` adds the special tokens that `tokenizer.json` defines.
 
-    `special_tokens` maps names ("bos_token", "eos_token", …) to texts, `chat_template` is jinja source.
-    Thread-safe.
+    `special_tokens` maps names ("bos_token", "eos_token", …) to texts, `chat_template` is jinja source, or
+    None: then conversations are rendered by `renderer`, if there is one. Thread-safe.
     """
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | MistralBackend,
         special_tokens: dict[str, str] | None = None,
         chat_template: str | None = None,
+        renderer: Renderer | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self._renderer = renderer
         self._backend = backend
         self._name_special_tokens()
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._decoder_parts = _decoder_parts(backend.decoder)
-        self._character_bytes = _byte_of_character()
+        self._character_bytes = byte_of_character()
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -71,6 +69,10 @@ class Tokenizer:
 
     @classmethod
     def _from_settings(cls, folder: TokenizerFolder) -> "Tokenizer":
+        file = None if folder.tokenizer_file.exists() else mistral_file(folder.path)
+        if file is not None:
+            own = MistralBackend(file)
+            return cls(own, own.special_tokens, renderer=MistralTemplate(own))
         if not folder.tokenizer_file.exists():
             return cls(_converted_backend(folder), folder.special_tokens, folder.chat_template)
         try:
@@ -82,6 +84,16 @@ class Tokenizer:
             _rebuild_as_llama(backend, folder)
             tokenizer = cls(backend, folder.special_tokens, folder.chat_template)
         return tokenizer
+
+    @property
+    def template_signs(self) -> str | None:
+        """What shows the formats of tool calls and reasoning: the chat template, or special tokens."""
+        return self._backend.signs if isinstance(self._backend, MistralBackend) else self.chat_template
+
+    def renderer(self) -> Renderer | None:
+        """Return what renders conversations, if there is something. Raises CheckpointError if the chat
+        template does not compile."""
+        return self._renderer or chat_template(self.chat_template, self.special_tokens)
 
     def _name_special_tokens(self) -> None:
         """Mark the folder's named special tokens as special, where `tokenizer.json` does not."""
@@ -157,8 +169,8 @@ class Tokenizer:
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the special token that `text` is, if it is one."""
-        ids = self.encode(text, add_special_tokens=False)
-        return ids[0] if len(ids) == 1 and self.is_special(ids[0]) else None
+        token = self._backend.token_to_id(text)
+        return token if token is not None and self.is_special(token) else None
 
     def is_byte_piece(self, token: int) -> bool:
         """Return whether `token` is one byte of a character without a token (byte fallback)."""

@@ -39,11 +39,15 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         return rng.choice((positions, 512, 512, 500, 300, 256, 200, 200, 64, rng.choice((1, positions + 1))))
 
     return {
+        "task": weighted(("auto", 1), ("generate", 1)),  # the others generate no text to compare
         "dtype": weighted(("auto", 4), ("float32", 6), ("bfloat16", 6), ("float16", 1)),
         "device": weighted(("cpu", 4), ("auto", 4), ("cuda:9", 0.2)),
         "backend": weighted(("auto", 3), ("native", 4), ("reference", 1), ("device", 2)),
         "kernel_path": weighted(("auto", 10), ("portable", 1), ("avx2", 2), ("avx512", 2), ("amx", 0.3)),
-        "quantization": weighted(("none", 5), ("int8", 3), ("int4", 2), ("int4:32", 1), ("int5", 0.2)),
+        "quantization": weighted(
+            ("none", 5), ("int8", 3), ("int4", 2), ("int4:32", 1), ("w8a8", 1), ("int5", 0.2)
+        ),
+        "head_quantization": weighted(("auto", 6), ("int8", 2), ("none", 2)),
         "kv_cache_dtype": weighted(("auto", 3), ("int8", 2)),
         "threads": weighted((1, 10), (0, 2), (2, 4), (3, 1), (16, 1)),
         "max_model_len": length,
@@ -103,6 +107,10 @@ def _server(environment: Environment) -> dict[str, Draw]:
         "api_key_file": weighted((str(keys), 4), (str(environment.folder / "missing"), 0.1)),
         "admin_key": weighted(((ADMIN_KEY,), 1)),
         "admin_key_file": weighted((str(keys), 6), (str(environment.folder), 0.1)),
+        "metrics_key": weighted((("campaign-metrics",), 1)),
+        "metrics_key_file": weighted((str(keys), 4), (str(environment.folder / "missing"), 0.1)),
+        "ssl_certfile": weighted((None, 8), (str(environment.folder / "missing"), 0.4)),
+        "ssl_keyfile": weighted((None, 8), (str(keys), 0.4)),
         "router": _router,
         "kv_transport": weighted(("shm", 8), ("nixl", 4 if nixl_package() else 0.3)),
         "kv_bytes_per_second": lambda rng: 10.0 ** rng.uniform(6, 9),

@@ -40,6 +40,7 @@ class Sequence:
         block_size: int = 16,
         spare: int = 64,
         quantized: bool = False,
+        sinks: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
         heads = kv_heads * group
@@ -47,6 +48,7 @@ class Sequence:
             torch.randn(length, count, dim, generator=generator).to(dtype)
             for count in (heads, kv_heads, kv_heads)
         )
+        self.sinks = torch.randn(heads, generator=generator) if sinks else None
         spec = replace(SPEC, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
         count = -(-(length + spare) // block_size)
         self.cache = KVCache(spec, count, block_size, dtype, quantized=quantized)
@@ -60,7 +62,7 @@ class Sequence:
     def run(self, span: Span, indices: list[int]) -> torch.Tensor:
         """Attend a span whose rows have the vectors of these positions."""
         self.attention.plan(lay_out([span], self.cache.block_size))
-        return self.attention.run(0, self.q[indices], self.k[indices], self.v[indices])
+        return self.attention.run(0, self.q[indices], self.k[indices], self.v[indices], self.sinks)
 
     def whole(self, sizes: list[int]) -> torch.Tensor:
         """All rows, in chunks of these sizes."""
@@ -80,9 +82,10 @@ class Sequence:
     window=st.none() | st.integers(1, 20),
     threads=st.sampled_from([1, 2]),
     quantized=st.booleans(),
+    sink=st.none() | st.floats(-4, 8),
 )
 def test_attention_is_a_dense_masked_softmax(
-    pool, path, dtype, step, kv_heads, group, dim, window, threads, quantized
+    pool, path, dtype, step, kv_heads, group, dim, window, threads, quantized, sink
 ):
     """Over what is read where the keys and values were written, those of the step's own rows too."""
     heads = kv_heads * group
@@ -97,7 +100,8 @@ def test_attention_is_a_dense_masked_softmax(
     generator = torch.Generator().manual_seed(2)
     qkv = torch.randn(len(layout.tokens), heads + 2 * kv_heads, dim, generator=generator).to(dtype)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
-    out = attention.run(0, q, k, v)
+    sinks = None if sink is None else sink + torch.randn(heads, generator=generator)
+    out = attention.run(0, q, k, v, sinks)
     block, slot = np.divmod(layout.slots, step.block_size)
     written[0, block, 0, :, slot], written[0, block, 1, :, slot] = k, v
     assert torch.equal(cache.data, reference_bytes(written) if quantized else written)
@@ -105,7 +109,7 @@ def test_attention_is_a_dense_masked_softmax(
     bound = 1e-5 if dtype == torch.float32 else 2**-6
     for part in layout.parts:
         for row in range(part.span.query_tokens):
-            expected = dense(part, row, q[part.offset + row], numbers, window)
+            expected = dense(part, row, q[part.offset + row], numbers, window, sinks)
             torch.testing.assert_close(out[part.offset + row].double(), expected, rtol=bound, atol=bound)
 
 
@@ -115,6 +119,7 @@ def test_attention_is_a_dense_masked_softmax(
     [
         {},
         {"window": 150},
+        {"sinks": True},
         {"dim": 64, "group": 4},
         {"block_size": 5, "dim": 24},
         {"group": 20, "kv_heads": 1, "block_size": 32},
@@ -135,6 +140,18 @@ def test_bits_do_not_depend_on_chunks_or_threads(pool, path, dtype, shape):
     ]:
         result = Sequence(pool(threads, path, dtype), length, dtype, **shape).whole(sizes)
         assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
+def test_sinks_that_outweigh_all_keys_leave_nothing(pool, path, dtype):
+    """And those that weigh nothing change no bit; in one part and in several that are merged."""
+    for threads in (1, 2):
+        sequence, results = Sequence(pool(threads, path, dtype), 600, dtype), []
+        for weight in (None, -1e4, 1e4):
+            sequence.sinks = None if weight is None else torch.full((6,), weight)
+            results.append(sequence.whole([600]))
+        assert torch.equal(results[1], results[0])
+        assert not results[2].any()
 
 
 def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):

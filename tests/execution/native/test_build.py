@@ -52,7 +52,7 @@ def test_it_is_compiled_once_and_again_when_anything_it_depends_on_changes(small
     assert build(cache) == first
     assert first.stat().st_ino == written
     assert build(cache, QUICK) != first
-    monkeypatch.setattr(building, "_processor", lambda: "another")
+    monkeypatch.setattr(building, "processor", lambda: "another")
     assert build(cache) != first
     monkeypatch.undo()
     monkeypatch.setattr(building, "SOURCES", small_source)

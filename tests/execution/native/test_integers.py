@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.execution.native.library import Path, kernels
+from streamserve.execution.native.library import Path, ScaleType, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.quantization import (
     GROUPS,
@@ -91,6 +91,22 @@ def test_the_bits_are_those_of_the_formula(pool, path: Path, format: WeightForma
         expected = reference(rounded, x)
         linear = NativeLinear(pool(2, path), rounded)
         assert torch.equal(linear(x, wide=True), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=IDS)
+@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_scales_of_any_type_are_exact(pool, path: Path, format: WeightFormat, dtype: torch.dtype) -> None:
+    """Those of float16 are kept in 16 bits, small ones without exponent included, others in 32."""
+    rounded = quantize(make(130, 200, 5, torch.bfloat16), format)
+    noise = torch.rand(rounded.scales.shape, generator=torch.Generator().manual_seed(2)) * 0.1
+    scales = (noise * torch.where(noise < 0.05, 1e-4, 1.0)).to(dtype).float()
+    rounded = replace(rounded, scales=scales)
+    linear = NativeLinear(pool(2, path), rounded)
+    narrow = dtype == torch.float16 and not format.wide_tables
+    assert linear.struct.scale_type == (ScaleType.FLOAT16 if narrow else ScaleType.FLOAT32)
+    x = torch.randn(9, 200, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(rounded, x)))
 
 
 @given(
@@ -209,6 +225,8 @@ def test_a_value_that_is_not_finite_stays_visible(pool) -> None:
 def test_formats_by_name() -> None:
     assert parse_format("none") is None
     assert parse_format("int8") == WeightFormat(8, 128, symmetric=True)
+    assert parse_format("w8a8") == WeightFormat(8, None, symmetric=True)
+    assert parse_format(str(parse_format("w8a8"))) == parse_format("w8a8")
     assert parse_format("int4:32") == WeightFormat(4, 32, symmetric=False)
     for wrong in ("int4:48", "int3", "int8:", "int4:-32", "fp8"):
         with pytest.raises(ValueError, match="int4:GROUP"):

@@ -18,7 +18,7 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.spec import read_spec
 from streamserve.execution.weights import LinearMakers, load_model
-from tests.execution.test_model import TEXT, VARIANTS, logits_by_transformers
+from tests.execution.test_model import TEXT, VARIANTS, error_of, logits_by_transformers
 from tests.execution.test_model import logits_of as reference_logits
 
 BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
@@ -33,7 +33,7 @@ def model_of(
     """The model on the kernels, and its attention over a KV cache that holds no numbers."""
     spec = read_spec(folder).at_length(TEXT.shape[1])
     linear = partial(NativeLinear, pool, dtype=dtype)
-    makers = LinearMakers(linear, partial(linear, paired=True), linear)
+    makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
     model = NativeModel.of(load_model(Checkpoint(folder), spec, dtype, makers), pool)
     cache = KVCache(spec, 16, 4, dtype)
     cache.data.fill_(torch.nan)
@@ -76,10 +76,10 @@ def test_float32_logits_are_those_of_transformers(shared_checkpoint, pool, archi
 def test_bfloat16_is_as_close_to_the_truth_as_torch(shared_checkpoint, pool, path, architecture, overrides):
     folder = shared_checkpoint(architecture, "bfloat16", **overrides)
     truth = reference_logits(folder, [60], torch.float32)
-    reference_error = (reference_logits(folder, [60], torch.bfloat16).float() - truth).square().mean().sqrt()
+    reference_error = error_of(architecture, reference_logits(folder, [60], torch.bfloat16), truth)
     logits = logits_of(folder, [60], torch.bfloat16, pool(2, path))
     assert logits.dtype == torch.float32
-    assert (logits - truth).square().mean().sqrt() < 1.15 * reference_error
+    assert error_of(architecture, logits, truth) < 1.15 * reference_error
     assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.bfloat16, pool(1, path)), logits)
 
 

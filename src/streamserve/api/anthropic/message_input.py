@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 from streamserve.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
+from streamserve.api.openai.thinking import checked_effort
 from streamserve.protocol.errors import RequestError
 
 NAMES = {
@@ -241,9 +242,9 @@ def _output_config(body: MessagesRequest | CountTokensRequest, ignored: IgnoredF
     config = {name: value for name, value in (body.output_config or {}).items() if value is not None}
     for name in config.keys() - {"effort", "format"}:
         ignored.add_unknown(f"output_config.{name}")
-    fields: dict[str, Any] = {}
-    if "effort" in config:
-        fields["reasoning_effort"] = _text(config, "effort", "output_config")
+    fields: dict[str, Any] = {
+        "reasoning_effort": checked_effort(config.get("effort"), "output_config.effort")
+    }
     format = config.get("format")
     if format is not None:
         if not isinstance(format, dict) or format.get("type") != "json_schema":

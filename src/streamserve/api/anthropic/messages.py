@@ -35,11 +35,11 @@ from streamserve.api.openai.conversation import (
     chat_tools,
     prepared,
 )
-from streamserve.api.openai.effort import with_effort, with_thinking
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.output_parser import OutputParser
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
+from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.ops.models import served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
@@ -144,11 +144,10 @@ async def _chat(
     """Convert a request to a chat request, with its reasoning as variables of the template."""
     large = charge_of(request).held > LARGE_REQUEST
     chat = await context.side_thread.run_if(large, lambda: as_chat(body, ignored))
-    chat = with_effort(chat, context.llm, ignored, "output_config.effort")
     thinking = thinking_type(body, ignored)
-    if thinking is None:
-        return chat
-    return with_thinking(chat, thinking != "disabled", context.llm, ignored, "thinking")
+    if thinking is not None:
+        chat = msgspec.structs.replace(chat, enable_thinking=thinking != "disabled")
+    return with_thinking(chat, context.llm.chat_template, ignored, "output_config.effort", "thinking")
 
 
 class _Message:

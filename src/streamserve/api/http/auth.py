@@ -1,4 +1,5 @@
-"""Authentication: API keys on all routes but health checks, admin keys on the admin routes."""
+"""Authentication: API keys on all routes but health checks, admin keys on the admin routes, metrics keys on
+/metrics."""
 
 import base64
 import binascii
@@ -19,6 +20,9 @@ PUBLIC_PATHS = frozenset({"/health", "/ping"})
 ADMIN_PREFIX = "/admin/"
 """Path prefix of the admin routes."""
 
+METRICS_PATH = "/metrics"
+"""The route that metrics keys open, and only they and the API keys."""
+
 BROWSER_PATHS = frozenset({"/", "/docs", "/openapi.json"})
 """Routes that people open in a browser, which asks them for the key as the password of Basic authentication;
 the user name is ignored.
@@ -34,9 +38,9 @@ class Authentication:
     """Middleware that passes a request to `app` if it has a valid key: `Authorization: Bearer KEY`, or
     `X-Api-Key: KEY` where there is no such header.
 
-    `keys` and `admin_keys` are digests (protocol/keys.py). Without `keys` all but the admin routes are open;
-    without `admin_keys` the admin routes are closed. At most `max_requests_per_key` requests and WebSockets
-    of one key are open at once.
+    All keys are digests (protocol/keys.py). Without `keys` all but the admin routes are open, though /metrics
+    is not if there are `metrics_keys`; without `admin_keys` the admin routes are closed. At most
+    `max_requests_per_key` requests and WebSockets of one key are open at once.
     """
 
     def __init__(
@@ -45,10 +49,12 @@ class Authentication:
         keys: Collection[str],
         admin_keys: Collection[str],
         max_requests_per_key: int | None = None,
+        metrics_keys: Collection[str] = (),
     ) -> None:
         self._app = app
         self._keys = keys
         self._admin_keys = admin_keys
+        self._metrics_keys = metrics_keys
         self._limit = max_requests_per_key
         self._open: Counter[str] = Counter()
 
@@ -94,7 +100,8 @@ class Authentication:
         key = _request_key(Headers(scope=scope), path)
         if path.startswith(ADMIN_PREFIX):
             return self._admin_refusal(key)
-        return _invalid_key(key) if self._keys and not matches(key, self._keys) else None
+        allowed = [*self._keys, *self._metrics_keys] if path == METRICS_PATH else self._keys
+        return _invalid_key(key) if allowed and not matches(key, allowed) else None
 
     def _admin_refusal(self, key: str) -> RequestError | None:
         if self._admin_keys:

@@ -105,7 +105,7 @@ def checked(
     ignored = IgnoredFields(strict=True) if ignored is None else ignored
     for name, value in content.items():
         if name not in known:
-            _check_other(name, value, others, ignored)
+            _check_other(name, value, others, ignored, known)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise RequestError(f"{name} is out of range", field=name)
     fields = {name: value for name, value in content.items() if value is not None and name in known}
@@ -115,7 +115,9 @@ def checked(
         raise _located(str(error)) from error
 
 
-def _check_other(name: str, value: Any, others: OtherFields, ignored: IgnoredFields) -> None:
+def _check_other(
+    name: str, value: Any, others: OtherFields, ignored: IgnoredFields, known: tuple[str, ...]
+) -> None:
     """Refuse a field that would change the result; add one that is ignored to `ignored`."""
     values = others.refused.get(name)
     if values is None and ignored.strict:
@@ -125,7 +127,7 @@ def _check_other(name: str, value: Any, others: OtherFields, ignored: IgnoredFie
             hint = others.hint(name) or _accepted_values(values)
             raise RequestError(f"{name} is not supported{hint}", field=name)
     elif name not in others.without_effect:
-        ignored.add_unknown(name)
+        ignored.add_unknown(name, known)
     elif not _has_no_effect(value, others.without_effect[name]):
         ignored.add(name, others.hint(name))
 

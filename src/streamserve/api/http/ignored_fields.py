@@ -4,9 +4,10 @@ A warning is in the reply's Warning header, in the debug log and in a metric. Wi
 are refused, too.
 """
 
+import difflib
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,7 @@ class IgnoredFields:
         self.strict = strict
         self._without_effect: dict[str, str] = {}
         self._unknown: dict[str, int] = {}
+        self._meant: dict[str, str] = {}
         self._more_unknown = 0
 
     def __bool__(self) -> bool:
@@ -78,11 +80,16 @@ class IgnoredFields:
             raise RequestError(f"{name} has no effect{hint}", field=name.partition(".")[0].partition("[")[0])
         self._without_effect[name] = hint
 
-    def add_unknown(self, name: str) -> None:
-        """Add an unknown field. Raises RequestError if fields are strict."""
+    def add_unknown(self, name: str, known: Iterable[str] = ()) -> None:
+        """Add an unknown field, which may be meant as a `known` one. Raises RequestError if fields are
+        strict."""
         if self.strict:
-            raise RequestError(f"{name} is not a known field", field=name)
+            meant = similar(name, known)
+            hint = f": did you mean {meant}?" if meant else ""
+            raise RequestError(f"{name} is not a known field{hint}", field=name)
         if name in self._unknown or len(self._unknown) < MAX_NAMED:
+            if name not in self._unknown and (meant := similar(name, known)):
+                self._meant[name] = meant
             self._unknown[name] = self._unknown.get(name, 0) + 1
         else:
             self._more_unknown += 1
@@ -90,7 +97,10 @@ class IgnoredFields:
     def text(self) -> str:
         """Return the warning, in printable ASCII without quotes."""
         known = [f"{_plain(name)}{hint}" for name, hint in list(self._without_effect.items())[:MAX_NAMED]]
-        unknown = [_plain(name) for name in self._unknown]
+        unknown = [
+            _plain(name) + (f" (did you mean {self._meant[name]}?)" if name in self._meant else "")
+            for name in self._unknown
+        ]
         more = f" and {self._more_unknown} more" if self._more_unknown else ""
         parts = [f"without effect: {', '.join(known)}"] if known else []
         parts += [f"unknown: {', '.join(unknown)}{more}"] if unknown else []
@@ -135,6 +145,13 @@ def ignored_of(connection: HTTPConnection) -> IgnoredFields:
     """Return the ignored fields of a request, to add to them."""
     ignored: IgnoredFields = connection.scope["state"][_STATE]
     return ignored
+
+
+def similar(name: str, known: Iterable[str]) -> str | None:
+    """Return the known field that an unknown name resembles most, if there is one."""
+    if len(name) > _MAX_NAME:
+        return None
+    return next(iter(difflib.get_close_matches(name.lower(), list(known), 1, 0.75)), None)
 
 
 def _plain(name: str) -> str:

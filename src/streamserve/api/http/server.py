@@ -6,8 +6,9 @@ import logging
 import math
 import os
 import socket
+import ssl
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -74,17 +75,19 @@ async def serve(
     grace_seconds: float = 30.0,
     max_message_bytes: int = 8 << 20,
     limits: ConnectionLimits | None = None,
+    tls: ssl.SSLContext | None = None,
+    stopping: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this is cancelled.
 
     The first signal drains: new requests get 503, open ones have `grace_seconds` to finish. A second signal
     ends them at once. A WebSocket message has at most `max_message_bytes`. The number of connections is
-    limited by `limits` and the process's file descriptors. Returns normally, so that the caller can clean up.
-    The event loop is the caller's.
+    limited by `limits` and the process's file descriptors. With `tls` they are HTTPS. `stopping` is called at
+    the first signal. Returns normally, so that the caller can clean up. The event loop is the caller's.
     """
     connections = Connections((limits or ConnectionLimits()).within(descriptors()))
-    config = _config(app, timeouts or Timeouts(), connections, max_message_bytes)
-    server = _Server(config, app.state.drain, grace_seconds)
+    config = _config(app, timeouts or Timeouts(), connections, max_message_bytes, tls)
+    server = _Server(config, app.state.drain, grace_seconds, stopping)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
     try:
         with throttled(*_CLIENT_LOGGERS):
@@ -96,7 +99,11 @@ async def serve(
 
 
 def _config(
-    app: Starlette, timeouts: Timeouts, connections: Connections, max_message_bytes: int
+    app: Starlette,
+    timeouts: Timeouts,
+    connections: Connections,
+    max_message_bytes: int,
+    tls: ssl.SSLContext | None,
 ) -> uvicorn.Config:
     """Return uvicorn's configuration, with our protocols."""
     slices = Slices()
@@ -113,6 +120,7 @@ def _config(
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         backlog=_BACKLOG,
+        ssl_context_factory=(lambda config, default: tls) if tls else None,
     )
 
 
@@ -122,11 +130,14 @@ class _Server(uvicorn.Server):
     uvicorn would also raise them again at its end, which would end the process before its cleanup.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, grace_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, grace_seconds: float, stopping: Callable[[], None]
+    ) -> None:
         config.timeout_graceful_shutdown = math.ceil(grace_seconds)
         super().__init__(config)
         self._drain = drain
         self._grace_seconds = grace_seconds
+        self._stopping = stopping
         self._draining: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -146,6 +157,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._draining is None:
+            self._stopping()
             _log.info("draining: %d open requests have %g seconds", self._drain.open, self._grace_seconds)
             self._drain.begin(self._grace_seconds)
             self._draining = asyncio.get_running_loop().create_task(self._drain_and_end())

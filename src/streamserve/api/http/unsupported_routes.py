@@ -6,18 +6,15 @@ from starlette.responses import Response
 from streamserve.api.routes import Endpoint, Route, bound
 from streamserve.protocol.errors import RequestError
 
-_GENERATES = "this server generates text only"
+_GENERATES = "this server generates text only, or embeds it"
 _STATELESS = "this server keeps no such objects: send the whole conversation, or previous_response_id"
 _UNSUPPORTED = {
     "/v1/audio": _GENERATES,
     "/v1/classify": _GENERATES,
-    "/v1/embeddings": f"{_GENERATES}: use a server with an embedding model",
     "/v1/images": _GENERATES,
     "/v1/moderations": _GENERATES,
     "/v1/pooling": _GENERATES,
     "/v1/realtime": _GENERATES,
-    "/v1/rerank": _GENERATES,
-    "/v1/score": f'{_GENERATES}: /v1/completions with "echo" and "max_tokens": 0 scores a text',
     "/v1/videos": _GENERATES,
     "/v1/assistants": _STATELESS,
     "/v1/batches": "of a batch there are /v1/batches/{id} and /v1/batches/{id}/cancel",
@@ -31,7 +28,7 @@ _UNSUPPORTED = {
     "/v1/threads": _STATELESS,
     "/v1/uploads": _STATELESS,
     "/v1/vector_stores": _STATELESS,
-    "/embeddings": f"{_GENERATES}: use a server with an embedding model",
+    "/embeddings": "use /v1/embeddings",
     "/invocations": "use /v1/completions or /v1/chat/completions",
 }
 _SUPPORTED = {"/v1/batches", "/v1/files", "/v1/messages", "/v1/responses"}

@@ -25,7 +25,6 @@ from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
 from streamserve.api.openai.conversation import Conversation, prepared
-from streamserve.api.openai.effort import with_effort
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_CHATS
@@ -42,10 +41,11 @@ from streamserve.api.openai.replies import (
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
+from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.ops.models import served_name
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
-from streamserve.text.message import MessageParser, Part
+from streamserve.text.message import Part, Reader
 from streamserve.text.tools.parser import CallDelta, merged
 
 
@@ -53,8 +53,8 @@ async def chat_completions(context: AppContext, request: Request) -> Response:
     """Answer a conversation. Raises RequestError if the request cannot be served."""
     body = await read_request(request, context, ChatRequest, OTHER_IN_CHATS)
     body = without_idle_fields(body, ignored_of(request))
-    body = with_effort(body, context.llm, ignored_of(request))
     body = with_header_targets(body, request.headers)
+    body = with_thinking(body, context.llm.chat_template, ignored_of(request))
     return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
 
 
@@ -84,7 +84,7 @@ class Chat:
         self._body = body
         self._head = head_of(new_id("chatcmpl"), context.llm, served_name(context.llm, body.model))
         self._conversation = conversation
-        self._readers: dict[int, MessageParser] = {}
+        self._readers: dict[int, Reader] = {}
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""

@@ -1,12 +1,13 @@
 """Prepare a chat request: its prompt, its sampling parameters, and the parsers of its replies."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
-from streamserve.api.http.memory import Charge
+from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.messages import checked_messages
 from streamserve.api.openai.prompts import Encoder, Prompt, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
@@ -16,15 +17,11 @@ from streamserve.api.openai.tools import Tools, requested_tools
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
-from streamserve.text.message import MessageParser
-from streamserve.text.reasoning import (
-    CLOSING,
-    OPENING,
-    ReasoningFormat,
-    ReasoningParser,
-    find_reasoning_format,
-)
+from streamserve.text.harmony import HarmonyParser
+from streamserve.text.message import MessageParser, Reader
+from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from streamserve.text.tokenizer import Tokenizer
+from streamserve.text.tools.formats import FORMATS
 
 LARGE_REQUEST = 256 << 10
 """Size in bytes of a parsed request above which templates, tools and formats are processed in the side
@@ -45,8 +42,18 @@ class Conversation:
         """Whether the output is content only, without reasoning or tool calls."""
         return self.thinking is None and self.tools is None
 
-    def reader(self) -> MessageParser:
+    @property
+    def channels(self) -> bool:
+        """Whether replies are in the harmony format."""
+        return (self.thinking is not None and self.thinking.channels) or (
+            self.tools is not None and self.tools.format is FORMATS["harmony"]
+        )
+
+    def reader(self) -> Reader:
         """Return a parser for one reply."""
+        if self.channels:
+            tools = self.tools
+            return HarmonyParser(tools.schemas if tools else {}, tools.parallel if tools else True)
         thoughts = ReasoningParser(self.thinking, self.prompt.text or "") if self.thinking else None
         return MessageParser(thoughts, self.tools.reader() if self.tools else None)
 
@@ -54,12 +61,14 @@ class Conversation:
 def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
     """Return the tools that the model may call. Raises RequestError naming the field at fault."""
     settings, tokenizer = context.settings, context.llm.tokenizer
-    thinks = find_reasoning_format(settings.reasoning_parser, tokenizer.chat_template) is not None
-    return requested_tools(body, settings.tool_parser, tokenizer, thinks)
+    thinking = find_reasoning_format(settings.reasoning_parser, tokenizer.template_signs)
+    return requested_tools(body, settings.tool_parser, tokenizer, thinking.openings[0] if thinking else "")
 
 
-def chat_text(llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None) -> str:
-    """Render the conversation with the chat template. Raises RequestError for what it cannot render."""
+def rendered(
+    llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None
+) -> str | list[int]:
+    """Render the conversation to a text, or token ids. Raises RequestError for what cannot be rendered."""
     max_model_len = llm.model.max_model_len
     if len(body.messages) > max_model_len:
         raise RequestError(
@@ -67,13 +76,29 @@ def chat_text(llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | 
             f"{max_model_len} tokens holds",
             field="messages",
         )
+    messages = checked_messages(body.messages, charge)
+    if llm.tokenizer.chat_template is None:
+        _check_length(llm, messages)
     return require(llm.chat_template).render(
-        checked_messages(body.messages, charge),
+        messages,
         tools=tools.rendered if tools else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
     )
+
+
+def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
+    """Raise RequestError for more characters than a full context of the longest tokens has."""
+    contents = [message.get("content") or "" for message in messages]
+    texts = [part.get("text", "") for content in contents if isinstance(content, list) for part in content]
+    length = sum(map(len, texts)) + sum(len(content) for content in contents if isinstance(content, str))
+    if length > llm.model.max_model_len * llm.tokenizer.longest_token:
+        raise RequestError(
+            f"messages has {length} characters, far more than a context of {llm.model.max_model_len} tokens "
+            "holds",
+            field="messages",
+        )
 
 
 async def chat_prompt(
@@ -82,8 +107,12 @@ async def chat_prompt(
     """Return the conversation's prompt. Raises RequestError for what the template cannot render."""
     llm = context.llm
     large = charge.held > LARGE_REQUEST
-    text = await context.side_thread.run_if(large, lambda: chat_text(llm, body, charge, tools))
+    text = await context.side_thread.run_if(large, lambda: rendered(llm, body, charge, tools))
     truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, max_tokens)
+    if isinstance(text, list):
+        charge.add(TOKEN_BYTES * len(text))
+        ids = text if truncate_to is None else text[-truncate_to:]
+        return Prompt(ids, llm.tokenizer.decode(ids, skip_special_tokens=False))
     encoder = Encoder(llm, context.side_thread, charge)
     prompt = (await encoder.encode([text], body.add_special_tokens, "messages", truncate_to))[0]
     return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if truncated
@@ -101,7 +130,7 @@ async def prepared(
     large = charge.held > LARGE_REQUEST
     tools = await context.grammar_thread.run_if(large, lambda: chat_tools(context, body))
     prompt = prompt or await chat_prompt(context, body, params.max_tokens, charge, tools)
-    thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.chat_template)
+    thinking = find_reasoning_format(context.settings.reasoning_parser, tokenizer.template_signs)
     requested = await context.grammar_thread.run_if(
         wants_grammar(body), lambda: _requested_grammar(body, tools)
     )
@@ -109,14 +138,16 @@ async def prepared(
         requested = _after_reasoning(requested, thinking, prompt.text or "", tokenizer)
         await context.llm.check_grammar(requested.grammar, requested.field)
         params = msgspec.structs.replace(params, grammar=requested.grammar)
-    marks = [OPENING, CLOSING] if thinking else []
+    marks = list(thinking.marks) if thinking else []
     if tools:
-        marks += [
-            mark for mark in (tools.format.opening, tools.format.closing, tools.format.separator) if mark
-        ]
+        marks += tools.format.marks
     if any(tokenizer.special_id(mark) is not None for mark in marks):
         params = msgspec.structs.replace(params, skip_special_tokens=False)  # the parsers need to see them
-    return Conversation(prompt, params, tools, thinking)
+    conversation = Conversation(prompt, params, tools, thinking)
+    if conversation.channels and requested is not None:
+        message = f"{requested.field}: replies in this model's format, harmony, cannot be constrained"
+        raise RequestError(message, field=requested.field)
+    return conversation
 
 
 def _requested_grammar(body: ChatRequest, tools: Tools | None) -> RequestedGrammar | None:
@@ -140,8 +171,10 @@ def _after_reasoning(
     thoughts = ReasoningParser(thinking, prompt) if thinking else None
     if thoughts is None or not (thoughts.open or thoughts.undecided):
         return requested
-    closing, opening = tokenizer.special_id(CLOSING), tokenizer.special_id(OPENING)
-    grammar = msgspec.structs.replace(requested.grammar, after=CLOSING if closing is None else closing)
+    assert thinking
+    opening, closing = thinking.openings[0], thinking.closings[0]
+    opening_id, closing_id = tokenizer.special_id(opening), tokenizer.special_id(closing)
+    grammar = msgspec.structs.replace(requested.grammar, after=closing if closing_id is None else closing_id)
     if thoughts.undecided:
-        grammar = msgspec.structs.replace(grammar, opening=OPENING if opening is None else opening)
+        grammar = msgspec.structs.replace(grammar, opening=opening if opening_id is None else opening_id)
     return RequestedGrammar(grammar, requested.field)

@@ -70,9 +70,10 @@ def _is_text(part: Any) -> bool:
 
 
 def response_without_idle_fields(body: ResponseRequest, ignored: IgnoredFields) -> ResponseRequest:
-    """Do the same for /v1/responses: it has no encrypted reasoning, and no verbosity."""
-    if (body.reasoning or {}).get("summary") is not None:
-        ignored.add("reasoning.summary")
+    """Do the same for /v1/responses: it has no encrypted reasoning, no summaries of it, and no verbosity."""
+    for name, value in (body.reasoning or {}).items():
+        if name != "effort" and value is not None:
+            ignored.add(f"reasoning.{name}")
     if ignored.strict:
         return body
     text, include = body.text, body.include

@@ -20,12 +20,14 @@ _REFUSED: Values = {
     "bad_words": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
+    "ec_transfer_params": (),
     "ebnf": (),
     "grammar": ("",),
     "guided_whitespace_pattern": (),
     "json_schema": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
+    "logprob_token_ids": (),
     "lora": ([],),
     "lora_path": (),
     "lora_request": (),
@@ -35,15 +37,18 @@ _REFUSED: Values = {
     "no_repeat_ngram_size": (0,),
     "num_predict": (),
     "regex": (),
+    "repetition_detection": (),
     "repeat_penalty": (1,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([],),
     "tfs_z": (1,),
     "thinking_token_budget": (),
     "top_a": (0,),
+    "truncation_side": ("left",),
     "typical_p": (1,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
+    "watermarking": (False,),
     "xtc_probability": (0,),
 }
 _REFUSED_IN_CHATS: Values = {
@@ -53,7 +58,9 @@ _REFUSED_IN_CHATS: Values = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "media_io_kwargs": ({},),
     "modalities": (["text"],),
+    "return_prompt_text": (False,),
 }
 _WITHOUT_EFFECT: Values = {
     "cache_prompt": (),
@@ -63,22 +70,20 @@ _WITHOUT_EFFECT: Values = {
     "length_penalty": (1,),
     "num_ctx": (),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning_effort": ("none",),
     "request_id": (),
     "service_tier": ("auto", "default"),
+    "session_id": (),
     "store": (False,),
+    "stream_interval": (1,),
 }
 _WITHOUT_EFFECT_IN_CHATS: Values = {
-    "enable_thinking": (),
     "mm_processor_kwargs": ({},),
     "prediction": (),
-    "reasoning": ({}, {"effort": "none"}),
     "thinking": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 _INSTEAD = {
-    "enable_thinking": "chat_template_kwargs",
     "function_call": "tool_choice",
     "functions": "tools",
     "grammar": "guided_grammar",
@@ -125,9 +130,22 @@ OTHER_IN_COMPLETIONS = OtherFields(
     instead=_INSTEAD,
 )
 OTHER_IN_CHATS = OtherFields(
-    refused={**_obeyed_elsewhere(ChatRequest), **_REFUSED, **_REFUSED_IN_CHATS, "prompt_embeds": ()},
-    without_effect=_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ChatRequest.__struct_fields__),
-    instead={**_INSTEAD, "max_output_tokens": "max_completion_tokens", "reasoning": "reasoning_effort"},
+    refused={
+        **_without(_obeyed_elsewhere(ChatRequest), "reasoning"),
+        **_REFUSED,
+        **_REFUSED_IN_CHATS,
+        "prompt_embeds": (),
+    },
+    without_effect={
+        **_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ChatRequest.__struct_fields__),
+        "reasoning": ({}, {"effort": None}),
+    },
+    instead={
+        **_INSTEAD,
+        "max_output_tokens": "max_completion_tokens",
+        "reasoning": "reasoning_effort",
+        "thinking": "enable_thinking",
+    },
 )
 OTHER_IN_RESPONSES = OtherFields(
     refused={
@@ -148,10 +166,11 @@ OTHER_IN_RESPONSES = OtherFields(
     },
     instead={
         **_INSTEAD,
+        "enable_thinking": "chat_template_kwargs",
+        "reasoning_effort": "reasoning.effort",
         "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens",
         "messages": "input",
-        "reasoning_effort": "reasoning",
         "response_format": "text.format",
     },
 )

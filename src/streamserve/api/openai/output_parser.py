@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from streamserve.text.message import MessageParser
+from streamserve.text.message import Reader
 from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
@@ -26,7 +26,7 @@ class OutputSink(Protocol):
 class OutputParser:
     """Parses the generated text into reasoning, content and tool calls, and adds them to the output."""
 
-    def __init__(self, reader: MessageParser, output: OutputSink) -> None:
+    def __init__(self, reader: Reader, output: OutputSink) -> None:
         self.finish: str | None = None
         self.stop: str | int | None = None
         self.usage = Usage(0, 0)

@@ -75,11 +75,12 @@ def truncation_limit(llm: Generator, requested: int | None, max_tokens: int | No
 @dataclass(frozen=True)
 class Encoder:
     """Encodes the prompts of one request, charging their tokens to `charge`; large texts are encoded in
-    `side_thread`."""
+    `side_thread`. `field` is the request's field that has them, for messages."""
 
     llm: Generator
     side_thread: SideThread
     charge: Charge
+    field: str = "prompt"
 
     async def encode(
         self, texts: list[str], add_special_tokens: bool, field: str, truncate_to: int | None = None
@@ -128,29 +129,30 @@ async def completion_prompts(
 
     Raises RequestError if the list mixes types, has too many prompts, or a prompt does not fit.
     """
+    field = encoder.field
     if isinstance(prompt, str):
-        return await encoder.encode([prompt], add_special_tokens, "prompt", truncate_to)
+        return await encoder.encode([prompt], add_special_tokens, field, truncate_to)
     kinds = {type(item) for item in prompt}
     if kinds == {int}:
-        return [_from_ids(encoder.llm, prompt, truncate_to)]  # type: ignore[arg-type]
+        return [_from_ids(encoder.llm, prompt, truncate_to, field)]  # type: ignore[arg-type]
     if len(kinds) != 1:
-        raise RequestError("prompt must be all texts, all token ids or all lists of them", field="prompt")
+        raise RequestError(f"{field} must be all texts, all token ids or all lists of them", field=field)
     if len(prompt) > limit:
-        raise RequestError(f"prompt holds {len(prompt)} prompts; at most {limit} are allowed", field="prompt")
+        raise RequestError(f"{field} holds {len(prompt)} prompts; at most {limit} are allowed", field=field)
     if kinds == {str}:
-        return await encoder.encode(prompt, add_special_tokens, "prompt", truncate_to)  # type: ignore[arg-type]
-    return [_from_ids(encoder.llm, ids, truncate_to) for ids in prompt]  # type: ignore[arg-type]
+        return await encoder.encode(prompt, add_special_tokens, field, truncate_to)  # type: ignore[arg-type]
+    return [_from_ids(encoder.llm, ids, truncate_to, field) for ids in prompt]  # type: ignore[arg-type]
 
 
-def _from_ids(llm: Generator, ids: list[int], truncate_to: int | None) -> Prompt:
+def _from_ids(llm: Generator, ids: list[int], truncate_to: int | None, field: str) -> Prompt:
     size, max_model_len = llm.model.vocab_size, llm.model.max_model_len
     if not ids:
-        raise RequestError("prompt holds an empty list", field="prompt")
+        raise RequestError(f"{field} holds an empty list", field=field)
     if truncate_to is None and len(ids) > max_model_len:
         raise RequestError(
-            f"the prompt has {len(ids)} tokens, but the model's context holds {max_model_len}", field="prompt"
+            f"the prompt has {len(ids)} tokens, but the model's context holds {max_model_len}", field=field
         )
     if min(ids) < 0 or max(ids) >= size:
         wrong = next(token for token in ids if not 0 <= token < size)
-        raise RequestError(f"prompt has token {wrong}, but the vocabulary has {size} tokens", field="prompt")
+        raise RequestError(f"{field} has token {wrong}, but the vocabulary has {size} tokens", field=field)
     return Prompt(ids).truncated(truncate_to)

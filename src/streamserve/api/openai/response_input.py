@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from streamserve.api.openai.response_schemas import LOGPROBS, ResponseRequest
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
+from streamserve.api.openai.thinking import checked_effort
 from streamserve.protocol.errors import RequestError
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -48,18 +49,11 @@ def as_chat(body: ResponseRequest, history: Sequence[dict[str, Any]] = ()) -> Ch
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs if logprobs else None,
         "chat_template_kwargs": body.chat_template_kwargs,
-        "reasoning_effort": _effort(body),
+        "reasoning_effort": checked_effort((body.reasoning or {}).get("effort"), "reasoning.effort"),
         **_format(body),
         **_tools(body),
     }
     return ChatRequest(**common, **fields)
-
-
-def _effort(body: ResponseRequest) -> str | None:
-    effort = (body.reasoning or {}).get("effort")
-    if not isinstance(effort, str | None):
-        _refuse("reasoning.effort must be a string", "reasoning")
-    return effort
 
 
 def _messages(body: ResponseRequest, history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

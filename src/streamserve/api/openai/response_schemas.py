@@ -59,7 +59,8 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
         dict[str, Any] | None, about("further variables of the model's template")
     ] = None
     reasoning: Annotated[
-        dict[str, Any] | None, about("effort: how much the model reasons, where its chat template has that")
+        dict[str, Any] | None,
+        about("effort: how much to reason, where the model's template has this; none: not at all"),
     ] = None
     store: Annotated[
         bool | None, about("false: do not keep the response for previous_response_id and GET")

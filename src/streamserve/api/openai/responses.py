@@ -17,7 +17,6 @@ from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
-from streamserve.api.openai.effort import with_effort
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
 from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
@@ -41,6 +40,7 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stored_responses import history, stored_response
+from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.ops.models import served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
@@ -77,7 +77,7 @@ async def _chat(
         return as_chat(body, history(previous, charge) if previous else ())
 
     chat = await context.side_thread.run_if(large, converted)
-    return with_effort(chat, context.llm, ignored_of(request), "reasoning.effort")
+    return with_thinking(chat, context.llm.chat_template, ignored_of(request), "reasoning.effort")
 
 
 RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (

@@ -1,6 +1,6 @@
 """Request schemas of OpenAI's API with vLLM's extensions."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,17 +27,10 @@ def about(text: str, **schema: Any) -> Meta:
     return Meta(description=text, extra_json_schema=schema or None)
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Values of reasoning_effort."""
+
 Model = Annotated[str | None, about("one of the names in /v1/models; by default the first")]
-
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-ReasoningEffort = Annotated[
-    str | None,
-    about(
-        f"how much the model reasons, where its chat template has that: {', '.join(EFFORTS)}",
-        enum=list(EFFORTS),
-    ),
-]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -253,5 +246,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         str | dict[str, Any] | None, about("none, auto, required, or the one function to call")
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("if false, at most one call")] = None
-    reasoning_effort: ReasoningEffort = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True
+    reasoning_effort: Annotated[
+        Effort | None, about("how much to reason, where the model's template has this; none: not at all")
+    ] = None
+    enable_thinking: Annotated[
+        bool | None, about("whether to reason, where the model's template has this")
+    ] = None

@@ -52,7 +52,7 @@ class StreamWriter:
             self._usages.append(item)
         elif isinstance(item, PromptLogprobs):
             self._prompt_logprobs.setdefault(task.number, PromptScores()).append(item.entries)
-        else:
+        elif isinstance(item, Delta):
             await self._delta(task, item)
 
     async def _delta(self, task: GenerationTask, delta: Delta) -> None:

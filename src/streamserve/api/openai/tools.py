@@ -11,6 +11,7 @@ from streamserve.protocol.grammar import Grammar, check_size
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import REQUIRED, Format, find_format
 from streamserve.text.tools.grammar import calls_schema, free_calls
+from streamserve.text.tools.native import NotExpressible
 from streamserve.text.tools.parser import ToolCallParser
 
 MAX_TOOLS = 128
@@ -33,7 +34,7 @@ class Tools:
     """
 
     rendered: list[dict[str, Any]]
-    names: frozenset[str]
+    schemas: dict[str, dict[str, Any]]
     format: Format
     parallel: bool
     grammar: Grammar | None = None
@@ -41,22 +42,22 @@ class Tools:
 
     def reader(self) -> ToolCallParser:
         """Return a parser for one message."""
-        return ToolCallParser(self.format, self.names, self.parallel, self.named)
+        return ToolCallParser(self.format, self.schemas, self.parallel, self.named)
 
 
-def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thinks: bool) -> Tools | None:
+def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thought: str) -> Tools | None:
     """Return the tools of `request`; None if it has none or must not use them.
 
-    `parser` is the name of the model's tool call format; `thinks` is set if the model may reason first.
-    Raises RequestError naming the field.
+    `parser` is the name of the model's tool call format; `thought` is the opening tag of its reasoning, if
+    any. Raises RequestError naming the field.
     """
     schemas = _schemas(request.tools)
     choice = _choice(request.tool_choice, schemas)
     if choice == "none" or not schemas:
         return None
-    names, parallel = frozenset(schemas), request.parallel_tool_calls is not False
+    parallel = request.parallel_tool_calls is not False
     if choice == "auto":
-        format = find_format(parser, tokenizer.chat_template)
+        format = find_format(parser, tokenizer.template_signs)
         if format is None:
             raise RequestError(
                 "tools: this model's tool call format is not known, as its chat template does not "
@@ -67,11 +68,14 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thi
         strict = {tool["function"]["name"] for tool in request.tools if tool["function"].get("strict")}
         answer = None if request.response_format is None else response_schema(request.response_format)
         if not strict and answer is None:
-            return Tools(request.tools, names, format, parallel)
+            return Tools(request.tools, schemas, format, parallel)
         constrained = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
         check_schemas(constrained if answer is None else {**constrained, "": answer})
-        grammar = free_calls(format, constrained, tokenizer.special_id, thinks, answer)
-        return Tools(request.tools, names, format, parallel, grammar)
+        try:
+            grammar = free_calls(format, constrained, tokenizer.special_id, thought, answer)
+        except NotExpressible as error:
+            raise RequestError(f"tools: {error}; use tool_choice required", field="tools") from error
+        return Tools(request.tools, schemas, format, parallel, grammar)
     if choice == "required":
         check_schemas(schemas)
         call = calls_schema(schemas, "parameters")
@@ -79,8 +83,8 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thi
         max_calls = MAX_CALLS if parallel else 1
         calls = {"type": "array", "items": call, "minItems": 1, "maxItems": max_calls, "$defs": definitions}
         grammar = json_grammar(calls, "tools")
-        return Tools(request.tools, names, REQUIRED, parallel, grammar)
-    return Tools(request.tools, names, REQUIRED, False, json_grammar(schemas[choice], "tools"), choice)
+        return Tools(request.tools, schemas, REQUIRED, parallel, grammar)
+    return Tools(request.tools, schemas, REQUIRED, False, json_grammar(schemas[choice], "tools"), choice)
 
 
 def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:

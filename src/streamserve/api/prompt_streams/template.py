@@ -9,7 +9,7 @@ from streamserve.api.http.body import checked
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.chat import Chat
 from streamserve.api.openai.completions import Completion
-from streamserve.api.openai.conversation import chat_text, chat_tools, prepared
+from streamserve.api.openai.conversation import chat_tools, prepared, rendered
 from streamserve.api.openai.prompts import Prompt
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
 from streamserve.api.prompt_streams.schemas import (
@@ -87,7 +87,11 @@ class ChatPromptTemplate:
         """
         request = self._filled(context_text)
         with self._context.memory.charge() as charge:
-            return chat_text(self._context.llm, request, charge, chat_tools(self._context, request))
+            text = rendered(self._context.llm, request, charge, chat_tools(self._context, request))
+        if not isinstance(text, str):
+            message = "this model's tokenizer renders no text: a stream of messages needs a chat template"
+            raise RequestError(message, field="messages")
+        return text
 
     async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""

@@ -128,6 +128,8 @@ def refuse_unsupported(spec: ModelSpec) -> None:
         "layers with different rotary embeddings": len(set(spec.ropes)) > 1 or None in spec.ropes,
         "soft caps": bool(spec.attention_cap or spec.logits_cap),
         "another activation than SiLU": spec.activation != "silu",
+        "mixtures of experts": spec.experts is not None,
+        "attention sinks": spec.sinks,
         "multipliers": multipliers != Multipliers(spec.head_dim**-0.5),
     }
     missing = [name for name, needed in needs.items() if needed]

@@ -69,6 +69,8 @@ class DeviceModel:
             attended = self._attend(number, layer.qkv(x), inputs, cache, workspace)
             delta = layer.out(attended)
             x = layers.add_rms_norm(hidden, delta, layer.mlp_norm, spec.rms_norm_eps)
+            assert layer.gate_up
+            assert layer.down
             delta = layer.down(layers.swiglu(layer.gate_up(x)))
         layers.add_rms_norm(hidden, delta, self.final_norm, spec.rms_norm_eps, out=out)
 

@@ -32,13 +32,13 @@ PAIRS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers of four bits with an exponent."""
 
 FORMATS = {
-    "Q4_0": WeightFormat(4, 32, True), "Q4_1": WeightFormat(4, 32, False),
-    "Q5_0": WeightFormat(8, 32, True), "Q5_1": WeightFormat(8, 32, False),
+    "Q4_0": WeightFormat(4, 32, True), "Q4_1": WeightFormat(4, 32, False, precise=True),
+    "Q5_0": WeightFormat(8, 32, True), "Q5_1": WeightFormat(8, 32, False, precise=True),
     "Q8_0": WeightFormat(8, 32, True), "IQ4_NL": WeightFormat(8, 32, True),
-    "MXFP4": WeightFormat(8, 32, True), "IQ4_XS": WeightFormat(8, 32, True),
-    "Q2_K": WeightFormat(4, 16, False), "Q3_K": WeightFormat(4, 16, True),
-    "Q4_K": WeightFormat(4, 32, False), "Q5_K": WeightFormat(8, 32, False),
-    "Q6_K": WeightFormat(8, 16, True),
+    "MXFP4": WeightFormat(8, 32, True), "IQ4_XS": WeightFormat(8, 32, True, precise=True),
+    "Q2_K": WeightFormat(4, 16, False, precise=True), "Q3_K": WeightFormat(4, 16, True, precise=True),
+    "Q4_K": WeightFormat(4, 32, False, precise=True), "Q5_K": WeightFormat(8, 32, False, precise=True),
+    "Q6_K": WeightFormat(8, 16, True, precise=True),
 }  # fmt: skip
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]
@@ -107,11 +107,20 @@ def _iq4_nl(blocks: Tensor) -> Unpacked:
     return _signed(_bits(blocks[:, 2:], 4, 16), GRID), _half(blocks[:, :2]), None
 
 
+def mxfp4_scales(exponents: Tensor) -> Tensor:
+    """Return 2^(e - 128) in float32 for exponents of MXFP4 (uint8): the scales of `mxfp4_numbers`."""
+    # By its bits: below 2^-126, for e of 0 and 1, numbers have no exponent.
+    wide = exponents.to(torch.int32)
+    return torch.where(wide < 2, 1 << 21 + wide, wide - 1 << 23).view(torch.float32)
+
+
+def mxfp4_numbers(halves: Tensor) -> Tensor:
+    """Return 8-bit numbers (uint8, 128 for zero) for the four bits of numbers of MXFP4: twice their value."""
+    return _signed(halves, PAIRS)
+
+
 def _mxfp4(blocks: Tensor) -> Unpacked:
-    # 2^(e - 128) by its bits: below 2^-126, for e of 0 and 1, numbers have no exponent.
-    exponents = blocks[:, :1].to(torch.int32)
-    bits = torch.where(exponents < 2, 1 << 21 + exponents, exponents - 1 << 23)
-    return _signed(_bits(blocks[:, 1:], 4, 16), PAIRS), bits.view(torch.float32), None
+    return mxfp4_numbers(_bits(blocks[:, 1:], 4, 16)), mxfp4_scales(blocks[:, :1]), None
 
 
 def _iq4_xs(blocks: Tensor) -> Unpacked:

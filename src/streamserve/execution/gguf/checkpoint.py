@@ -12,11 +12,11 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import SAMPLE_BYTES, is_finite
 from streamserve.execution.gguf.blocks import unpack
-from streamserve.execution.gguf.names import ROPE_FREQUENCIES, stored_name
+from streamserve.execution.gguf.names import ROPE_FREQUENCIES, expert_of, stored_name
 from streamserve.execution.gguf.spec import PERMUTED
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
+from streamserve.execution.shapes import router_modules
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.stored.formats import LINEARS
 from streamserve.gguf.files import Bytes, GgufModel
 from streamserve.protocol.errors import CheckpointError
 
@@ -35,6 +35,7 @@ class GgufCheckpoint:
     def __init__(self, model: GgufModel, spec: ModelSpec) -> None:
         self._model = model
         self._heads: dict[str, int] = {}
+        self._experts = spec.experts.count if spec.experts else 0
         if model.metadata.text("general.architecture") in PERMUTED:
             heads = {"self_attn.q_proj": spec.num_heads, "self_attn.k_proj": spec.num_kv_heads}
             for layer in range(spec.num_layers):
@@ -56,6 +57,10 @@ class GgufCheckpoint:
             known.add(stored)
             if stored not in tensors:
                 raise CheckpointError(f"{self.path}: no file holds tensor {stored}")
+            if expert_of(name) is not None:
+                shape = (self._experts, *shape)
+            elif shape[0] == 1:  # a shared expert's gate
+                shape = shape[1:]
             if tensors[stored].shape != shape:
                 self._refuse(stored, f"has shape {list(tensors[stored].shape)}, not {list(shape)}")
             if len(shape) == 1 and tensors[stored].type.name not in FLOATS:
@@ -63,19 +68,19 @@ class GgufCheckpoint:
         for stored in sorted(tensors.keys() - known):
             self._refuse(stored, "is unknown to this architecture")
 
-    def log_rounded(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        """Log which matrices are computed in floats of `dtype` that may not hold the file's exactly."""
+    def log_rounded(self, spec: ModelSpec, dtype: torch.dtype, head_is_stored: bool) -> None:
+        """Log which matrices are computed in floats of `dtype` that may not hold the file's exactly. The head
+        is not if it is computed as it is stored; routers, in float32, never are."""
         exact = {kind for kind, held in FLOATS.items() if held == dtype or dtype == torch.float32}
-        integers = {
-            stored_name(f"model.layers.{layer}.{linear}.weight")
-            for layer, formats in enumerate(spec.stored.layers if spec.stored else ())
-            for linear, stored in zip(LINEARS, formats, strict=True)
-            if stored
-        }
+        formats = spec.stored.by_module if spec.stored else {}
+        modules = [module for module, stored in formats.items() if stored] + router_modules(spec)
+        held = {stored_name(f"{module}.weight") for module in modules}
+        if head_is_stored:
+            held.add(stored_name("lm_head.weight"))
         rounded = [
             f"{name} ({info.type.name})"
             for name, info in self._model.tensors.items()
-            if len(info.shape) == 2 and name not in integers and info.type.name not in exact
+            if len(info.shape) >= 2 and name not in held and info.type.name not in exact
         ]
         if rounded:
             names = ", ".join(rounded[:MAX_LOGGED]) + (" and others" if len(rounded) > MAX_LOGGED else "")
@@ -89,12 +94,11 @@ class GgufCheckpoint:
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """Return a copy in `dtype` of the tensors of `names`, joined along their first dimension. Raises
         CheckpointError for a tensor that contains NaN or an infinity, as stored or after conversion."""
-        return torch.cat([self._floats(stored_name(name), dtype) for name in names])
+        return torch.cat([self._floats(name, dtype) for name in names])
 
     def integers(self, module: str, format: WeightFormat) -> QuantizedWeight:
         """Return the weight of `module`, stored in blocks of integers, in a format that holds it exactly."""
-        name = stored_name(f"{module}.weight")
-        return join([widen(part, format) for part in self._unpacked(name)])
+        return join([widen(part, format) for part in self._unpacked(f"{module}.weight")])
 
     def fingerprint(self, *also: str) -> str:
         """Return a hash of every tensor's name, shape, type and a sample of its bytes (start, middle and
@@ -110,34 +114,40 @@ class GgufCheckpoint:
         return digest.hexdigest()
 
     def _floats(self, name: str, dtype: torch.dtype) -> Tensor:
-        info = self._model.tensors[name]
+        info = self._model.tensors[stored_name(name)]
         if info.type.name in FLOATS:
             stored = torch.from_numpy(self._bytes(name)).view(FLOATS[info.type.name])
-            return self._converted(name, stored, dtype).view(info.shape)
+            shape = info.shape if expert_of(name) is None else info.shape[1:]
+            return self._converted(name, stored, dtype).view(shape)
         parts = (self._converted(name, part.floats(), dtype) for part in self._unpacked(name))
         return torch.cat(list(parts))
 
     def _converted(self, name: str, numbers: Tensor, dtype: torch.dtype) -> Tensor:
         converted = numbers.to(dtype)
         if not is_finite(converted):
-            self._refuse(name, f"holds numbers that are not finite in {str(dtype).removeprefix('torch.')}")
+            reason = f"holds numbers that are not finite in {str(dtype).removeprefix('torch.')}"
+            self._refuse(stored_name(name), reason)
         return converted
 
     def _unpacked(self, name: str) -> Iterator[QuantizedWeight]:
         """Yield the weight of a matrix of blocks, some rows at once."""
-        info = self._model.tensors[name]
+        info = self._model.tensors[stored_name(name)]
         stored = torch.from_numpy(self._bytes(name))
         for rows in torch.split(stored, max(1, NUMBERS_AT_ONCE // info.shape[-1])):
             weight = unpack(info.type.name, rows.view(len(rows), -1, info.type.nbytes))
             largest = weight.scales * (1 << weight.format.bits)
             if not is_finite(largest) or not (weight.offsets is None or is_finite(weight.offsets)):
-                self._refuse(name, "holds numbers that are not finite")
+                self._refuse(stored_name(name), "holds numbers that are not finite")
             yield weight
 
     def _bytes(self, name: str) -> Bytes:
-        """Return a copy of a tensor as it is stored, [rows, bytes of a row], its rows in our order: of each
-        head the first of all pairs, and then the second, where the file has pair after pair."""
+        """Return a copy of a tensor, or of an expert's part of one, as it is stored, [rows, bytes of a row],
+        its rows in our order: of each head the first of all pairs, and then the second, where the file has
+        pair after pair."""
+        expert, name = expert_of(name), stored_name(name)
         stored = self._model.stored(name)
+        if expert is not None:
+            return np.array(np.array_split(stored, self._experts)[expert])
         if name not in self._heads:
             return np.array(stored)
         pairs = stored.reshape(self._heads[name], -1, 2, stored.size // self._model.tensors[name].shape[0])

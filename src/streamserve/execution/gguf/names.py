@@ -12,7 +12,12 @@ LINEAR_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+EXPERTS_NAMES = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+"""Beginnings of names of experts' matrices, and of the shared expert's."""
+
 _OTHERS = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_norm": "attn_q_norm",
@@ -32,4 +37,21 @@ def stored_name(name: str) -> str:
         return _MODEL[name]
     module, kind = name.removeprefix("model.layers.").rsplit(".", 1)
     layer, part = module.split(".", 1)
-    return layer_tensor(int(layer), f"{(LINEAR_NAMES | _OTHERS)[part]}.{kind}")
+    return layer_tensor(int(layer), f"{part_name(part)}.{kind}")
+
+
+def part_name(part: str) -> str:
+    """Return the name in the file of a part of a layer, such as mlp.up_proj. The matrices of all experts are
+    one tensor."""
+    module, _, name = part.rpartition(".")
+    if module == "mlp.shared_expert":
+        return f"{EXPERTS_NAMES[name]}_shexp"
+    if module.startswith("mlp.experts."):
+        return f"{EXPERTS_NAMES[name]}_exps"
+    return (LINEAR_NAMES | _OTHERS)[part]
+
+
+def expert_of(name: str) -> int | None:
+    """Return the number of the expert whose matrix has our name `name`; None if it is not an expert's."""
+    _, found, rest = name.partition(".mlp.experts.")
+    return int(rest.split(".", 1)[0]) if found else None

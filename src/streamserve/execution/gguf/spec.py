@@ -4,12 +4,13 @@ computed exactly is refused by the entry's name, and so are unknown entries for 
 import numpy as np
 
 from streamserve.execution.architectures import ARCHITECTURES
+from streamserve.execution.experts import MAX_ALL_EXPERTS, MAX_EXPERTS, Experts
 from streamserve.execution.gguf.blocks import FORMATS
-from streamserve.execution.gguf.names import EMBEDDING, HEAD, LINEAR_NAMES, ROPE_FREQUENCIES, layer_tensor
+from streamserve.execution.gguf.names import EMBEDDING, HEAD, ROPE_FREQUENCIES, layer_tensor, part_name
 from streamserve.execution.quantization import common_format
 from streamserve.execution.rope_spec import MAX_THETA, RopeSpec
-from streamserve.execution.spec import MAX_LAYERS, ModelSpec, Multipliers
-from streamserve.execution.stored.formats import JOINED, LINEARS, GgufBlocks, StoredFormats
+from streamserve.execution.spec import MAX_LAYERS, ModelSpec, Multipliers, linear_names
+from streamserve.execution.stored.formats import GgufBlocks, StoredFormats, joined
 from streamserve.gguf.files import GgufModel
 from streamserve.gguf.metadata import Metadata, shown
 from streamserve.protocol.errors import CheckpointError
@@ -19,7 +20,15 @@ FAMILIES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
+MIXTURES = {"llama": True, "qwen2moe": False, "qwen3moe": True}
+"""Those that may have experts, and whether the weights of a token's experts are divided by their sum, where
+the file does not say it."""
+SOFTMAX = 1
+"""The function that makes weights of an expert's scores, as GGUF numbers it."""
+
 PERMUTED = ("llama", "mistral")
 """Architectures whose rotary embedding pairs neighbours: the rows of their queries and keys are in another
 order than ours."""
@@ -30,7 +39,9 @@ KNOWN = {
     "attention.key_length", "attention.value_length", "attention.sliding_window", "attention.causal",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count", "expert_used_count",
-    "tensor_data_layout",
+    "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm",
+    "expert_gating_func",
+    "tensor_data_layout", "pooling_type",
 }  # fmt: skip
 """Entries of an architecture that are honoured, or change nothing."""
 
@@ -67,15 +78,20 @@ def read_spec(model: GgufModel) -> ModelSpec:
     if heads % kv_heads:
         metadata.refuse(entry("attention.head_count"), f"must be a multiple of {kv_heads} key-value heads")
     window = _window(metadata, family)
+    experts = _experts(model, family, layers)
     name = "MistralForCausalLM" if window else FAMILIES[family]
+    if experts and family == "llama":
+        name = "MixtralForCausalLM"
     vocab_size = _vocab_size(model, family)
     tied = HEAD not in model.tensors
-    stored = _stored_formats(model, layers)
+    stored = _stored_formats(model, [linear_names(False, experts, layer) for layer in range(layers)])
     return ModelSpec(
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=metadata.integer(entry("feed_forward_length")),
+        intermediate_size=metadata.integer(
+            entry("feed_forward_length"), experts.intermediate_size if experts else None
+        ),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -94,6 +110,7 @@ def read_spec(model: GgufModel) -> ModelSpec:
         eos_token_ids=_eos_token_ids(metadata, vocab_size),
         qk_norm=ARCHITECTURES[name].qk_norm,
         stored=stored,
+        experts=experts,
     )
 
 
@@ -114,14 +131,52 @@ def _refuse_unknown(metadata: Metadata, family: str) -> None:
     for key in metadata.entries:
         if key.startswith(f"{family}.") and key.removeprefix(f"{family}.") not in KNOWN:
             metadata.refuse(key, "is not supported")
-    for name in ("expert_count", "expert_used_count"):
-        if metadata.integer(f"{family}.{name}", 0, minimum=0):
-            metadata.refuse(f"{family}.{name}", "is not supported: mixtures of experts are not")
     if not metadata.flag(f"{family}.attention.causal", True):
         metadata.refuse(f"{family}.attention.causal", "false is not supported")
     layout = metadata.text(f"{family}.tensor_data_layout", "reference")
     if layout not in ("reference", "Meta AI original pth"):
         metadata.refuse(f"{family}.tensor_data_layout", f"{shown(layout)} is not supported")
+
+
+def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
+    """Return the mixture of experts that every layer has; None without one."""
+    metadata, entry = model.metadata, f"{family}.".__add__
+    count = metadata.integer(entry("expert_count"), 0, minimum=0, maximum=MAX_EXPERTS)
+    if count == 0:
+        if family.endswith("moe"):
+            metadata.refuse(entry("expert_count"), "is missing")
+        return None
+    if family not in MIXTURES:
+        metadata.refuse(entry("expert_count"), "is not supported: this architecture has no experts")
+    if count * layers > MAX_ALL_EXPERTS:
+        metadata.refuse(
+            entry("expert_count"),
+            f"{count} in {layers} layers: at most {MAX_ALL_EXPERTS} in all are supported",
+        )
+    if metadata.integer(entry("expert_gating_func"), SOFTMAX) != SOFTMAX:
+        metadata.refuse(entry("expert_gating_func"), f"is not supported (supported: {SOFTMAX}, softmax)")
+    shared = ARCHITECTURES[FAMILIES[family]].mixture
+    return Experts(
+        layers=tuple(range(layers)),
+        count=count,
+        chosen=metadata.integer(entry("expert_used_count"), maximum=count),
+        intermediate_size=_outputs(model, "ffn_gate_exps", 1, entry("expert_feed_forward_length")),
+        normalized=metadata.flag(entry("expert_weights_norm"), MIXTURES[family]),
+        shared_size=_outputs(model, "ffn_gate_shexp", 0, entry("expert_shared_feed_forward_length"))
+        if shared and shared.shared
+        else 0,
+    )
+
+
+def _outputs(model: GgufModel, name: str, dimension: int, key: str) -> int:
+    """Return the outputs of a matrix of the first layer, which the entry `key` may give too."""
+    info = model.tensors.get(layer_tensor(0, f"{name}.weight"))
+    if info is None or len(info.shape) != dimension + 2:
+        raise CheckpointError(f"{model.path}: {layer_tensor(0, name)}.weight is missing, or not one tensor")
+    size = info.shape[dimension]
+    if model.metadata.integer(key, size) != size:
+        model.metadata.refuse(key, f"contradicts the {size} outputs of {layer_tensor(0, name)}.weight")
+    return size
 
 
 def _head_dim(metadata: Metadata, family: str, hidden: int, heads: int) -> int:
@@ -190,20 +245,25 @@ def _vocab_size(model: GgufModel, family: str) -> int:
     return size
 
 
-def _stored_formats(model: GgufModel, layers: int) -> StoredFormats | None:
-    """Return the formats in which the layers' matrices are loaded: those of their blocks; of matrices that
-    are joined the common one, or floats if any of them is stored in floats. None if all are floats."""
+def _stored_formats(model: GgufModel, linears: list[tuple[str, ...]]) -> StoredFormats | None:
+    """Return the formats in which each layer's matrices `linears` and the head are loaded: those of their
+    blocks; of matrices that are joined the common one, or floats if any of them is stored in floats. None if
+    all of the layers are floats."""
     formats = []
-    for layer in range(layers):
-        own: dict[str, GgufBlocks | None] = dict.fromkeys(LINEARS)
-        for group in (*JOINED, ("self_attn.o_proj",), ("mlp.down_proj",)):
-            infos = [model.tensors.get(layer_tensor(layer, f"{LINEAR_NAMES[name]}.weight")) for name in group]
+    for layer, names in enumerate(linears):
+        own: dict[str, GgufBlocks | None] = dict.fromkeys(names)
+        for group in joined(names):
+            infos = [model.tensors.get(layer_tensor(layer, f"{part_name(name)}.weight")) for name in group]
             kinds = [FORMATS.get(info.type.name) if info else None for info in infos]
             known = [kind for kind in kinds if kind]
             if len(known) == len(kinds):
                 own |= dict.fromkeys(group, GgufBlocks(common_format(known)))
         formats.append(tuple(own.values()))
-    return StoredFormats(tuple(formats)) if any(any(own) for own in formats) else None
+    if not any(any(own) for own in formats):
+        return None
+    info = model.tensors.get(HEAD) or model.tensors.get(EMBEDDING)
+    head = FORMATS.get(info.type.name) if info else None
+    return StoredFormats(tuple(formats), tuple(linears), GgufBlocks(head) if head else None)
 
 
 def _dtype(model: GgufModel, stored: StoredFormats | None) -> str:

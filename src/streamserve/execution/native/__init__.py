@@ -1,6 +1,7 @@
-"""CPU kernels: C++ in cpp/, compiled for the processor of this machine, loaded with ctypes.
+"""CPU kernels: C++ in cpp/, compiled in a wheel or on first use for this processor, loaded with ctypes.
 
 cpp/common.h            number types, paths, layout of activations
+cpp/processor.h         which instructions the processor has
 cpp/vec.h               common interface to AVX-512, AVX2 and plain C++ vectors
 cpp/pool.*              the thread pool
 cpp/gemm*               matrix multiplication: one file a path
@@ -9,5 +10,6 @@ cpp/elementwise.*       norms, rotary embedding, SwiGLU
 cpp/layers.*            decoder layers as one call
 cpp/sampling.*          from logits to tokens
 cpp/draft_selection.cpp from a draft model's logits to draft tokens
+levels.py, packaged.py  the libraries of a wheel
 build.py → library.py → linear.py, attention.py, sampling.py → model.py
 """

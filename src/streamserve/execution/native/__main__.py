@@ -1,14 +1,15 @@
-"""Compile the kernels ahead of time: `python -m streamserve.execution.native`."""
+"""Compile the kernels ahead of time, unless the wheel has them: `python -m streamserve.execution.native`."""
 
 import sys
 
 from streamserve.execution.native.build import BuildFailed, NativeCacheError, build
+from streamserve.execution.native.packaged import packaged_library
 
 
 def main() -> int:
     """Print the library's path. A missing compiler is not an error: models then run on plain torch."""
     try:
-        print(build())
+        print(packaged_library() or build())
     except BuildFailed as error:
         print(f"native kernels are unavailable, models run on the PyTorch backend: {error}", file=sys.stderr)
     except NativeCacheError as error:

@@ -93,7 +93,7 @@ class NativeAttention:
     def plan(self, layout: Layout) -> None:
         self.spans = Spans(layout)
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         assert self.spans is not None, "a step is planned before it runs"
         qkv = torch.cat((q, k, v), dim=1).contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -115,6 +115,7 @@ class NativeAttention:
             self._windows[layer] or 0,
             self._scoring.scale or k.shape[2] ** -0.5,
             self._scoring.cap,
+            None if sinks is None else sinks.data_ptr(),
             self._path,
             out.data_ptr(),
         )

@@ -19,11 +19,10 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpp"
-# No -ffast-math and no contraction: the kernels guarantee which operations round.
-FLAGS = (
+# No -ffast-math and no contraction: the kernels guarantee which operations round, so compilers agree on bits.
+COMMON_FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-fno-math-errno",
     "-ffp-contract=off",
     "-shared",
@@ -31,7 +30,8 @@ FLAGS = (
     "-pthread",
     "-w",
 )
-
+"""Flags of every build of the kernels, here and in wheels (scripts/build_wheel.py)."""
+FLAGS = ("-march=native", *COMMON_FLAGS)
 
 LOCK = "lock"
 """The file whose lock is held while files of the folder are made or deleted."""
@@ -64,6 +64,13 @@ def find_compiler() -> str:
     raise BuildFailed("there is no C++ compiler (g++, clang++ or what CXX names)")
 
 
+def cached_library(folder: Path | None = None) -> Path | None:
+    """Return the compiled library of these sources if it is in the cache; nothing is compiled or made. Raises
+    BuildFailed without a compiler."""
+    path = (folder or cache_folder()) / f"{_key(find_compiler(), FLAGS)}.so"
+    return path if path.exists() else None
+
+
 def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
     """Return the compiled library, from the cache in `folder` or compiled now. Safe to call from any number
     of processes at the same time.
@@ -76,14 +83,14 @@ def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BuildFailed(f"{folder} cannot be made: {error}") from error
-    _check_owner(folder)
+    check_owner(folder)
     library = folder / f"{_key(compiler, flags)}.so"
     if not _mark_used(library):  # without the lock: another version may be compiling for half a minute
         with locked(folder / LOCK):
             if not library.exists():
                 _compile(compiler, flags, library)
             _prune(folder)
-    _check_owner(library)
+    check_owner(library)
     return library
 
 
@@ -113,11 +120,11 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
     for source in sorted(SOURCES.iterdir()):
         digest.update(f"{source.name}\0{source.read_text()}\0".encode())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update("\0".join([compiler, version, *flags, _processor()]).encode())
+    digest.update("\0".join([compiler, version, *flags, processor()]).encode())
     return digest.hexdigest()
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's model and features, as Linux reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -146,7 +153,8 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _check_owner(path: Path) -> None:
+def check_owner(path: Path) -> None:
+    """Raise NativeCacheError if another user could have written `path`."""
     status = path.lstat()
     if status.st_uid != os.geteuid():
         raise NativeCacheError(

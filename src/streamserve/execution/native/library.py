@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from streamserve.execution.native.build import BuildFailed, build
+from streamserve.execution.native.packaged import packaged_library
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,22 @@ class Numbers(IntEnum):
     E4M3 = 2
 
 
+class ScaleType(IntEnum):
+    """How scales and offsets of integers are stored; the values are those of cpp/common.h."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+
+
+class Activation(IntEnum):
+    """Of an MLP's gates; the values are those of cpp/common.h."""
+
+    SILU = 0
+    GELU = 1
+    CLAMPED_SILU = 2
+
+
 class LinearStruct(ctypes.Structure):
     """cpp/common.h: Linear."""
 
@@ -58,6 +75,7 @@ class LinearStruct(ctypes.Structure):
         ("numbers", c_int32),
         ("bits", c_int32),
         ("group", c_int32),
+        ("scale_type", c_int32),
     )
 
 
@@ -87,6 +105,20 @@ class CacheLayerStruct(ctypes.Structure):
     )
 
 
+class ExpertsStruct(ctypes.Structure):
+    """cpp/layers.h: Experts."""
+
+    _fields_ = (
+        ("router", LinearStruct),
+        ("gate_up", POINTER(LinearStruct)),
+        ("down", POINTER(LinearStruct)),
+        ("count", c_int32),
+        ("chosen", c_int32),
+        ("shared", c_int32),
+        ("normalized", c_int32),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     """cpp/layers.h: Layer."""
 
@@ -96,6 +128,8 @@ class LayerStruct(ctypes.Structure):
         ("head_norm", c_void_p),
         ("mlp_norm", c_void_p),
         ("mlp_post_norm", c_void_p),
+        ("sinks", c_void_p),
+        ("experts", POINTER(ExpertsStruct)),
         ("qkv", LinearStruct),
         ("out", LinearStruct),
         ("gate_up", LinearStruct),
@@ -119,11 +153,13 @@ class ModelStruct(ctypes.Structure):
         ("type", c_int32),
         ("wide_norms", c_int32),
         ("joint_head_norm", c_int32),
-        ("gelu", c_int32),
         ("epsilon", c_float),
         ("residual_scale", c_float),
         ("attention_scale", c_float),
         ("attention_cap", c_float),
+        ("activation", c_int32),
+        ("swiglu_alpha", c_float),
+        ("swiglu_limit", c_float),
     )
 
 
@@ -179,6 +215,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_int,
             c_float,
             c_float,
+            c_void_p,
             c_int,
             c_void_p,
         ],
@@ -201,12 +238,12 @@ def load_library(path: FilePath) -> ctypes.CDLL:
 
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """Return the kernels for this processor, compiled if necessary; None, logged once, if unavailable.
+    """Return the kernels for this processor, from the wheel or compiled; None, logged once, if unavailable.
 
     Raises NativeCacheError if the cache is in a folder that other users can write.
     """
     try:
-        return load_library(build())
+        return load_library(packaged_library() or build())
     except (BuildFailed, OSError) as error:
         log.warning("native kernels are unavailable: using the slower PyTorch backend (%s)", error)
         return None

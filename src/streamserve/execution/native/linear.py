@@ -78,8 +78,13 @@ class NativeLinear:
         struct.weight, struct.scales = memory.data_ptr(), packed.scales.data_ptr()
         struct.offsets, struct.order = _address(packed.offsets), _address(packed.order)
         struct.numbers, struct.bits, struct.group = packed.kind, bits, packed.group
-        struct.k_padded = packed.depth
+        struct.k_padded, struct.scale_type = packed.depth, packed.scale_type
         return memory
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the weight has a scale for each group of inputs."""
+        return bool(self._tables)
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +119,7 @@ class NativeLinear:
     def rows(self, numbers: Tensor) -> Tensor:
         """Return rows [len(numbers), in] of the weight as it was given, for int64 output indices
         `numbers`. Raises ValueError for others, and for a map packed in pairs or quantized."""
-        if self._paired or self._tables:
+        if self._paired or self.quantized:
             raise ValueError("rows are kept only of maps that are neither packed in pairs nor quantized")
         numbers = numbers.contiguous()
         count, values = numbers.shape[0], numbers.numpy()

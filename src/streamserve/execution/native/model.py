@@ -6,30 +6,38 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.attention import AttentionBackend
+from streamserve.execution.experts import Experts
+from streamserve.execution.linear import LinearMap
+from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model, scaled
 from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import (
     TYPES,
+    Activation,
     CacheStruct,
+    ExpertsStruct,
     LayerStruct,
+    LinearStruct,
     ModelStruct,
     ThreadPool,
 )
 from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.spec import ModelSpec
 
 
 class NativeModel(Model):
     """execution.model.Model whose linear maps are NativeLinear, `gate_up` packed in pairs.
 
     It rounds at the same operations; logits are float32. A row's bits never depend on other rows. A tied
-    embedding is stored once, packed: its rows are read from the head.
+    embedding is stored once, packed: its rows are read from the head, unless that is quantized.
     """
 
     @classmethod
     def of(cls, model: Model, pool: ThreadPool) -> "NativeModel":
         """Return `model`, whose linear maps are NativeLinear, as a model that runs on the kernels."""
-        tied = model.spec.tied_embeddings
-        embedding = torch.empty_like(model.embedding[:0]) if tied else model.embedding
+        assert isinstance(model.head, NativeLinear)
+        shared = model.spec.tied_embeddings and not model.head.quantized
+        embedding = torch.empty_like(model.embedding[:0]) if shared else model.embedding
         native = cls(model.spec, embedding, model.layers, model.final_norm, model.head)
         native._prepare(pool)
         return native
@@ -42,8 +50,8 @@ class NativeModel(Model):
         self._norms: list[Tensor] = []
         self._final = self._norm_weight(self.final_norm)
         structs = [
-            self._layer(layer, window, rope)
-            for layer, window, rope in zip(self.layers, spec.windows, self._rope_of, strict=True)
+            self._layer(layer, number, rope)
+            for number, (layer, rope) in enumerate(zip(self.layers, self._rope_of, strict=True))
         ]
         self._structs = (LayerStruct * len(structs))(*structs)
         self._model = ModelStruct(
@@ -57,11 +65,13 @@ class NativeModel(Model):
             type=TYPES[self.dtype],
             wide_norms=spec.wide_norms,
             joint_head_norm=spec.qk_norm == "joint",
-            gelu=spec.activation == "gelu_pytorch_tanh",
             epsilon=spec.rms_norm_eps,
             residual_scale=spec.multipliers.residual,
             attention_scale=spec.multipliers.attention,
             attention_cap=spec.attention_cap,
+            activation=_activation(spec),
+            swiglu_alpha=spec.clamp.alpha if spec.clamp else 0.0,
+            swiglu_limit=spec.clamp.limit if spec.clamp else 0.0,
         )
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -105,8 +115,8 @@ class NativeModel(Model):
         return cos.index_select(1, positions), sin.index_select(1, positions)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        if self.spec.tied_embeddings:
-            assert isinstance(self.head, NativeLinear)
+        assert isinstance(self.head, NativeLinear)
+        if self.spec.tied_embeddings and not self.head.quantized:
             return scaled(self.head.rows(tokens), self._embedding_multiplier)
         return scaled(self.embedding[tokens], self._embedding_multiplier)
 
@@ -132,12 +142,42 @@ class NativeModel(Model):
         self._norms.append(weight.float().contiguous())
         return self._norms[-1].data_ptr()
 
-    def _layer(self, layer: LayerWeights, window: int | None, rope: int) -> LayerStruct:
-        struct = LayerStruct(window=window or 0, rope=rope)
+    def _layer(self, layer: LayerWeights, number: int, rope: int) -> LayerStruct:
+        struct = LayerStruct(window=self.spec.windows[number] or 0, rope=rope)
         for name in ("attention_norm", "attention_post_norm", "head_norm", "mlp_norm", "mlp_post_norm"):
             setattr(struct, name, self._norm_weight(getattr(layer, name)))
+        if layer.sinks is not None:
+            struct.sinks = layer.sinks.data_ptr()
         for name in ("qkv", "out", "gate_up", "down"):
             linear = getattr(layer, name)
-            assert isinstance(linear, NativeLinear)
-            setattr(struct, name, linear.struct)
+            if linear is not None:
+                setattr(struct, name, _struct_of(linear))
+        experts = self.spec.experts_of(number)
+        if layer.experts and experts:
+            struct.experts = ctypes.pointer(_experts_struct(layer.experts, experts))
         return struct
+
+
+def _activation(spec: ModelSpec) -> Activation:
+    if spec.clamp:
+        return Activation.CLAMPED_SILU
+    return Activation.GELU if spec.activation == "gelu_pytorch_tanh" else Activation.SILU
+
+
+def _struct_of(linear: LinearMap) -> LinearStruct:
+    assert isinstance(linear, NativeLinear)
+    return linear.struct
+
+
+def _experts_struct(weights: ExpertWeights, experts: Experts) -> ExpertsStruct:
+    gate_up, down = map(_struct_of, weights.gate_up), map(_struct_of, weights.down)
+    array = LinearStruct * len(weights.down)
+    return ExpertsStruct(
+        router=_struct_of(weights.router),
+        gate_up=array(*gate_up),
+        down=array(*down),
+        count=experts.count,
+        chosen=experts.chosen,
+        shared=experts.shared_size > 0,
+        normalized=experts.normalized,
+    )

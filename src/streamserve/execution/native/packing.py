@@ -5,21 +5,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from streamserve.execution.native.library import CHUNK, PANEL, Numbers, Path
+from streamserve.execution.native.library import CHUNK, PANEL, Numbers, Path, ScaleType
 from streamserve.execution.quantization import TILE, QuantizedWeight
-
-STRIP = 16
-"""Outputs whose integers lie together."""
 
 E4M3_PART = 256.0
 """The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
 
 
+SHORT = {ScaleType.BFLOAT16: torch.bfloat16, ScaleType.FLOAT16: torch.float16}
+
+
 @dataclass(frozen=True)
 class Packed:
     """A weight whose inputs are padded to `depth`: the bytes of its `numbers`, `scales` and perhaps `offsets`
-    [out / 64, groups, 64] (float32) for each `group` of inputs, and perhaps the inputs' `order` [depth]
-    (int32). What is padded is zero."""
+    [out / 64, groups, 64] for each `group` of inputs, and perhaps the inputs' `order` [depth] (int32). What
+    is padded is zero. By `scale_type` scales and offsets are float32, or scales have 16 bits, and the offsets
+    are zero points (int8)."""
 
     kind: Numbers
     numbers: Tensor
@@ -28,6 +29,7 @@ class Packed:
     order: Tensor | None
     group: int
     depth: int
+    scale_type: ScaleType
 
     @property
     def tables(self) -> list[Tensor]:
@@ -46,27 +48,42 @@ def pack(weight: QuantizedWeight, outputs: Tensor, path: Path) -> Packed:
     numbers = torch.nn.functional.pad(weight.numbers[chosen], (0, depth - inputs))
 
     def by_panel(values: Tensor) -> Tensor:
-        kept = torch.where(empty[:, None], 0.0, values[chosen])
+        kept = torch.where(empty[:, None], torch.zeros((), dtype=values.dtype), values[chosen])
         kept = torch.nn.functional.pad(kept, (0, -(-depth // group) - kept.shape[1]))
         return kept.view(len(outputs) // PANEL, PANEL, -1).permute(0, 2, 1).contiguous()
 
+    scale_type, scales, offsets = _tables(weight)
     return Packed(
         Numbers.E4M3 if floating else Numbers.INTEGERS,
         _floats(numbers, path) if floating else _integers(numbers, weight.format.bits),
-        by_panel(weight.scales * E4M3_PART if floating else weight.scales),
-        None if weight.offsets is None else by_panel(weight.offsets),
+        by_panel(scales),
+        None if offsets is None else by_panel(offsets),
         None if weight.order is None else _padded(weight.order, depth),
         group,
         depth,
+        scale_type,
     )
+
+
+def _tables(weight: QuantizedWeight) -> tuple[ScaleType, Tensor, Tensor | None]:
+    """Return scales and offsets [out, groups], in fewer bits where these hold them exactly."""
+    if weight.format.floating:
+        return ScaleType.FLOAT32, weight.scales * E4M3_PART, None
+    if not weight.format.wide_tables:
+        zeros = None if weight.zeros is None else weight.zeros.to(torch.int8)
+        for scale_type, dtype in SHORT.items():
+            short = weight.scales.to(dtype)
+            if torch.equal(short.float(), weight.scales):
+                return scale_type, short, zeros
+    return ScaleType.FLOAT32, weight.scales, weight.offsets
 
 
 def _integers(numbers: Tensor, bits: int) -> Tensor:
     """Return the bytes of integers [out, depth], as native/cpp/gemm_int.cpp draws them."""
-    columns = len(numbers) // STRIP, STRIP
+    panels = len(numbers) // PANEL, PANEL
     if bits == 8:
-        return numbers.view(*columns, -1, 4).permute(0, 2, 1, 3).reshape(-1)
-    halves = numbers.view(*columns, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
+        return numbers.view(*panels, -1, 4).permute(0, 2, 1, 3).reshape(-1)
+    halves = numbers.view(*panels, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
     return (halves[0] | halves[1] << 4).reshape(-1)
 
 

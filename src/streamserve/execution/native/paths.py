@@ -20,6 +20,7 @@ import torch
 
 from streamserve.execution.native.build import LOCK, locked
 from streamserve.execution.native.library import Path, ThreadPool
+from streamserve.execution.native.packaged import rates_file
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +77,15 @@ def best_path(library: ctypes.CDLL) -> Path:
     """Return the path for this processor, from the stored rates or from those measured now."""
     pool = ThreadPool(library, 1)
     supported = [path for path in Path if pool.supports(path, torch.bfloat16)]
-    rates = _stored_rates(library, pool, supported)
+    rates = _ensure_rates(library, pool, supported)
     return choose({path: rates.get(name_of(path), 0.0) for path in supported})
 
 
-def _stored_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> Mapping[str, float]:
-    """Return the stored rates of these paths. If there are none, measure and store them."""
-    file = FilePath(library._name).with_suffix(".json")
+def _ensure_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> Mapping[str, float]:
+    """Return the rates of these paths. If there are none, measure and store them."""
     try:
+        file = rates_file(FilePath(library._name))
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         rates = _read(file)  # a file is replaced as a whole, so reading needs no lock
         if rates is None:
             with locked(file.parent / LOCK):
@@ -95,6 +97,15 @@ def _stored_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> 
         log.warning("the rates of the kernels' instructions cannot be stored: %s", error)
         return {name_of(path): multiplier_rate(pool, path) for path in paths}
     return rates.by_path
+
+
+def stored_rates(library: FilePath) -> Mapping[str, float] | None:
+    """Return the stored rates of the library at this path by the names of paths; None if there are none."""
+    try:
+        rates = _read(rates_file(library))
+    except OSError:
+        return None
+    return rates.by_path if rates else None
 
 
 def _read(file: FilePath) -> Rates | None:

@@ -19,15 +19,18 @@ def draft_cost(loaded: Loaded) -> StepCost | None:
     if drafter is None or drafter.group is None or loaded.engine_config.block_size <= DEPTH:
         return None
     chains = [count for count in CHAIN_COUNTS if count <= blocks]
-    return fit(chains, [0], [[min(_level(drafter, count) for _ in range(REPETITIONS))] for count in chains])
+    vocabulary = loaded.model.spec.vocab_size
+    seconds = [[min(_level(drafter, count, vocabulary) for _ in range(REPETITIONS))] for count in chains]
+    return fit(chains, [0], seconds)
 
 
-def _level(drafter: Drafter, chains: int) -> float:
-    """Return the seconds of one level of `chains` chains."""
+def _level(drafter: Drafter, chains: int, vocabulary: int) -> float:
+    """Return the seconds of one level of `chains` chains of different tokens, which choose different
+    experts."""
     params = SamplingParams(temperature=0.0)
     requests = [
         DraftRequest(
-            id=-1 - block, epoch=0, tokens=[0], length=1, choice=0, output=0, params=params,
+            id=-1 - block, epoch=0, tokens=[block % vocabulary], length=1, choice=0, output=0, params=params,
             depth=DEPTH, width=1, nodes=DEPTH, computed=0, blocks=[block],
         )
         for block in range(chains)

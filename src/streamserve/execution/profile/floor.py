@@ -1,18 +1,20 @@
 """The floor of a step: the least time in which this machine could read the step's bytes and compute its
 matrix products. max(bytes / bandwidth, operations / matrix rate); nothing else is counted, so it is never
-reached."""
+reached. Of a mixture of experts, those are counted that the step's tokens are expected to choose; tokens that
+choose the same ones read less."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.engine.plan import Span, StepPlan
+from streamserve.execution.experts import is_routed
 from streamserve.execution.kv_vectors import vector_bytes
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.quantization import WeightFormat
+from streamserve.execution.shapes import head_bytes, layer_matrices, matrix_bytes
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.weights import layer_matrices, matrix_bytes
 
 
 def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":
@@ -31,6 +33,7 @@ def step_floor(loaded: Loaded, bandwidth: float, matrix_rate: float) -> "StepFlo
         bandwidth,
         matrix_rate,
         loaded.format,
+        loaded.head,
         vector_bytes(spec.head_dim, dtype, loaded.cache.quantized),
     )
 
@@ -45,8 +48,10 @@ class Work:
 
 class StepFloor:
     """Callable that returns the floor of a plan's step in seconds. `bandwidth` is in bytes and `matrix_rate`
-    in operations a second; each number of weights and cache takes `itemsize` bytes, those of the layers'
-    matrices what their `format` takes. A key or value of one head takes `kv_vector_bytes` if given."""
+    in operations a second; each number of weights and cache takes `itemsize` bytes, but those of the layers'
+    matrices what their `format` takes, and those of the head what the format `head` does. With a token
+    `token_parameters` of `layer_parameters` are multiplied. A key or value of one head takes
+    `kv_vector_bytes` if given."""
 
     def __init__(
         self,
@@ -56,12 +61,19 @@ class StepFloor:
         bandwidth: float,
         matrix_rate: float,
         format: WeightFormat | None = None,
+        head: WeightFormat | None = None,
         kv_vector_bytes: int | None = None,
     ) -> None:
         self.layer_parameters = layer_matrices(spec)
         self.layer_bytes = matrix_bytes(spec, itemsize, format)
+        self.token_parameters = self.layer_parameters
+        self._experts = spec.experts
+        if spec.experts:
+            self._routed_bytes = matrix_bytes(spec, itemsize, format, is_routed)
+            of_others = 1 - spec.experts.chosen / spec.experts.count
+            self.token_parameters -= round(layer_matrices(spec, is_routed) * of_others)
         self.head_parameters = spec.vocab_size * spec.hidden_size
-        self._itemsize = itemsize
+        self.head_bytes = head_bytes(spec, itemsize, head)
         self._block_size = block_size
         self._bandwidth = bandwidth
         self._matrix_rate = matrix_rate
@@ -76,13 +88,15 @@ class StepFloor:
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
     def work(self, spans: Sequence[Span]) -> Work:
-        """Return the work of a step: each weight is read once, if there are query tokens for it, and each KV
-        slot that any of the spans sees."""
+        """Return the work of a step: each weight is read once, if there are query tokens for it, the expected
+        number of experts' weights, and each KV slot that any of the spans sees."""
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
-        read = self.layer_bytes + (self.head_parameters * self._itemsize if sampled else 0)
-        products = query_tokens * self.layer_parameters + sampled * self.head_parameters
+        read = self.layer_bytes + (self.head_bytes if sampled else 0)
+        if self._experts:
+            read -= round(self._routed_bytes * (1 - self._experts.share_read(query_tokens)))
+        products = query_tokens * self.token_parameters + sampled * self.head_parameters
         for window, layers in self._windows.items():
             slots, pairs = _visible(extents, window, self._block_size)
             read += layers * self._kv_bytes * slots

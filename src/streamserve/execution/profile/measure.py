@@ -151,7 +151,7 @@ class Bench:
         spec, dtype, limits = loaded.model.spec, loaded.model.dtype, loaded.engine_config
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype, loaded.cache.quantized)
         self._work = step_floor(loaded, 1.0, 1.0)
-        self._weight_bytes = self._work.layer_bytes + self._work.head_parameters * dtype.itemsize
+        self._weight_bytes = self._work.layer_bytes + self._work.head_bytes
         # As much as the weights, so that a model which fits a CPU cache is compared with that cache's
         # bandwidth.
         self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
@@ -193,7 +193,7 @@ class Bench:
             [line[0].query_tokens for line in lines],
             [point.context * self._kv_token_bytes for point in lines[0]],
             [[self._points[point].median for point in line] for line in lines],
-            token_seconds=2 * self._work.layer_parameters / matrix_rate,
+            token_seconds=2 * self._work.token_parameters / matrix_rate,
             byte_seconds=1 / bandwidth,
         )
         return Profile(
@@ -219,13 +219,15 @@ class Bench:
         return fit_line(sizes, [series.median for series in copies.values()])
 
     def _rates(self, points: Sequence[Point]) -> tuple[float, float]:
-        """Return bandwidth and matrix rate: the best observed, whole steps included."""
+        """Return bandwidth and matrix rate: the best observed, whole steps included. How many bytes of
+        experts a step reads is not known exactly."""
         bandwidths = [self._read_bytes / self._read.median]
         operations = 2 * MATRIX_SHAPE[0] * MATRIX_SHAPE[1]
         rates = [rows * operations / series.median for rows, series in self._products.items()]
         for point in points:
             work, seconds = self._work.work(self._steps.plans[point].spans), self._points[point].median
-            bandwidths.append(work.bytes / seconds)
+            if self._loaded.model.spec.experts is None:
+                bandwidths.append(work.bytes / seconds)
             rates.append(work.operations / seconds)
         return max(bandwidths), max(rates)
 

@@ -123,10 +123,10 @@ def user_profiles() -> ProfileStore:
 
 def this_machine(threads: int) -> Machine:
     """Return the machine that this process runs on, with `threads` threads."""
-    return Machine(_processor(), os.cpu_count() or 1, threads)
+    return Machine(processor_name(), os.cpu_count() or 1, threads)
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Return the processor's name, as Linux reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -13,6 +13,9 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import root
 
+TOKEN_STRIDE = 7919
+"""Between the numbers of tokens that follow each other."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -93,7 +96,8 @@ class Steps:
         self.plans: dict[Point, StepPlan] = {}
         first = 0
         for point in points:
-            self.plans[point] = StepPlan(1, [], [], [], _spans(point, first, size))
+            spans = _spans(point, first, size, model.spec.vocab_size)
+            self.plans[point] = StepPlan(1, [], [], [], spans)
             first += point.sequences
         states = [_state(span) for plan in self.plans.values() for span in plan.spans]
         self._executor.run(StepPlan(0, states, [], [], []))
@@ -112,12 +116,15 @@ class Steps:
         return lambda: self._executor.run(plan)
 
 
-def _spans(point: Point, first: int, block_size: int) -> list[Span]:
-    spans, block = [], 0
+def _spans(point: Point, first: int, block_size: int, vocabulary: int) -> list[Span]:
+    """Return the spans of a point. Its tokens differ, so that they choose different experts."""
+    spans, block, token = [], 0, first
     for number, (query_tokens, context) in enumerate(point.shares()):
         blocks = list(range(block, block + _blocks(query_tokens + context, block_size)))
         block += len(blocks)
-        spans.append(Span(first + number, context, [0] * query_tokens, blocks, tree=root(0), choices=(0,)))
+        tokens = [(token + i) * TOKEN_STRIDE % vocabulary for i in range(query_tokens)]
+        token += query_tokens
+        spans.append(Span(first + number, context, tokens, blocks, tree=root(tokens[-1]), choices=(0,)))
     return spans
 
 

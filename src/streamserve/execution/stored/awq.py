@@ -17,6 +17,7 @@ from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.fields import Fields
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
+    Linears,
     Shape,
     StoredFormat,
     StoredFormats,
@@ -62,8 +63,8 @@ class AWQ:
         return QuantizedWeight(self.weights, unpacked("qweight"), scales, unpacked("qzeros"))
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
-    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
+    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError for other
     kinds of AWQ."""
     bits = fields.integer("bits")
     if bits != 4:
@@ -79,4 +80,4 @@ def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[st
         # As in AutoAWQ, any part of a module's name says it. What the files hold is compared with it later.
         return None if any(part in module for part in skipped) else stored
 
-    return formats_of_layers(fields, "modules_to_not_convert", format_of, layers, linears)
+    return formats_of_layers(fields, "modules_to_not_convert", format_of, linears)

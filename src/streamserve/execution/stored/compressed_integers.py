@@ -90,14 +90,23 @@ class CompressedIntegers:
         return unsigned(f"{module}.weight"), zeros
 
 
+def written_as(weights: WeightFormat) -> CompressedIntegers:
+    """Return how weights are written: with one scale an output in bytes, as vLLM reads them, else packed."""
+    return CompressedIntegers(weights, packed=weights.group is not None)
+
+
 def written_tensors(
-    module: str, weight: QuantizedWeight, scale_dtype: torch.dtype
+    stored: CompressedIntegers, module: str, weight: QuantizedWeight, scale_dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and tensors of a pack-quantized weight of integers whose groups are in order, its scales in
-    a dtype that holds them exactly."""
+    """Yield names and tensors of a weight of integers whose groups are in order, its scales in a dtype that
+    holds them exactly."""
     bits = weight.format.bits
-    yield f"{module}.weight_packed", pack(weight.numbers, bits)
     yield f"{module}.weight_scale", weight.scales.to(scale_dtype)
+    if not stored.packed:
+        assert weight.zeros is None
+        yield f"{module}.weight", (weight.numbers.to(torch.int16) - weight.format.middle).to(torch.int8)
+        return
+    yield f"{module}.weight_packed", pack(weight.numbers, bits)
     yield f"{module}.weight_shape", torch.tensor(weight.numbers.shape, dtype=torch.int64)
     if weight.zeros is not None:
         yield f"{module}.weight_zero_point", pack(weight.zeros.T, bits).T.contiguous()

@@ -6,7 +6,7 @@ start of its name, or the class `Linear`. See `quant_config.py` of the package c
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Literal
 
@@ -15,6 +15,7 @@ from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.stored.compressed_integers import CompressedIntegers
 from streamserve.execution.stored.formats import (
     HEAD,
+    Linears,
     StoredFormat,
     StoredFormats,
     formats_of_layers,
@@ -25,6 +26,8 @@ from streamserve.execution.stored.fp8 import Floats, block_of, floating
 
 FORMATS = PACKED, PLAIN, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 METHOD = "compressed-tensors"
+ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+"""The one scheme of rounded activations that is read and written."""
 BY_ACTIVATION = ("group", True)
 """Values of `actorder` for groups of inputs that are about as active, wherever they are."""
 MAX_PATTERNS, MAX_PATTERN, MAX_REPETITIONS = 64, 200, 4
@@ -33,8 +36,8 @@ UNMATCHED = 3
 """The rank of a module that no target matches."""
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
-    """Return what the config groups say of the matrices `linears` of so many layers. Raises
+def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
+    """Return what the config groups say of the matrices `linears` of each layer. Raises
     CheckpointError for what is not computed as they say."""
     for name in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         if fields.get(name):
@@ -60,11 +63,13 @@ def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[st
 
     if not tied_head and format_of(HEAD):
         fields.refuse("ignore", f"does not name {HEAD}: a quantized head is not supported")
-    return formats_of_layers(fields, "config_groups", format_of, layers, linears)
+    return formats_of_layers(fields, "config_groups", format_of, linears)
 
 
-def written_config(stored: CompressedIntegers) -> dict[str, object]:
-    """Return the `quantization_config` of a checkpoint whose layers are stored in this format."""
+def written_config(stored: CompressedIntegers, others: Sequence[str] = ()) -> dict[str, object]:
+    """Return the `quantization_config` of a checkpoint whose layers are stored in this format, except for the
+    head and `others`. Bytes with one scale an output say that activations are rounded too: vLLM multiplies
+    these as integers only then."""
     weights, name = stored.weights, PACKED if stored.packed else PLAIN
     scheme: dict[str, object] = {
         "num_bits": weights.bits,
@@ -77,7 +82,7 @@ def written_config(stored: CompressedIntegers) -> dict[str, object]:
     group = {
         "targets": ["Linear"],
         "weights": scheme,
-        "input_activations": None,
+        "input_activations": None if weights.group else ACTIVATIONS,
         "output_activations": None,
         "format": name,
     }
@@ -86,7 +91,7 @@ def written_config(stored: CompressedIntegers) -> dict[str, object]:
         "format": name,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [HEAD],
+        "ignore": [HEAD, *others],
         "kv_cache_scheme": None,
     }
 
@@ -190,7 +195,6 @@ def _check_activations(group: Fields) -> None:
     inputs = group.nested("input_activations")
     if inputs is None:
         return
-    supported = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
-    for field, value in supported.items():
+    for field, value in ACTIVATIONS.items():
         if inputs.get(field, True if field == "symmetric" else None) != value:
             inputs.refuse(field, f"{shown(inputs.get(field))} is not supported (supported: {value!r})")

@@ -1,23 +1,22 @@
 """The `quantization_config` of a checkpoint, whichever method wrote it."""
 
 from streamserve.execution.fields import Fields, shown
-from streamserve.execution.stored import awq, compressed_tensors, fp8, gptq
-from streamserve.execution.stored.formats import LINEARS, StoredFormats
+from streamserve.execution.stored import awq, compressed_tensors, fp8, gptq, mxfp4
+from streamserve.execution.stored.formats import Linears, StoredFormats, is_stacked
 
 METHODS = {
     "awq": awq.read_formats,
     "compressed-tensors": compressed_tensors.read_formats,
     "fp8": fp8.read_formats,
     "gptq": gptq.read_formats,
+    "mxfp4": mxfp4.read_formats,
 }
-"""By `quant_method`: what reads the formats of so many layers, with the head tied to the embedding or not, of
-these linear modules."""
+"""By `quant_method`: what reads the formats of each layer's linear modules, with the head tied to the
+embedding or not."""
 
 
-def read_stored_formats(
-    config: Fields, layers: int, tied_head: bool, linears: tuple[str, ...] = LINEARS
-) -> StoredFormats | None:
-    """Return how the matrices `linears` of so many layers are stored according to a model's config; None
+def read_stored_formats(config: Fields, tied_head: bool, linears: Linears) -> StoredFormats | None:
+    """Return how the matrices `linears` of each layer are stored according to a model's config; None
     without a quantization_config. Raises CheckpointError for what is not computed as the config says."""
     value = config.get("quantization_config")
     if value is None:
@@ -30,4 +29,6 @@ def read_stored_formats(
     if read is None:
         choices = ", ".join(map(repr, METHODS))
         fields.refuse("quant_method", f"{shown(method)} is not supported (supported: {choices})")
-    return read(fields, layers, tied_head, linears)
+    if any(map(is_stacked, linears)) != (method == "mxfp4"):
+        fields.refuse("quant_method", f"{method!r} is not supported with this architecture")
+    return read(fields, tied_head, linears)

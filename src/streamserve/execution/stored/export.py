@@ -12,11 +12,12 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.quantization import WeightFormat, quantize
+from streamserve.execution.shapes import HEAD, matrix_shapes, router_modules, weight_shapes
 from streamserve.execution.shards import copy_other_files, write_shards
 from streamserve.execution.spec import ModelSpec, read_spec
-from streamserve.execution.stored.compressed_integers import CompressedIntegers, written_tensors
+from streamserve.execution.stored.compressed_integers import written_as, written_tensors
 from streamserve.execution.stored.compressed_tensors import written_config
-from streamserve.execution.weights import HEAD, check_weights, matrix_shapes, weight_shapes
+from streamserve.execution.weights import check_weights
 from streamserve.protocol.errors import CheckpointError
 
 Progress = Callable[[int, int], None]
@@ -48,7 +49,7 @@ def export(
         partial.chmod(0o755)
         copy_other_files(source, partial)
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        config["quantization_config"] = written_config(CompressedIntegers(format, packed=True))
+        config["quantization_config"] = written_config(written_as(format), router_modules(spec))
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_shards(partial, _shards(checkpoint, spec, format, progress), spec.num_layers + 1)
         partial.rename(target)
@@ -61,6 +62,11 @@ def export(
 def _check(source: Path, target: Path, spec: ModelSpec, format: WeightFormat) -> None:
     if spec.stored:
         raise CheckpointError(f"{source}: its weights are quantized already, in {spec.stored}")
+    if spec.experts and spec.experts.tensors.stacked:
+        raise CheckpointError(
+            f"{source}: {spec.architecture} has the matrices of all experts in one tensor, which is not "
+            "written quantized: use --quantization at load"
+        )
     for module, (_, inputs) in matrix_shapes(spec).items():
         if format.group and inputs % format.group:
             raise CheckpointError(
@@ -89,7 +95,7 @@ def _shards(
             weight = quantize(checkpoint.tensor([name], torch.float32), format)
             # Other readers multiply in the scales' dtype.
             scale_dtype = torch.bfloat16 if checkpoint.dtype(name) == torch.bfloat16 else torch.float32
-            tensors |= written_tensors(module, weight, scale_dtype)
+            tensors |= written_tensors(written_as(format), module, weight, scale_dtype)
             done += 1
             progress(done, len(matrices))
         yield tensors

@@ -1,11 +1,13 @@
 """What the methods of quantization have in common: the interface of a stored format, and those of a model."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.experts import is_routed
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.quantization import GROUPS, QuantizedWeight, WeightFormat
 
@@ -21,10 +23,32 @@ LINEARS = (
 FUSED_LINEARS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 """Those of an architecture whose checkpoints join q, k, v, and gate, up."""
 
-JOINED = (LINEARS[:3], LINEARS[4:6])
-"""Those of LINEARS whose weights are joined when they are loaded."""
+JOINED = {
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv",
+    "gate_proj": "gate_up", "up_proj": "gate_up", "w1": "gate_up", "w3": "gate_up",
+}  # fmt: skip
+"""Names of linear modules whose weights are joined, with equal ones of their module, when they are loaded."""
 
 Shape = tuple[int, int]
+
+
+def is_attention(linear: str) -> bool:
+    """Return whether a linear module of a layer is attention's."""
+    return linear.startswith("self_attn.")
+
+
+def is_stacked(linears: Iterable[str]) -> bool:
+    """Return whether the matrices of all experts of a layer are in one tensor."""
+    return any(is_routed(linear) and linear.endswith(".gate_up_proj") for linear in linears)
+
+
+def joined(linears: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return the linear modules of a layer in groups whose weights are joined when they are loaded."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for linear in linears:
+        module, name = linear.rsplit(".", 1)
+        groups.setdefault((module, JOINED.get(name, name)), []).append(linear)
+    return [tuple(group) for group in groups.values()]
 
 
 class StoredFormat(Protocol):
@@ -57,16 +81,26 @@ AnyFormat = StoredFormat | GgufBlocks
 
 @dataclass(frozen=True)
 class StoredFormats:
-    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of `linears`,
-    None where a matrix is not quantized. At least one is."""
+    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of
+    `linears[layer]`, None where a matrix is not quantized. At least one is. `head`: the format of the
+    head."""
 
     layers: tuple[tuple[AnyFormat | None, ...], ...]
-    linears: tuple[str, ...] = LINEARS
+    linears: tuple[tuple[str, ...], ...]
+    head: GgufBlocks | None = None
+
+    @cached_property
+    def by_module(self) -> dict[str, AnyFormat | None]:
+        """The formats of modules by name, `model.layers.LAYER.LINEAR`."""
+        return {
+            f"model.layers.{layer}.{linear}": stored
+            for layer, (linears, formats) in enumerate(zip(self.linears, self.layers, strict=True))
+            for linear, stored in zip(linears, formats, strict=True)
+        }
 
     def of(self, module: str) -> AnyFormat | None:
-        """Return the format of a module, `model.layers.LAYER.LINEAR`."""
-        _, _, layer, linear = module.split(".", 3)
-        return self.layers[int(layer)][self.linears.index(linear)]
+        """Return the format of a module."""
+        return self.by_module[module]
 
     @property
     def main(self) -> WeightFormat:
@@ -79,25 +113,26 @@ class StoredFormats:
         return ", ".join(sorted(names))
 
 
+Linears = Sequence[tuple[str, ...]]
+"""The names of each layer's matrices."""
+
 FormatOf = Callable[[str], StoredFormat | None]
 """Returns the format of a linear module by its full name; None where it is not quantized."""
 
 
-def formats_of_layers(
-    fields: Fields, field: str, format_of: FormatOf, layers: int, linears: tuple[str, ...]
-) -> StoredFormats:
-    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError naming `field`
-    if matrices that are joined have different formats, or none has any."""
+def formats_of_layers(fields: Fields, field: str, format_of: FormatOf, linears: Linears) -> StoredFormats:
+    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError naming `field` if
+    matrices that are joined have different formats, or none has any."""
     formats = []
-    for layer in range(layers):
-        own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in linears}
-        for joined in JOINED:
-            if len({own[linear] for linear in joined if linear in own}) > 1:
-                fields.refuse(field, f"gives {', '.join(joined)} of layer {layer} different formats")
+    for layer, names in enumerate(linears):
+        own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in names}
+        for group in joined(names):
+            if len({own[linear] for linear in group}) > 1:
+                fields.refuse(field, f"gives {', '.join(group)} of layer {layer} different formats")
         formats.append(tuple(own.values()))
     if not any(any(own) for own in formats):
         fields.refuse(field, "leaves no matrix of the layers to quantize")
-    return StoredFormats(tuple(formats), linears)
+    return StoredFormats(tuple(formats), tuple(linears))
 
 
 def skipped_modules(fields: Fields, name: str) -> tuple[str, ...]:

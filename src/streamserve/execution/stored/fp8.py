@@ -28,6 +28,7 @@ from streamserve.execution.quantization import (
     WeightFormat,
 )
 from streamserve.execution.stored.formats import (
+    Linears,
     Shape,
     StoredFormat,
     StoredFormats,
@@ -99,8 +100,8 @@ def block_of(fields: Fields, name: str) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
-    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
+    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError for other
     kinds of fp8."""
     for name in ("kv_cache_scheme", "modules_to_convert"):
         if fields.get(name):
@@ -117,4 +118,4 @@ def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[st
         # Whole parts of a module's name: mlp.gate is not mlp.gate_proj.
         return None if any(f".{part}." in f".{module}." for part in skipped) else stored
 
-    return formats_of_layers(fields, listed, format_of, layers, linears)
+    return formats_of_layers(fields, listed, format_of, linears)

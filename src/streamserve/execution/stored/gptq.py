@@ -19,6 +19,7 @@ from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
+    Linears,
     Shape,
     StoredFormat,
     StoredFormats,
@@ -83,8 +84,8 @@ class GPTQ:
         return None
 
 
-def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[str, ...]) -> StoredFormats:
-    """Return the formats of the matrices `linears` of so many layers. Raises CheckpointError for other
+def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
+    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError for other
     kinds of GPTQ."""
     bits = fields.integer("bits")
     if bits not in (4, 8):
@@ -106,17 +107,17 @@ def read_formats(fields: Fields, layers: int, tied_head: bool, linears: tuple[st
     def format_of(module: str) -> StoredFormat | None:
         return stored if module.split(".", 3)[3] in quantized else None
 
-    return formats_of_layers(fields, MODULES, format_of, layers, linears)
+    return formats_of_layers(fields, MODULES, format_of, linears)
 
 
-def _modules(fields: Fields, linears: tuple[str, ...]) -> frozenset[str]:
+def _modules(fields: Fields, linears: Linears) -> frozenset[str]:
     """Return those of `linears` that are quantized in each layer, listed by name or in lists of names."""
-    value = fields.get(MODULES)
+    value, known = fields.get(MODULES), frozenset(name for names in linears for name in names)
     if value is None:
-        return frozenset(linears)
+        return known
     groups = value if isinstance(value, list) else [value]
     names = [name for group in groups for name in (group if isinstance(group, list) else [group])]
-    unknown = [name for name in names if name not in linears]
+    unknown = [name for name in names if name not in known]
     if unknown:
         fields.refuse(MODULES, f"{shown(unknown[0])} is not a linear module of a layer")
     return frozenset(names)

@@ -1,73 +1,173 @@
 """Tool call formats of model families, and detection of a chat template's format.
 
-hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>            (Hermes, Qwen)
-llama3_json  {"name": …, "parameters": {…}}; {…}                              (Llama 3)
-mistral      [TOOL_CALLS][{"name": …, "arguments": {…}}, …]                   (Mistral)
-             [TOOL_CALLS]name[ARGS]{…}                                        (its newer models)
+hermes         <tool_call>{"name": …, "arguments": {…}}</tool_call>        (Hermes, Qwen, SmolLM3, Granite 4)
+llama3_json    {"name": …, "parameters": {…}}; {…}                         (Llama 3)
+mistral        [TOOL_CALLS][{"name": …, "arguments": {…}}, …]              (Mistral)
+               [TOOL_CALLS]name[ARGS]{…}                                   (its newer models)
+granite        <|tool_call|>[{"name": …, "arguments": {…}}, …]             (Granite 3)
+phi4_mini      <|tool_call|>[…]<|/tool_call|> or functools[…]              (Phi-4-mini)
+qwen3_coder    <tool_call><function=…><parameter=…>…</parameter></function></tool_call>
+pythonic       [name(city="Rome"), …]                                      (Llama 3.2, Llama 4)
+gemma          the same, or JSON objects, also in code blocks              (Gemma 3)
+functiongemma  <start_function_call>call:name{city:<escape>Rome<escape>}<end_function_call>
+olmo3          <function_calls>name(city="Rome") …</function_calls>
+harmony        <|channel|>commentary to=functions.name<|message|>{…}       (gpt-oss: harmony.py)
 
-Add another family as one more entry in FORMATS.
+Add another family as one more entry in FORMATS, and what its template has in _SIGNS.
 """
 
 from dataclasses import dataclass
+
+from streamserve.text.tools.calls import Syntax
 
 
 @dataclass(frozen=True)
 class Format:
     """A tool call format.
 
-    `opening` comes before a call and `closing` after it; `around` are characters allowed between calls,
-    besides whitespace. `bare`: a message may begin with a call without its opening. `named`: the name may
-    come before the arguments, with or without `separator` between them. Ids of calls are `id_prefix` and
-    `id_length` letters and digits.
+    `openings` are what may come before a call and `closings` after it; `around` are characters allowed
+    between calls, besides whitespace. `bare`: a message may begin with a call without its opening, if it
+    begins with one of these characters. `heads`: with which a call begins without an opening, anywhere in a
+    text. Calls have one of the `syntaxes`. `separator` is the marker that may follow a call's name. Ids of
+    calls are `id_prefix` and `id_length` letters and digits.
 
     `forced`: a grammar forces calls, so all text is part of them. If it is cut short, what cannot be returned
     as a call is dropped; it was never meant as content.
 
-    `calls` is what a grammar allows after the first opening, as Lark rules: {opening}, {closing}, {separator}
-    stand for these markers, @call for a call as a JSON object with its arguments under `key`, and
-    `name_first` for a name followed by its arguments.
+    `calls` is what a grammar allows after the first opening, as Lark rules: {opening}, {closing},
+    {separator} stand for these markers, @call for a call as a JSON object with its arguments under `key`,
+    `name_first` for a name followed by its arguments, and `native` for a call in another syntax. Without it,
+    a grammar cannot constrain calls in this format. `others` are further markers.
     """
 
-    opening: str = ""
-    closing: str = ""
+    openings: tuple[str, ...] = ()
+    closings: tuple[str, ...] = ()
     around: str = ""
-    bare: bool = False
+    bare: str = ""
+    heads: tuple[str, ...] = ()
+    syntaxes: tuple[Syntax, ...] = ("json",)
     forced: bool = False
-    named: bool = False
     separator: str = ""
     id_prefix: str = "call_"
     id_length: int = 24
     key: str = "arguments"
     calls: str = ""
+    others: tuple[str, ...] = ()
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All markers, which the parser needs to see even if they are special tokens."""
+        marks = (*self.openings, *self.closings, self.separator, *self.others)
+        return tuple(mark for mark in marks if mark)
+
+
+_BLOCKS = "block (BLANKS {opening} block)* BLANKS\nblock: BLANKS "
+_LIST = 'BLANKS "[" BLANKS @call (BLANKS "," BLANKS @call)* BLANKS "]" BLANKS'
 
 FORMATS = {
     "hermes": Format(
-        opening="<tool_call>",
-        closing="</tool_call>",
-        calls="block (BLANKS {opening} block)* BLANKS\nblock: BLANKS @call BLANKS {closing}",
+        openings=("<tool_call>",),
+        closings=("</tool_call>",),
+        calls=_BLOCKS + "@call BLANKS {closing}",
     ),
     "llama3_json": Format(
-        opening="<|python_tag|>",
+        openings=("<|python_tag|>",),
         around=";",
-        bare=True,
+        bare="{",
         key="parameters",
         calls='BLANKS @call (BLANKS ";" BLANKS @call)* BLANKS',
     ),
     "mistral": Format(
-        opening="[TOOL_CALLS]",
+        openings=("[TOOL_CALLS]",),
         around="[],",
-        named=True,
+        syntaxes=("json", "named"),
         separator="[ARGS]",
+        others=("[CALL_ID]",),
         id_prefix="",
         id_length=9,
-        calls="block (BLANKS {opening} block)* BLANKS\nblock: BLANKS (list | name_first)\n"
-        'list: "[" BLANKS @call (BLANKS "," BLANKS @call)* BLANKS "]"',
+        calls=_BLOCKS + f"(list | name_first)\nlist: {_LIST}",
+    ),
+    "granite": Format(
+        openings=("<|tool_call|>", "<tool_call>"),
+        closings=("</tool_call>",),
+        around="[],",
+        calls=_LIST,
+    ),
+    "phi4_mini": Format(
+        openings=("<|tool_call|>", "functools"),
+        closings=("<|/tool_call|>",),
+        around="[],",
+        calls=f"{_LIST} {{closing}}?",
+    ),
+    "qwen3_coder": Format(
+        openings=("<tool_call>",),
+        closings=("</tool_call>",),
+        heads=("<function=",),
+        syntaxes=("xml",),
+        calls=_BLOCKS + "native BLANKS {closing}",
+    ),
+    "pythonic": Format(
+        openings=("<|python_tag|>", "<|python_start|>"),
+        closings=("<|python_end|>",),
+        around="[],",
+        bare="[",
+        syntaxes=("python",),
+        calls='BLANKS "[" BLANKS native (BLANKS "," BLANKS native)* BLANKS "]" BLANKS',
+    ),
+    "gemma": Format(
+        openings=("```tool_code", "```tool_call", "```json"),
+        closings=("```",),
+        around="[],",
+        bare="[{",
+        syntaxes=("json", "python"),
+        key="parameters",
+        calls='BLANKS "[" BLANKS native (BLANKS "," BLANKS native)* BLANKS "]" BLANKS {closing}?',
+    ),
+    "functiongemma": Format(
+        openings=("<start_function_call>",),
+        closings=("<end_function_call>",),
+        syntaxes=("gemma",),
+        others=("<escape>",),
+    ),
+    "olmo3": Format(
+        openings=("<function_calls>",),
+        closings=("</function_calls>",),
+        syntaxes=("python",),
+        calls="BLANKS native (BLANKS native)* BLANKS {closing} BLANKS",
+    ),
+    "harmony": Format(
+        others=(
+            "<|start|>",
+            "<|channel|>",
+            "<|message|>",
+            "<|constrain|>",
+            "<|end|>",
+            "<|call|>",
+            "<|return|>",
+        )
     ),
 }
 
-REQUIRED = Format(around="[],", bare=True, forced=True)
+REQUIRED = Format(around="[],", bare="[{", forced=True)
 """The format that a grammar produces for required calls: a JSON list of calls, and nothing else."""
+
+_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>", "<|message|>"), "harmony"),
+    (("<function=",), "qwen3_coder"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<function_calls>",), "olmo3"),
+    (("<|start_of_role|>", "<|tool_call|>"), "granite"),
+    (("<|tool|>",), "phi4_mini"),
+    (("functools[",), "phi4_mini"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<tool_call>",), "hermes"),
+    (("<start_of_turn>",), "gemma"),
+    (("[func_name1(",), "pythonic"),
+    (("<|python_start|>",), "pythonic"),
+    (("<|start_header_id|>",), "llama3_json"),
+    (("<|python_tag|>",), "llama3_json"),
+)
+"""What a template has that renders tools, and its format: the first whose signs are all in it."""
 
 
 def find_format(name: str, template: str | None) -> Format | None:
@@ -79,13 +179,8 @@ def find_format(name: str, template: str | None) -> Format | None:
         return FORMATS.get(name)
     if not template or not renders_tools(template):
         return None
-    if "<tool_call>" in template:
-        return FORMATS["hermes"]
-    if "[TOOL_CALLS]" in template:
-        return FORMATS["mistral"]
-    if "<|start_header_id|>" in template or "<|python_tag|>" in template:
-        return FORMATS["llama3_json"]
-    return None
+    found = (format for signs, format in _SIGNS if all(sign in template for sign in signs))
+    return FORMATS.get(next(found, ""))
 
 
 def renders_tools(template: str | None) -> bool:

@@ -1,25 +1,24 @@
 """Grammar of messages that may call tools: free text, then calls with arguments that match their schemas."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamserve.protocol.grammar import Grammar
-from streamserve.text.reasoning import OPENING
 from streamserve.text.tools.formats import Format
+from streamserve.text.tools.native import NotExpressible, native_rules
 
 Schema = dict[str, Any]
 
 _TEXT = r"/(.|\n)*/"
-_TEXT_WITHOUT_CALL = r"/[ \r\n\t]*([^{ \r\n\t](.|\n)*)?/"
-_NO_THOUGHT = rf" & ~/[ \r\n\t]*{OPENING}(.|\n)*/"
 
 
 def free_calls(
     format: Format,
     schemas: Mapping[str, Schema],
     special: Callable[[str], int | None],
-    thinks: bool,
+    thought: str = "",
     answer: Schema | None = None,
 ) -> Grammar:
     """Return a grammar of text, then optionally calls in `format`, which end the message.
@@ -27,18 +26,23 @@ def free_calls(
     With `answer`, a message has either calls and no text, or a JSON text that matches this schema.
 
     `schemas` maps each function's name to the schema of its arguments; `special` returns the id of a marker
-    that is a special token. If the model `thinks`, text may not begin with the reasoning's opening tag:
-    reasoning may mention calls without making one.
+    that is a special token. `thought` is the opening tag of the model's reasoning, with which text may not
+    begin: reasoning may mention calls without making one. Raises NotExpressible for a schema that calls in
+    this format cannot follow.
     """
+    if not format.calls:
+        raise NotExpressible("calls in this model's format cannot be constrained")
 
     def mark(sign: str) -> str:
         token = special(sign)
         return json.dumps(sign) if token is None else f"<[{token}]>"
 
-    signs = {name: mark(getattr(format, name)) for name in ("opening", "closing", "separator")}
-    lazy = "[lazy]" if special(format.opening) is None else ""  # up to the first opening
+    opening, closing = format.openings[0], next(iter(format.closings), "")
+    signs = {"opening": mark(opening), "closing": mark(closing), "separator": mark(format.separator)}
+    lazy = "[lazy]" if special(opening) is None else ""  # up to the first opening
     calls = f"opened calls{' | calls' if format.bare else ''}"
-    text = f"TEXT: {_TEXT_WITHOUT_CALL if format.bare else _TEXT}{_NO_THOUGHT if thinks else ''}"
+    no_thought = rf" & ~/[ \r\n\t]*{re.escape(thought)}(.|\n)*/" if thought else ""
+    text = f"TEXT: {_text_without_call(format, special)}{no_thought}"
     free = [f"start: TEXT | {calls}", f"opened{lazy}: TEXT {signs['opening']}", text]
     formatted = [f"start: @answer | {calls}", f"opened: BLANKS {signs['opening']}"]
     rules = [
@@ -46,13 +50,31 @@ def free_calls(
         f"calls: {format.calls.format(**signs)}",
         r"BLANKS: /[ \r\n\t]{0,8}/",
     ]
-    named = {"call": calls_schema(schemas, format.key), **({} if answer is None else {"answer": answer})}
-    if format.named:
+    named: dict[str, Any] = {} if answer is None else {"answer": answer}
+    if "@call" in format.calls:
+        named["call"] = calls_schema(schemas, format.key)
+    if "native" in format.calls:
+        written, used = native_rules("xml" if "xml" in format.syntaxes else "python", schemas)
+        rules, named = rules + written, named | used
+    if "name_first" in format.calls:
         numbered = list(enumerate(schemas))
         alternatives = [f"{json.dumps(name)} between @arguments{index}" for index, name in numbered]
         rules += ["name_first: " + " | ".join(alternatives), f"between: {signs['separator']}? BLANKS"]
         named |= {f"arguments{index}": schemas[name] for index, name in numbered}
     return Grammar(kind="lark_json", text=json.dumps({"lark": "\n".join(rules), "schemas": named}))
+
+
+def _text_without_call(format: Format, special: Callable[[str], int | None]) -> str:
+    """Return the pattern of a text that neither begins as a call without an opening does, nor has another
+    opening than the first, as the grammar follows only that one."""
+    pattern = _TEXT
+    if format.bare:
+        first = "".join(f"\\{sign}" for sign in format.bare)
+        pattern = rf"/[ \r\n\t]*([^{first} \r\n\t](.|\n)*)?/"
+    others = [mark for mark in (*format.openings[1:], *format.heads) if special(mark) is None]
+    if others:
+        pattern += rf" & ~/(.|\n)*({'|'.join(map(re.escape, others))})(.|\n)*/"
+    return pattern
 
 
 def calls_schema(schemas: Mapping[str, Schema], key: str) -> Schema:

@@ -11,11 +11,13 @@ class JsonCall:
 
     If the `name` is given, the object holds the arguments themselves. `text` is everything parsed so far.
     `arguments` is what is known of them so far: the JSON text as written; if it is a string, as with some
-    models, the content of the string.
+    models, the content of the string. If the text is `broken`, `rest` is the end of it that is neither the
+    name nor in the arguments.
     """
 
     def __init__(self, name: str | None = None) -> None:
         self.text = ""
+        self.rest = ""
         self.name = name
         self._bare = name is not None
         self.arguments = ""
@@ -36,8 +38,12 @@ class JsonCall:
             if self.done or self.broken:
                 return count
             self.text += sign
+            self.rest += sign
             self._read(sign)
         return len(text)
+
+    def finish(self) -> None:
+        """Nothing is added: the arguments are the text as it is written."""
 
     def _read(self, sign: str) -> None:
         if self._in_string:
@@ -76,6 +82,7 @@ class JsonCall:
         """Append a character to the arguments. Arguments in a string are available only at its end."""
         if self._bare or (self._key in _ARGUMENTS and not self._token.startswith('"')):
             self.arguments += sign
+            self.rest = ""
 
     def _end_key(self) -> None:
         key = _loaded(self._token)
@@ -87,9 +94,10 @@ class JsonCall:
         value, key = _loaded(self._token), self._key
         if key == "name":
             self.name = value if isinstance(value, str) else None
-            self.broken = self.name is None
+            self.broken, self.rest = self.name is None, ""
         elif key in _ARGUMENTS and isinstance(value, str):
             self.arguments += value
+            self.rest = ""
         elif key is None and self._token:
             self.broken = True
         self._key, self._token = None, ""

@@ -4,17 +4,15 @@ The result does not depend on how the text is split into pieces: what may be the
 back until it is decided. What turns out not to be a call, or calls an unknown tool, is ordinary text.
 """
 
-import re
 import secrets
 import string
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from streamserve.text.tools.calls import Call, Schema, begin_call, find_head
 from streamserve.text.tools.formats import Format
-from streamserve.text.tools.json_call import JsonCall
 
 _LETTERS = string.ascii_letters + string.digits
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,19 @@ class ParsedCalls:
 class ToolCallParser:
     """Parses one message.
 
-    `tools` are the names of the available tools; if `parallel` is false only the first call counts. With
-    `named` the text holds the arguments of that tool.
+    `tools` maps the names of the available tools to the schemas of their arguments; if `parallel` is false
+    only the first call counts. With `named` the text holds the arguments of that tool.
 
     The parser is within text, in the gap before, between and after calls, or in a call. What was skipped in a
     gap becomes text if no call follows.
     """
 
     def __init__(
-        self, format: Format, tools: Collection[str], parallel: bool = True, named: str | None = None
+        self,
+        format: Format,
+        tools: Mapping[str, Schema],
+        parallel: bool = True,
+        named: str | None = None,
     ) -> None:
         self.calls = 0
         self._format = format
@@ -57,8 +59,9 @@ class ToolCallParser:
         self._whitespace = ""
         self._skipped = ""
         self._in_text = not format.bare
+        self._opened = False
         self._after_call = False
-        self._call: JsonCall | None = None
+        self._call: Call | None = None
         self._begun = False
         self._emitted = 0
 
@@ -69,8 +72,11 @@ class ToolCallParser:
     def finish(self) -> ParsedCalls:
         """Return what was held back, at the end of the text."""
         output = self._read("", final=True)
+        if self._call is not None:
+            self._call.finish()
+            self._emit_call(output, self._call)
         if self._call is not None and not self._begun:
-            self._reject_call(output, self._skipped + self._call.text)
+            self._reject(output, self._skipped + self._call.text)
         elif self._call is None and not self._after_call:
             self._emit(output, self._skipped)
         if not self.calls:
@@ -93,85 +99,81 @@ class ToolCallParser:
 
     def _read_text(self, output: ParsedCalls, final: bool) -> bool:
         """Emit text up to the next opening. Returns False to wait for more text."""
-        opening = self._format.opening
-        index = self._pending.find(opening) if opening else -1
-        if index >= 0:
+        pending, format = self._pending, self._format
+        marks = (*format.openings, *format.heads)
+        found = [(pending.find(mark), mark) for mark in marks if mark in pending]
+        if found:
+            index, mark = min(found)
             self._emit(output, self._consume(index))
-            self._skipped = self._consume(len(opening))
-            self._in_text = self._after_call = False
+            self._skipped = "" if mark in format.heads else self._consume(len(mark))
+            self._in_text, self._opened = False, True
             return True
-        self._emit(
-            output, self._consume(len(self._pending) - (0 if final else overlap(self._pending, opening)))
-        )
+        held = 0 if final else max((overlap(pending, mark) for mark in marks), default=0)
+        self._emit(output, self._consume(len(pending) - held))
         return False
 
     def _read_gap(self, output: ParsedCalls, final: bool) -> bool:
         """Skip the markers and whitespace around calls. Returns False to wait for more text."""
         format, pending = self._format, self._pending
-        for mark in (format.closing, format.opening):
-            if mark and pending.startswith(mark):
+        for mark in sorted((*format.closings, *format.openings), key=len, reverse=True):
+            if pending.startswith(mark):
                 self._skipped += self._consume(len(mark))
-                if mark == format.closing and self._after_call:
-                    self._in_text, self._skipped = True, ""
+                self._opened = True
+                if mark in format.closings and self._after_call:
+                    self._in_text, self._after_call, self._skipped = True, False, ""
                 return True
             if mark.startswith(pending) and not final:
                 return False
-        if pending[0].isspace() or pending[0] in format.around:
+        self._opened |= pending[0] in format.bare
+        if pending[0].isspace() or (self._opened and pending[0] in format.around):
             self._skipped += self._consume(1)
             return True
-        index = self._arguments_index(final) if format.named else 0
-        if index is None:
+        head = find_head(pending, format.syntaxes, final) if self._opened else None
+        if head == "undecided":
             return False
-        if pending[index : index + 1] == "{":
-            name = pending[:index].strip().removesuffix(format.separator) or self._named
-            self._skipped += self._consume(index)
-            self._call, self._begun, self._emitted = JsonCall(name), False, 0
+        if head is None or (head.name is not None and head.name not in self._tools):
+            self._reject(output, ("" if self._after_call else self._skipped) + self._consume(1))
             return True
-        self._reject_call(output, "" if self._after_call else self._skipped)
+        self._call, self._begun, self._emitted = begin_call(head, self._tools, self._named), False, 0
+        self._skipped += self._consume(head.length)
         return True
 
-    def _arguments_index(self, final: bool) -> int | None:
-        """Return the index of the arguments after a name; 0 if there is no name, None if that is not decided
-        yet."""
-        match = _NAME.match(self._pending)
-        if match is None:
-            return 0
-        index, separator = match.end(), self._format.separator
-        if self._pending.startswith(separator, index):
-            index += len(separator)
-        elif separator.startswith(self._pending[index:]) and not final:
-            return None
-        index += len(self._pending[index:]) - len(self._pending[index:].lstrip())
-        if index == len(self._pending):
-            return 0 if final else None
-        return index
-
-    def _read_call(self, output: ParsedCalls, call: JsonCall) -> None:
+    def _read_call(self, output: ParsedCalls, call: Call) -> None:
         """Parse the rest of a call, and emit what is new of it."""
         self._consume(call.feed(self._pending))
+        self._emit_call(output, call)
+        if self._call is None:
+            return
+        if call.broken:
+            self._reject(output, call.rest)
+        elif call.done:
+            self._call, self._after_call = None, True
+
+    def _emit_call(self, output: ParsedCalls, call: Call) -> None:
+        """Emit what is new of a call, once its name is known. Text that calls an unknown tool, or nothing, is
+        rejected."""
         if not self._begun and (call.broken or call.done or call.name is not None):
             if call.name not in self._tools:
-                self._reject_call(output, self._skipped + call.text)
+                self._reject(output, self._skipped + call.text)
                 return
             self._begun, self._skipped, self._whitespace = True, "", ""
             self.calls += 1
             if self._counts:
-                output.calls.append(CallDelta(self.calls - 1, "", _new_id(self._format), call.name))
+                output.calls.append(CallDelta(self.calls - 1, "", new_id(self._format), call.name))
         if self._begun:
             arguments = call.arguments if call.arguments or not call.done else "{}"
             if len(arguments) > self._emitted and self._counts:
                 output.calls.append(CallDelta(self.calls - 1, arguments[self._emitted :]))
             self._emitted = len(arguments)
-        if call.done or call.broken:
-            self._call, self._after_call = None, True
 
     @property
     def _counts(self) -> bool:
         return self._parallel or self.calls == 1
 
-    def _reject_call(self, output: ParsedCalls, text: str) -> None:
+    def _reject(self, output: ParsedCalls, text: str) -> None:
         """Treat `text` as content: it was not a call, and what follows is text too."""
-        self._call, self._in_text, self._skipped = None, True, ""
+        self._call, self._skipped = None, ""
+        self._in_text, self._after_call, self._opened = True, False, False
         self._emit(output, text)
 
     def _consume(self, count: int) -> str:
@@ -204,5 +206,6 @@ def overlap(text: str, mark: str) -> int:
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
-def _new_id(format: Format) -> str:
+def new_id(format: Format) -> str:
+    """Return a random id of a call."""
     return format.id_prefix + "".join(secrets.choice(_LETTERS) for _ in range(format.id_length))

@@ -106,8 +106,8 @@ void ss_norm(void* pool, const void* from, const float* weight, int rows, int si
 }
 
 void ss_attend(void* pool, const Step* step, const CacheLayer* cache, const void* qkv, int heads, int window,
-               float scale, float cap, int path, void* out) {
-    write_and_attend(*static_cast<Pool*>(pool), *step, *cache, qkv, heads, window, {scale, cap}, path, out);
+               float scale, float cap, const float* sinks, int path, void* out) {
+    write_and_attend(*static_cast<Pool*>(pool), *step, *cache, qkv, heads, window, {scale, cap}, sinks, path, out);
 }
 
 void ss_sample(void* pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens) {

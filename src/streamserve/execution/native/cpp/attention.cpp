@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "attention_amx.h"
@@ -116,6 +117,7 @@ class Worker {
                 } else if (next) {
                     find(prefetch_, a_.spans[next->span], next_head, next->begin, next->end, nullptr);
                 }
+                ahead_.take(prefetch_);
                 tile(key);
             }
             if (item.part < 0) {
@@ -193,8 +195,7 @@ class Worker {
         int from = begin / QUERY_TILE * QUERY_TILE;
         find(keys_, *span_, kv_head_, first, last + 1, path);
         if (a_.cache.quantized) dequantize(keys_);
-        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), prefetch_);
-        prefetch_.count = 0;
+        engine_.tile(keys_, ceil_div(end - from, QUERY_TILE), ahead_);
         for (; from < end; from += QUERY_TILE) query_tile(first, from, begin, end);
     }
 
@@ -231,10 +232,11 @@ class Worker {
     }
 
     // Converts the tile's vectors, once for all queries that it is found for; they then lie adjacent.
-    void dequantize(KeyTile<T>& tile) const {
+    void dequantize(KeyTile<T>& tile) {
         for (int i = 0; i < tile.count; i++) {
             T* key = numbers_ + size_t(i) * stride_;
             T* value = key + size_t(KEY_TILE) * stride_;
+            ahead_.fetch(2);
             dequantize_vector<V, T>(reinterpret_cast<const char*>(tile.keys[i]), dim_, key);
             dequantize_vector<V, T>(reinterpret_cast<const char*>(tile.values[i]), dim_, value);
             tile.keys[i] = key;
@@ -309,12 +311,17 @@ class Worker {
         }
     }
 
+    // What a query's sink adds to the sum of weights whose largest score is `largest`.
+    float sink_weight(int head, float largest) const {
+        return a_.sinks ? std::exp2(a_.sinks[kv_head_ * group_ + head] * LOG2_E - largest) : 0.0f;
+    }
+
     void finish() {
         for (int query = 0; query < queries_; query++) {
             State state = total_.from(query, stride_);
             int row = span_->row + item_->row + query / group_;
             int column = (kv_head_ * group_ + query % group_) * dim_;
-            V whole = V::set(*state.weights);
+            V whole = V::set(*state.weights + sink_weight(query % group_, *state.largest));
             for (int d = 0; d < stride_; d += V::lanes) {
                 (V::load(state.sums + d) / whole).store(state.sums + d);
             }
@@ -348,6 +355,7 @@ class Worker {
     const T* query_[MAX_QUERIES];
     int position_[MAX_QUERIES];
     KeyTile<T> keys_, prefetch_;
+    Ahead ahead_;  // of prefetch_
     std::vector<int> path_;
 };
 

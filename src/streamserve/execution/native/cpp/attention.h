@@ -67,6 +67,7 @@ struct Attention {
     Scoring scoring;
     CacheLayer cache;
     Rows out;          // [row][head · dim]
+    const float* sinks = nullptr;  // of each head: a score whose key has no value; null: none
 };
 
 // The items of a step. Splits ranges between threads where there are fewer sequences than threads.

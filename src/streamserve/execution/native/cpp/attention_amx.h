@@ -34,9 +34,9 @@ class AmxEngine {
         }
     }
 
-    void tile(const KeyTile<bf16>& tile, int query_tiles, const KeyTile<bf16>& prefetch) {
+    void tile(const KeyTile<bf16>& tile, int query_tiles, Ahead& ahead) {
         turned_ = query_tiles > 2;
-        tiles_.take(tile, turned_, prefetch);
+        tiles_.take(tile, turned_, ahead);
     }
 
     // Four tiles of scores at a time, so that the multiplier need not wait for its own results.

@@ -16,10 +16,13 @@ class DotEngine {
 
     void queries(const bf16* const* from, int count) { tiles_.take_queries(from, count); }
 
-    void tile(const KeyTile<bf16>& tile, int, const KeyTile<bf16>& prefetch) { tiles_.take(tile, true, prefetch); }
+    void tile(const KeyTile<bf16>& tile, int, Ahead& ahead) {
+        ahead_ = &ahead;
+        tiles_.take(tile, true, ahead);
+    }
 
     // Scores with the keys `from` to `until`, and some adjacent ones, to to[query][key].
-    void scores(int first, int count, int from, int until, float* to) const {
+    void scores(int first, int count, int from, int until, float* to) {
         int begin = from / 16, end = ceil_div(until, 16);
         Factors factors{tiles_.queries(first), 64, SQUARE, tiles_.key_pairs(begin), size_t(tiles_.steps) * SQUARE,
                         SQUARE, tiles_.steps};
@@ -28,7 +31,7 @@ class DotEngine {
 
     // to[query][d] = the sum of weights[query][key] · value[key][d] over keys `from` to `until`, the others'
     // weights being zero; rows padded(dim) apart.
-    void values(const Weight* weights, int count, int from, int until, float* to) const {
+    void values(const Weight* weights, int count, int from, int until, float* to) {
         int begin = from / CHUNK, columns = tiles_.columns();
         Factors factors{reinterpret_cast<const char*>(weights + begin * CHUNK), KEY_TILE * 2, 64,
                         tiles_.value_pairs(begin * columns), SQUARE, size_t(columns) * SQUARE,
@@ -38,6 +41,7 @@ class DotEngine {
 
   private:
     static constexpr size_t SQUARE = PairTiles::SQUARE;
+    static constexpr int LINES = 16;  // that memory delivers in about a step
 
     // Rows of pairs times squares of pairs: distances in bytes to the next row, to the next column of 16, and to
     // the next step of 16 pairs in both.
@@ -49,7 +53,7 @@ class DotEngine {
         int steps;
     };
 
-    static void all(int rows, int columns, Factors f, float* to, size_t stride) {
+    void all(int rows, int columns, Factors f, float* to, size_t stride) {
         for (int count; rows > 0; rows -= count, f.rows += size_t(count) * f.row, to += size_t(count) * stride) {
             count = rows <= 6 ? rows : rows < 10 ? rows - rows / 2 : rows < 12 ? 5 : 6;
             Factors part = f;
@@ -65,7 +69,7 @@ class DotEngine {
     }
 
     template <int WIDE>
-    static void some(int rows, const Factors& f, float* to, size_t stride) {
+    void some(int rows, const Factors& f, float* to, size_t stride) {
         switch (rows) {
             case 1: return block<1, WIDE>(f, to, stride);
             case 2: return block<2, WIDE>(f, to, stride);
@@ -77,13 +81,14 @@ class DotEngine {
     }
 
     template <int ROWS, int WIDE>
-    static void block(const Factors& f, float* to, size_t stride) {
+    void block(const Factors& f, float* to, size_t stride) {
         __m512 sum[ROWS][WIDE];
         UNROLLED for (int r = 0; r < ROWS; r++) {
             UNROLLED for (int i = 0; i < WIDE; i++) sum[r][i] = _mm512_setzero_ps();
         }
         const char *rows = f.rows, *squares = f.squares;
         for (int step = 0; step < f.steps; step++, rows += f.row_step, squares += f.square_step) {
+            ahead_->fetch(LINES);
             for (int pair = 0; pair < 16; pair++) {
                 __m512bh column[WIDE];
                 UNROLLED for (int i = 0; i < WIDE; i++) {
@@ -103,6 +108,7 @@ class DotEngine {
     }
 
     PairTiles tiles_;
+    Ahead* ahead_ = nullptr;
 };
 
 }  // namespace streamserve

@@ -19,6 +19,43 @@ struct KeyTile {
     bool whole;
 };
 
+// The tile after the one that is computed: its lines are fetched into L2 meanwhile, a few at a time. Blocks are
+// too short for the hardware's prefetcher, and of many fetches at once the later ones hold up loads.
+class Ahead {
+  public:
+    // The vectors' addresses stay in `tile` until others are taken.
+    template <class T>
+    void take(const KeyTile<T>& tile) {
+        keys_ = reinterpret_cast<const char* const*>(tile.keys);
+        values_ = reinterpret_cast<const char* const*>(tile.values);
+        left_ = 2 * tile.count;
+        bytes_ = tile.bytes;
+        begin();
+    }
+
+    void fetch(int lines) {
+        for (; lines > 0 && left_ > 0; lines--) {
+            __builtin_prefetch(at_, 0, 2);
+            at_ += 64;
+            if (at_ < end_) continue;
+            left_--;
+            begin();
+        }
+    }
+
+  private:
+    // Of a key, then of its value.
+    void begin() {
+        if (left_ <= 0) return;
+        at_ = left_ % 2 ? *values_++ : *keys_++;
+        end_ = at_ + bytes_;
+    }
+
+    const char *const *keys_ = nullptr, *const *values_ = nullptr;
+    const char *at_ = nullptr, *end_ = nullptr;
+    int left_ = 0, bytes_ = 0;  // vectors that are not fetched whole
+};
+
 // Numbers are padded to 32 in every buffer below.
 inline int padded(int dim) { return round_up(dim, CHUNK); }
 
@@ -141,8 +178,8 @@ class VectorEngine {
         for (int i = 0; i < count; i++) widen_row(from[i], queries_ + size_t(i) * row_);
     }
 
-    // `prefetch` is not fetched: where keys are read as they lie, the next panel is (turn).
-    void tile(const KeyTile<T>& tile, int query_tiles, const KeyTile<T>&) {
+    // `ahead` is not fetched: where keys are read as they lie, the next panel is (turn).
+    void tile(const KeyTile<T>& tile, int query_tiles, Ahead&) {
         tile_ = &tile;
         many_ = query_tiles > 1;
         for (int panel = 0; many_ && panel * WIDTH < tile.count; panel++) turn(panel, panel_at(panel));

@@ -78,9 +78,8 @@ class PairTiles {
         return tiles;
     }
 
-    // `prefetch` is fetched into L2 meanwhile: blocks are too short for the hardware prefetcher. Without `turn`
-    // there are no key pairs.
-    void take(const KeyTile<bf16>& tile, bool turn, const KeyTile<bf16>& prefetch) {
+    // Without `turn` there are no key pairs.
+    void take(const KeyTile<bf16>& tile, bool turn, Ahead& ahead) {
         count = tile.count;
         bool direct = tile.whole && dim_ % CHUNK == 0;
         for (int i = 0; i * 16 < count; i++) {
@@ -89,14 +88,14 @@ class PairTiles {
         for (int i = 0; turn && i * 16 < count; i++) {
             char* to = key_pairs_ + size_t(i * steps) * SQUARE;
             for (int step = 0; step < steps; step++) {
+                ahead.fetch(8);
                 transpose16(keys[i] + step * 64, row, to + size_t(step) * SQUARE, 64);
             }
         }
         for (int pair = 0; pair < round_up(count, 32) / 2; pair++) {
-            fetch(prefetch, 2 * pair);
+            ahead.fetch(2 * steps);
             interleave(tile, pair);
         }
-        for (int key = round_up(count, 32); key < prefetch.count; key += 2) fetch(prefetch, key);
     }
 
     // The squares of the query tile that begins at query `first`, and of the 16 keys number `i`.
@@ -115,18 +114,6 @@ class PairTiles {
             std::memcpy(to + size_t(key % 16) * row, tile.keys[key], size_t(dim_) * 2);
         }
         return to;
-    }
-
-    // Two keys and their values.
-    void fetch(const KeyTile<bf16>& prefetch, int key) const {
-        for (int i = key; i < key + 2 && i < prefetch.count; i++) {
-            const char *k = reinterpret_cast<const char*>(prefetch.keys[i]);
-            const char *v = reinterpret_cast<const char*>(prefetch.values[i]);
-            for (int byte = 0; byte < prefetch.bytes; byte += 64) {
-                _mm_prefetch(k + byte, _MM_HINT_T1);
-                _mm_prefetch(v + byte, _MM_HINT_T1);
-            }
-        }
     }
 
     // Values of keys 2 · pair and 2 · pair + 1.

@@ -47,6 +47,29 @@ inline bf16 round_bf16(float x) {
 // The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are; two paths may differ.
 enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 enum Type : int32_t { F32 = 0, BF16 = 1 };
+// float16, for scales.
+struct f16 {
+    uint16_t bits;
+};
+
+inline float widen(f16 x) {
+    uint32_t sign = uint32_t(x.bits & 0x8000) << 16, exponent = (x.bits >> 10) & 31, fraction = x.bits & 0x3ff;
+    uint32_t bits = sign | ((exponent == 31 ? 255 : exponent + 112) << 23) | (fraction << 13);
+    float out = float(fraction) * 0x1p-24f;  // without exponent
+    if (exponent) {
+        std::memcpy(&out, &bits, 4);
+        return out;
+    }
+    return sign ? -out : out;
+}
+
+// How the tables of integers are stored: SCALE_F32, scales and offsets in float32; else scales in 16 bits, and
+// zero points in 8, of which the offsets are made: -(zero point · scale).
+enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2 };
+
+
+// Of the gates of an MLP (elementwise.h: activate).
+enum Activation : int32_t { SILU = 0, GELU = 1, CLAMPED_SILU = 2 };
 // What the numbers of a weight are: of the type of its activations, unsigned integers, or e4m3.
 enum Numbers : int32_t { PLAIN = 0, INTEGERS = 1, E4M3 = 2 };
 
@@ -65,13 +88,14 @@ inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 struct Linear {
     const void* weight;
     const float* bias;
-    const float* scales;
-    const float* offsets;
+    const void* scales;
+    const void* offsets;
     const int32_t* order;
     int32_t n, k;
     int32_t n_padded, k_padded;
     int32_t path, type;
     int32_t numbers, bits, group;
+    int32_t scale_type;
 };
 
 // Activations: rows of chunks of 32 numbers, each chunk contiguous.

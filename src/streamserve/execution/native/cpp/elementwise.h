@@ -61,19 +61,29 @@ inline void add_row(const float* sums, const Finish& finish, size_t at, int colu
     }
 }
 
-// x / (1 + e^-s): SiLU where s is x; GELU in its approximation by tanh where s is the cubic below.
+// x / (1 + e^-s): SiLU where s is x or, if it is clamped, alpha · x; GELU in its approximation by tanh where s is
+// the cubic below.
 template <class V>
-inline V activate(V x, bool gelu) {
+inline V activate(V x, const Gating& gating) {
     V one = V::set(1.0f), s = x;
-    if (gelu) s = x * V::set(1.5957691216f) * fma(x * x, V::set(0.044715f), one);
+    if (gating.activation == GELU) s = x * V::set(1.5957691216f) * fma(x * x, V::set(0.044715f), one);
+    if (gating.activation == CLAMPED_SILU) s = x * V::set(gating.alpha);
     return x / (one + exponential(V::set(0.0f) - s));
 }
 
+// act(gate) · value; of the clamped SiLU act(min(gate, limit)) · (1 + value between -limit and limit).
 template <class V, class T>
-inline void gate_mul(const float* sums, T* chunk, bool gelu) {
+inline void gate_mul(const float* sums, T* chunk, const Gating& gating) {
+    V limit = V::set(gating.limit);
     for (int i = 0; i < CHUNK; i += V::lanes) {
         V gate = round_to<V, T>(V::load(sums + i)), value = round_to<V, T>(V::load(sums + CHUNK + i));
-        (round_to<V, T>(activate(gate, gelu)) * value).store(chunk + i);
+        if (gating.activation == CLAMPED_SILU) {
+            // A NaN stays one as the second argument.
+            gate = limit.min(gate);
+            value = (V::set(0.0f) - limit).max(limit.min(value));
+            value = round_to<V, T>(V::set(1.0f) + value);
+        }
+        (round_to<V, T>(activate(gate, gating)) * value).store(chunk + i);
     }
 }
 
@@ -87,7 +97,7 @@ inline void end_row(const Linear& linear, const Finish& finish, int row, int col
     int real = linear.n - column < columns ? linear.n - column : columns;
     size_t at = size_t(row) * finish.stride + size_t(column);
     if (finish.kind == Finish::GATE_MUL) {
-        gate_mul<V, T>(sums, reinterpret_cast<T*>(finish.chunks.at(row, column / PANEL)), finish.gelu);
+        gate_mul<V, T>(sums, reinterpret_cast<T*>(finish.chunks.at(row, column / PANEL)), finish.gating);
     } else if (finish.wide) {
         store_wide<V>(sums, finish, at, real);
     } else if (finish.kind == Finish::ADD) {

@@ -1,6 +1,7 @@
 #include "gemm.h"
 
 #include "elementwise.h"
+#include "processor.h"
 
 namespace streamserve {
 
@@ -157,13 +158,13 @@ bool path_supported(int path, int type) {
     switch (path) {
         case PORTABLE: return true;
 #if defined(__AVX2__) && defined(__FMA__)
-        case AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        case AVX2: return processor_has(HAS_AVX2) && processor_has(HAS_FMA);
 #endif
 #ifdef STREAMSERVE_AVX512
-        case AVX512: return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+        case AVX512: return processor_has(HAS_AVX512BW) && processor_has(HAS_AVX512DQ);
 #endif
 #if defined(STREAMSERVE_AVX512) && defined(__AVX512BF16__)
-        case AVX512_BF16: return type == BF16 && __builtin_cpu_supports("avx512bf16");
+        case AVX512_BF16: return type == BF16 && processor_has(HAS_AVX512_BF16);
 #endif
 #ifdef STREAMSERVE_AVX512
         case AMX: return type == BF16 && amx_supported();

@@ -19,6 +19,12 @@
 
 namespace streamserve {
 
+// How gates are activated. CLAMPED_SILU has `limit`s of gate and value, and the factor `alpha` of its exponent.
+struct Gating {
+    int activation;
+    float alpha, limit;
+};
+
 // What becomes of sums [rows][64 columns]; all of them are rounded to the model's type first.
 struct Finish {
     enum Kind {
@@ -34,7 +40,7 @@ struct Finish {
     Rows chunks;       // GATE_MUL
     float scale = 1;   // STORE if wide, ADD
     float cap = 0;     // STORE if wide; 0: none
-    bool gelu = false; // GATE_MUL: the activation; else SiLU
+    Gating gating = {}; // GATE_MUL
 };
 
 // Packs row source_rows[i] of `from` [.., k] as output i, zeros for a negative one; `to` takes n_padded ·

@@ -12,6 +12,8 @@
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "processor.h"
 #define STREAMSERVE_AMX
 #endif
 
@@ -30,7 +32,7 @@ struct alignas(64) TileConfig {
 
 bool request_amx() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
-    return __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
+    return processor_has(HAS_AMX_BF16) && processor_has(HAS_AMX_TILE) &&
            syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 

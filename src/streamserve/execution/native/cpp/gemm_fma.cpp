@@ -205,7 +205,7 @@ class Rows32 {
     void scale(int tile, int tiles, int group) {
         constexpr int width = 2 * V::lanes;
         int column = tile * width, groups = ceil_div(w_.k_padded, group_);
-        const float* scales = w_.scales + (column / PANEL * groups + group) * PANEL + column % PANEL;
+        const float* scales = static_cast<const float*>(w_.scales) + (column / PANEL * groups + group) * PANEL + column % PANEL;
         for (int i = 0; i < tiles * width; i += V::lanes) {
             V s = V::load(scales + i);
             for (int row = 0; row < rows_; row++) {

@@ -9,11 +9,12 @@
 //
 //   t = s · float(Σ q·xq - offset · Σ xq)   or   fma(s, float(Σ q·xq), m · float(Σ xq));      y = fma(sx, t, y)
 //
-// How a weight [n, k] is packed, in strips of 16 columns (k_padded: whole tiles of 64):
+// How a weight [n, k] is packed (k_padded: whole tiles of 64), so that a thread reads a panel of 64 columns from
+// its first byte to its last:
 //
-//   8 bits   [n/16][k/4][16][4]            4 bits   [n/16][k/64][8][16][4]  low: k of the tile's first half,
+//   8 bits   [n/64][k/4][64][4]            4 bits   [n/64][k/64][8][64][4]  low: k of the tile's first half,
 //                                                                           high: of its second
-//   s, m     [n/64][k/group][64] float32
+//   s, m     [n/64][k/group][64] float32, or s in 16 bits and zero points in 8 (ScaleType)
 //
 // Where the inputs of a group do not follow each other in x, an order of k says where they are.
 #include <iterator>
@@ -27,12 +28,11 @@ namespace streamserve {
 
 namespace {
 
-constexpr int STRIP = 16;       // columns that lie together
-constexpr int LINE = 4 * STRIP;  // bytes of a strip for four k
+constexpr int LINE = 4 * PANEL;  // bytes of a panel for four k
 constexpr int TILE = 64;        // of K
 constexpr int SMALL_GROUP = 16;  // the only group of less than CHUNK
 constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
-constexpr int AHEAD = 1024;     // bytes that are fetched ahead
+constexpr int AHEAD = 4096;     // bytes that are fetched ahead
 constexpr int ROW_GAP = 64;     // bytes between rows of x, so that they do not meet in the same lines of L1
 constexpr float SMALLEST = 1e-35f;  // smaller numbers are zero: 127 divided by them is not finite
 
@@ -124,7 +124,11 @@ inline VecPortable fused(VecPortable a, VecPortable b, VecPortable c) {
 struct Dot256 {
     using V = Vec256;
     static constexpr int lanes = 8, at_once = 2, rows = 4;
+#ifdef STREAMSERVE_VNNI256
+    static constexpr bool signed8 = false;
+#else
     static constexpr bool signed8 = true;
+#endif
     __m256i v;
 
     using Bytes = __m256i;
@@ -137,10 +141,13 @@ struct Dot256 {
         return _mm256_set1_epi32(four);
     }
     static Dot256 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
-    // Pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
+    // Without VNNI pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
     // are taken less 128, and their sign goes to x.
     template <int BITS>
     void add(Bytes w, __m256i x) {
+#ifdef STREAMSERVE_VNNI256
+        dot_bytes(v, w, x);
+#else
         if constexpr (BITS == 8) {
             w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
             x = _mm256_sign_epi8(x, w);
@@ -148,6 +155,7 @@ struct Dot256 {
         }
         __m256i pairs = _mm256_maddubs_epi16(w, x);
         v = _mm256_add_epi32(v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
     }
     V floats() const { return {_mm256_cvtepi32_ps(v)}; }
 
@@ -255,8 +263,8 @@ class RoundedRows {
 #if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
         if (w_.path == AMX && rows_ >= IntegerTiles::ROWS && IntegerTiles::fit(w_.group)) return tile_times(panel);
 #endif
-        for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
-            for (int g = 0; g < groups_; g++) {
+        for (int g = 0; g < groups_; g++) {
+            for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
                 Block block = block_of(panel, column, g);
                 for (int count; block.row < rows_; block.row += count, block.x += size_t(count) * stride()) {
                     count = rows_ - block.row < D::rows ? rows_ - block.row : D::rows;
@@ -297,10 +305,9 @@ class RoundedRows {
         int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
         int lines = w_.bits == 8 ? begin / 4 : begin / TILE * (TILE / 8) + begin % (TILE / 2) / 4;
         const uint8_t* weight = static_cast<const uint8_t*>(w_.weight) + size_t(lines) * LINE;
-        weight += size_t((panel * PANEL + column) / STRIP) * strip();
+        weight += size_t(panel) * size_t(w_.k_padded) * size_t(PANEL * w_.bits / 8) + size_t(column) * 4;
         return {panel, column, 0, g, begin, end, weight, x_rounded_ + begin};
     }
-    size_t strip() const { return size_t(w_.k_padded) * size_t(STRIP * w_.bits / 8); }
 
     // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
     // like infinity, leaves no finite sum, whatever it is rounded to.
@@ -358,15 +365,13 @@ class RoundedRows {
             Block block = block_of(panel, 0, g);
             int tiles = (block.end - block.begin) / IntegerTiles::K;
             const uint8_t* weight = block.weight;
-            size_t apart = strip();
             if (w_.bits == 4) {
-                IntegerTiles::unpack(weight, apart, tiles, unpacked_);
+                IntegerTiles::unpack(weight, tiles, unpacked_);
                 asm volatile("" ::: "memory");  // loads of tiles do not tell the compiler what they read
                 weight = unpacked_;
-                apart = size_t(tiles) * IntegerTiles::BYTES;
             }
             for (; block.row < rows_; block.x += IntegerTiles::ROWS * stride()) {
-                IntegerTiles::sums(block.x, stride(), weight, apart, tiles, sums);
+                IntegerTiles::sums(block.x, stride(), weight, tiles, sums);
                 for (const int32_t* row = sums; row < std::end(sums) && block.row < rows_; row += PANEL) {
                     scale_row(block, row);
                     block.row++;
@@ -396,8 +401,6 @@ class RoundedRows {
     // with what an offset of the weights adds to them.
     template <class D, int BITS, int ROWS>
     void block(const Block& b) {
-        // Vectors of columns are a strip apart, or, where a strip is two of them, lie together.
-        size_t apart = D::lanes == STRIP ? strip() : 4 * D::lanes;
         const uint8_t* weight = b.weight;
         const int8_t* x = b.x;
         D dot[ROWS][D::at_once];
@@ -407,10 +410,14 @@ class RoundedRows {
             UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i] = D::all(-offset * *total);
         }
         if (w_.group == SMALL_GROUP) {
-            lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, apart, b.begin, x, dot);
+            lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, b.begin, x, dot);
         } else {
-            for (int k = b.begin; k < b.end; k += TILE / 2, x += TILE / 2) {
-                lines<D, BITS, ROWS, TILE / 8>(weight, apart, k, x, dot);
+            int k = b.begin;
+            if constexpr (BITS == 4 && ROWS <= D::rows / 3) {
+                for (; b.end - k >= TILE; k += TILE, x += TILE, weight += 8 * LINE) tile<D, ROWS>(weight, x, dot);
+            }
+            for (; k < b.end; k += TILE / 2, x += TILE / 2) {
+                lines<D, BITS, ROWS, TILE / 8>(weight, k, x, dot);
                 if (BITS == 8 || k % TILE) weight += 8 * LINE;
             }
         }
@@ -427,24 +434,42 @@ class RoundedRows {
     // COUNT lines from k on, 32 or 16 of K: gcc keeps sums in registers where it knows how long a loop is. Of 4
     // bits the low halves of a tile's bytes and then the high ones: both at once would need more registers.
     template <class D, int BITS, int ROWS, int COUNT>
-    __attribute__((always_inline)) void lines(const uint8_t* weight, size_t apart, int k, const int8_t* x,
-                                              D (&dot)[ROWS][D::at_once]) {
+    __attribute__((always_inline)) void lines(const uint8_t* weight, int k, const int8_t* x, D (&dot)[ROWS][D::at_once]) {
         if constexpr (BITS == 8) {
-            for (int j = 0; j < COUNT; j++) add<D, 8, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+            for (int j = 0; j < COUNT; j++) add<D, 8, ROWS>(weight + j * LINE, x + 4 * j, dot);
         } else if (k % TILE < TILE / 2) {
-            for (int j = 0; j < COUNT; j++) add<D, LOW, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+            for (int j = 0; j < COUNT; j++) add<D, LOW, ROWS>(weight + j * LINE, x + 4 * j, dot);
         } else {
-            for (int j = 0; j < COUNT; j++) add<D, HIGH, ROWS>(weight + j * LINE, apart, x + 4 * j, dot);
+            for (int j = 0; j < COUNT; j++) add<D, HIGH, ROWS>(weight + j * LINE, x + 4 * j, dot);
+        }
+    }
+
+    // A whole tile of 4 bits at once: for few rows, where reading weights takes the time.
+    template <class D, int ROWS>
+    __attribute__((always_inline)) void tile(const uint8_t* weight, const int8_t* x, D (&dot)[ROWS][D::at_once]) {
+        for (int j = 0; j < TILE / 8; j++, weight += LINE, x += 4) {
+            typename D::Bytes w[D::at_once];
+            UNROLLED for (int i = 0; i < D::at_once; i++) {
+                __builtin_prefetch(weight + i * 4 * D::lanes + AHEAD, 0, 2);
+                w[i] = D::load(weight + i * 4 * D::lanes);
+            }
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                const int8_t* row = x + size_t(r) * stride();
+                auto low = D::broadcast(row), high = D::broadcast(row + TILE / 2);
+                UNROLLED for (int i = 0; i < D::at_once; i++) {
+                    dot[r][i].template add<4>(D::low(w[i]), low);
+                    dot[r][i].template add<4>(D::high(w[i]), high);
+                }
+            }
         }
     }
 
     template <class D, int PART, int ROWS>
-    __attribute__((always_inline)) void add(const uint8_t* weight, size_t apart, const int8_t* x,
-                                            D (&dot)[ROWS][D::at_once]) {
+    __attribute__((always_inline)) void add(const uint8_t* weight, const int8_t* x, D (&dot)[ROWS][D::at_once]) {
         typename D::Bytes w[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
-            const uint8_t* at = weight + size_t(i) * apart;
-            if (ROWS == 1) __builtin_prefetch(at + AHEAD);
+            const uint8_t* at = weight + size_t(i) * 4 * D::lanes;
+            if (ROWS <= 4) __builtin_prefetch(at + AHEAD, 0, 2);
             w[i] = D::load(at);
             if constexpr (PART == LOW) w[i] = D::low(w[i]);
             if constexpr (PART == HIGH) w[i] = D::high(w[i]);
@@ -455,6 +480,20 @@ class RoundedRows {
         }
     }
 
+    template <class V>
+    V scales_at(size_t i) const {
+        switch (w_.scale_type) {
+            case SCALE_BF16: return V::load(static_cast<const bf16*>(w_.scales) + i);
+            case SCALE_F16: return V::load(static_cast<const f16*>(w_.scales) + i);
+            default: return V::load(static_cast<const float*>(w_.scales) + i);
+        }
+    }
+    template <class V>
+    V offsets_at(size_t i, V scales) const {
+        if (w_.scale_type == SCALE_F32) return V::load(static_cast<const float*>(w_.offsets) + i);
+        return V::load(static_cast<const int8_t*>(w_.offsets) + i) * (V::set(-0.0f) - scales);
+    }
+
     // The sums of the block are scaled and added to y.
     template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
@@ -462,8 +501,8 @@ class RoundedRows {
         size_t scale = (size_t(b.panel) * size_t(groups_) + size_t(b.g)) * PANEL + size_t(b.column);
         V s[D::at_once], m[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
-            s[i] = V::load(w_.scales + scale + i * D::lanes);
-            if constexpr (ZEROS) m[i] = V::load(w_.offsets + scale + i * D::lanes);
+            s[i] = scales_at<V>(scale + size_t(i * D::lanes));
+            if constexpr (ZEROS) m[i] = offsets_at(scale + size_t(i * D::lanes), s[i]);
         }
         float* y = sums_ + b.row * PANEL + b.column;
         const float* sx = scales_ + size_t(b.row) * size_t(groups_) + size_t(b.g);

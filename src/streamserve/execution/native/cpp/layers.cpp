@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <map>
 
+#include "experts.h"
 #include "kv_vectors.h"
 
 namespace streamserve {
 
 namespace {
 
-// Which of the pool's shared memory is whose.
+// Which of the pool's shared memory is whose; experts.h has the next ones.
 enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS, PROJECTED };
 
 CacheLayer layer_of(const Model& model, const Cache& cache, int layer) {
@@ -59,15 +60,20 @@ class Runner {
           norm_{model.epsilon, model.wide_norms != 0} {}
 
     void prepare(int first, int last) {
-        const Layer& some = model_.layers[first];
         int group = model_.heads / model_.kv_heads;
         size_t parts = 0;
-        int normed = 0, attended = 0, inner = 0;
+        int normed = 0, attended = 0, inner = 0, inner_used = 0;
+        bool post_norms = false;
         for (int number = first; number < last; number++) {
             const Layer& layer = model_.layers[number];
             normed = std::max({normed, layer.qkv.k_padded, layer.gate_up.k_padded});
+            for (int i = 0; layer.experts && i < layer.experts->count + layer.experts->shared; i++) {
+                normed = std::max(normed, layer.experts->gate_up[i].k_padded);
+            }
             attended = std::max(attended, layer.out.k_padded);
             inner = std::max(inner, layer.down.k_padded);
+            inner_used = std::max(inner_used, layer.down.k);
+            post_norms |= layer.attention_post_norm || layer.mlp_post_norm;
             int window = layer.window;
             if (items_.count(window)) continue;
             items_[window] = plan_items(step_.spans, step_.span_count, group, model_.kv_heads, window,
@@ -77,11 +83,12 @@ class Runner {
         }
         normed_ = rows(NORMED, model_.hidden, normed);
         attended_ = rows(ATTENDED, model_.heads * model_.dim, attended);
-        inner_ = rows(INNER, some.down.k, inner);
+        inner_ = rows(INNER, inner_used, inner);
+        mixture_.prepare(pool_, model_, first, last, step_.rows);
         qkv_width_ = size_t(model_.heads + 2 * model_.kv_heads) * size_t(model_.dim);
         qkv_ = reinterpret_cast<T*>(pool_.shared(QKV, size_t(step_.rows) * qkv_width_ * sizeof(T)));
         parts_ = reinterpret_cast<float*>(pool_.shared(PARTS, parts * sizeof(float)));
-        if (some.attention_post_norm || some.mlp_post_norm) {
+        if (post_norms) {
             size_t numbers = size_t(step_.rows) * size_t(model_.hidden);
             projected_ = reinterpret_cast<T*>(pool_.shared(PROJECTED, numbers * sizeof(T)));
         }
@@ -91,7 +98,6 @@ class Runner {
         const Layer& layer = model_.layers[number];
         int rows = step_.rows;
         Finish to_qkv{Finish::STORE, model_.type, false, qkv_, qkv_width_, {}};
-        Finish to_inner{Finish::GATE_MUL, model_.type, false, nullptr, 0, inner_, 1, 0, model_.gelu != 0};
 
         for_rows(pool_, rows, [&](int row) { enter(row, layer.attention_norm); });
         pool_.barrier();
@@ -103,7 +109,7 @@ class Runner {
         if (thread == 0) __atomic_fetch_add(cache_.written, 1, __ATOMIC_RELEASE);
         const std::vector<Item>& items = items_.at(layer.window);
         Attention attention{step_.spans,  qkv_,           qkv_width_, model_.heads, model_.path,
-                            layer.window, model_.scoring, cache,      attended_};
+                            layer.window, model_.scoring, cache,      attended_,    layer.sinks};
         attend(pool_, thread, attention, items, parts_);
         pool_.barrier();
         multiply(pool_, thread, layer.out, attended_, rows, out_of(layer.attention_post_norm));
@@ -111,11 +117,10 @@ class Runner {
         for_rows(pool_, rows, [&](int row) {
             if (layer.attention_post_norm) add_normed(row, layer.attention_post_norm);
             enter(row, layer.mlp_norm);
+            if (layer.experts) mixture_.take(normed_, row);
         });
         pool_.barrier();
-        multiply(pool_, thread, layer.gate_up, normed_, rows, to_inner);
-        pool_.barrier();
-        multiply(pool_, thread, layer.down, inner_, rows, out_of(layer.mlp_post_norm));
+        mlp(thread, layer);
         pool_.barrier();
         if (!layer.mlp_post_norm) return;
         for_rows(pool_, rows, [&](int row) { add_normed(row, layer.mlp_post_norm); });
@@ -123,6 +128,15 @@ class Runner {
     }
 
   private:
+    void mlp(int thread, const Layer& layer) {
+        Finish to = out_of(layer.mlp_post_norm);
+        if (layer.experts) return mixture_.run(thread, *layer.experts, normed_, to);
+        Finish to_inner{Finish::GATE_MUL, model_.type, false, nullptr, 0, inner_, 1, 0, model_.gating};
+        multiply(pool_, thread, layer.gate_up, normed_, step_.rows, to_inner);
+        pool_.barrier();
+        multiply(pool_, thread, layer.down, inner_, step_.rows, to);
+    }
+
     // A row of hidden states, normalized if there is a weight, to what attention or MLP reads.
     void enter(int row, const float* weight) {
         const T* own = hidden_ + size_t(row) * size_t(model_.hidden);
@@ -192,15 +206,19 @@ class Runner {
     Norm norm_;
     std::map<int, std::vector<Item>> items_;
     Rows normed_{}, attended_{}, inner_{};
+    Mixture<V, T> mixture_;
     T *qkv_ = nullptr, *projected_ = nullptr;
     size_t qkv_width_ = 0;
     float* parts_ = nullptr;
 };
 
+size_t weights_of(const Linear& linear) { return size_t(linear.n_padded) * size_t(linear.k_padded); }
+
 size_t weights_of(const Layer& layer) {
     size_t weights = 0;
-    for (const Linear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) {
-        weights += size_t(linear->n_padded) * size_t(linear->k_padded);
+    for (const Linear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) weights += weights_of(*linear);
+    for (int i = 0; layer.experts && i < layer.experts->count + layer.experts->shared; i++) {
+        weights += weights_of(layer.experts->gate_up[i]) + weights_of(layer.experts->down[i]);
     }
     return weights;
 }
@@ -259,7 +277,7 @@ void norm_rows(Pool& pool, const void* from, const float* weight, int rows, int 
 }
 
 void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, const void* qkv, int heads,
-                      int window, Scoring scoring, int path, void* out) {
+                      int window, Scoring scoring, const float* sinks, int path, void* out) {
     int group = heads / cache.kv_heads, width = heads * cache.dim;
     std::vector<Item> items =
         plan_items(step.spans, step.span_count, group, cache.kv_heads, window, pool.threads());
@@ -268,7 +286,7 @@ void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, con
     size_t stride = size_t(heads + 2 * cache.kv_heads) * size_t(cache.dim);
     size_t row = size_t(width) * size_of(cache.type);
     Rows plain{static_cast<char*>(out), ROW_TILE * row, row, CHUNK * size_of(cache.type)};
-    Attention attention{step.spans, qkv, stride, heads, path, window, scoring, cache, plain};
+    Attention attention{step.spans, qkv, stride, heads, path, window, scoring, cache, plain, sinks};
     with_kinds(path, cache.type, [&](auto vector, auto number) {
         using V = decltype(vector);
         using T = decltype(number);

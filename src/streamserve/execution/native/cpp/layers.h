@@ -6,23 +6,35 @@
 
 namespace streamserve {
 
+// A mixture of experts. The router, in float32, has an output for each of `count` experts, of which a row takes
+// the `chosen` best; with a `shared` expert, which all rows take, one more: its gate. `gate_up` and `down` are the
+// experts', then the shared one's. `normalized`: the weights of the chosen ones sum to 1.
+struct Experts {
+    Linear router;
+    const Linear *gate_up, *down;
+    int32_t count, chosen, shared, normalized;
+};
+
 // One layer's weights; norms are float32, null where a layer has none: of what goes into attention and MLP, of
 // what comes out of them before it is added, and of queries and keys [query heads + key heads][dim]. `gate_up`
-// is packed in panels of 32 gates and their 32 values. `rope`: which of the step's rotations; -1: none.
+// is packed in panels of 32 gates and their 32 values; instead of it and `down` a layer may have `experts`. `sinks`
+// are attention's. `rope`: which of the step's rotations; -1: none.
 struct Layer {
-    const float *attention_norm, *attention_post_norm, *head_norm, *mlp_norm, *mlp_post_norm;
+    const float *attention_norm, *attention_post_norm, *head_norm, *mlp_norm, *mlp_post_norm, *sinks;
+    const Experts* experts;
     Linear qkv, out, gate_up, down;
     int32_t window, rope;
 };
 
 // `rotary` of a head's `dim` numbers are rotated. `wide_norms`: elementwise.h. `joint_head_norm`: all queries of
-// a row are normalized as one vector, and all its keys, instead of head by head. `gelu`: the MLP's activation; else SiLU. What attention and MLP add is
+// a row are normalized as one vector, and all its keys, instead of head by head. What attention and MLP add is
 // multiplied by `residual_scale`, unless it is normalized.
 struct Model {
     const Layer* layers;
-    int32_t hidden, heads, kv_heads, dim, rotary, path, type, wide_norms, joint_head_norm, gelu;
+    int32_t hidden, heads, kv_heads, dim, rotary, path, type, wide_norms, joint_head_norm;
     float epsilon, residual_scale;
     Scoring scoring;
+    Gating gating;
 };
 
 // A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] of the model's type; `slots` [rows] number the
@@ -55,6 +67,6 @@ void norm_rows(Pool& pool, const void* from, const float* weight, int rows, int 
 
 // For one layer: writes keys and values, of `qkv` [rows][heads + 2 kv_heads][dim], to the cache, attends.
 void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, const void* qkv, int heads,
-                      int window, Scoring scoring, int path, void* out);
+                      int window, Scoring scoring, const float* sinks, int path, void* out);
 
 }  // namespace streamserve

@@ -98,8 +98,12 @@ struct DotInt256 {
         ALL_CHAINS for (int i = 0; i < AT_ONCE; i++) {
             __m256i hidden = a;
             asm volatile("" : "+x"(hidden));
+#ifdef STREAMSERVE_VNNI256
+            dot_bytes(sum[i], hidden, b);
+#else
             __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(hidden, b), _mm256_set1_epi16(1));
             sum[i] = _mm256_add_epi32(sum[i], four);
+#endif
         }
     }
     float result() const {

@@ -66,11 +66,21 @@ Pool::~Pool() {
     for (std::thread& worker : workers_) worker.join();
 }
 
+void Pool::reserve_series(int count) {
+    if (count <= series_count_) return;
+    next_.reset(new std::atomic<int>[size_t(count)]{});
+    series_count_ = count;
+}
+
+void Pool::restart_claims() {
+    for (int i = 0; i < series_count_; i++) next_[size_t(i)].store(0, std::memory_order_relaxed);
+}
+
 void Pool::start(Call call, void* context, int active) {
     call_ = call;
     context_ = context;
     active_ = active;
-    next_.store(0, std::memory_order_relaxed);
+    restart_claims();
     if (active > 1) announce(jobs_);
     call(context, 0);
     barrier();
@@ -86,8 +96,9 @@ void Pool::work(int thread) {
 }
 
 void Pool::barrier() {
+    series_ = 0;
     if (active_ == 1) {
-        next_.store(0, std::memory_order_relaxed);
+        restart_claims();
         return;
     }
     uint32_t before = passed_.load(std::memory_order_relaxed);
@@ -97,7 +108,7 @@ void Pool::barrier() {
         return;
     }
     arrived_.store(0, std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
+    restart_claims();
     announce(passed_);
 }
 

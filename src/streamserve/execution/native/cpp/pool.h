@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <thread>
 #include <type_traits>
@@ -52,11 +53,19 @@ class Pool {
               &job, alone ? 1 : threads_);
     }
 
-    // Inside a job: wait for all threads. Claims start at 0 again after it.
+    // Inside a job: wait for all threads. All are in series 0 after it, and the claims of all series start at 0.
     void barrier();
 
-    // Inside a job: the next unclaimed unit of work. The job checks for the end.
-    int claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
+    // Inside a job: the next unclaimed unit of work of the series that the calling thread is in. The job checks
+    // for the end.
+    int claim() { return next_[size_t(series_)].fetch_add(1, std::memory_order_relaxed); }
+
+    // Inside a job: the calling thread goes on to another series of units. Work that is independent of each
+    // other, such as products with different weights, needs no barrier between if each has its own series.
+    void enter_series(int number) { series_ = number; }
+
+    // At least so many series. Request them outside of jobs.
+    void reserve_series(int count);
 
     // Memory of one thread, kept between jobs.
     char* scratch(int thread, size_t bytes) { return scratch_[size_t(thread)].get(bytes); }
@@ -72,7 +81,9 @@ class Pool {
     void work(int thread);
     void wait_while(std::atomic<uint32_t>& word, uint32_t value);
     void announce(std::atomic<uint32_t>& word);
+    void restart_claims();
 
+    inline static thread_local int series_ = 0;
     int threads_, active_;  // active: those that carry out this job
     std::vector<std::thread> workers_;
     std::vector<Buffer> scratch_;
@@ -84,8 +95,9 @@ class Pool {
     alignas(64) std::atomic<uint32_t> jobs_{0};
     alignas(64) std::atomic<uint32_t> passed_{0};
     alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> sleeping_{0};
+    int series_count_ = 1;
+    std::unique_ptr<std::atomic<int>[]> next_{new std::atomic<int>[1]{}};
 };
 
 }  // namespace streamserve

@@ -15,6 +15,18 @@
 
 namespace streamserve {
 
+#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define STREAMSERVE_VNNI256
+// sum[i] + the product of four unsigned bytes of w and four signed ones of x, in each 32 bits.
+inline void dot_bytes(__m256i& sum, __m256i w, __m256i x) {
+#ifdef __AVXVNNI__
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+#else
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+#endif
+}
+#endif
+
 // Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off).
 struct VecPortable {
     static constexpr int lanes = 8;
@@ -120,6 +132,14 @@ struct Vec256 {
         __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
     }
+    static Vec256 load(const f16* p) {
+#ifdef __F16C__
+        return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+#else
+        return {_mm256_setr_ps(widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3]), widen(p[4]), widen(p[5]),
+                               widen(p[6]), widen(p[7]))};
+#endif
+    }
     static Vec256 load(const e4m3* p) {
 #ifdef __F16C__
         // A byte's sign fills the upper one, and meets it again one bit too far left.
@@ -215,6 +235,9 @@ struct Vec512 {
     static Vec512 load(const int8_t* p) {
         __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+    }
+    static Vec512 load(const f16* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     }
     static Vec512 load(const e4m3* p) {
         __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -1,0 +1,99 @@
+"""Run prompts whose results are vectors, for embeddings and scores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from streamserve.api.generation import AppContext, GenerationTask, generate, new_id
+from streamserve.api.generator import Item
+from streamserve.api.http.ignored_fields import OtherFields
+from streamserve.api.http.limits import MAX_CHOICES
+from streamserve.api.openai.prompts import Prompt
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.messages import Pooled
+from streamserve.protocol.sampling import SamplingParams
+
+OTHER_IN_POOLING = OtherFields(
+    refused={
+        "activation": (),
+        "chat_template": (),
+        "embed_dtype": ("float32",),
+        "embedding_types": (["float"],),
+        "endianness": ("native", "little"),
+        "input_type": (),
+        "late_chunking": (False,),
+        "max_tokens_per_doc": (),
+        "messages": (),
+        "mm_processor_kwargs": ({},),
+        "normalize": (True,),
+        "softmax": (),
+        "task": (),
+        "truncate": (),
+        "truncate_prompt_tokens": (),
+        "truncation": (False,),
+        "truncation_side": (),
+        "use_activation": (True,),
+    },
+    without_effect={"request_id": (), "extra_body": ({},)},
+)
+"""Fields of other servers' embeddings, scores and reranking."""
+
+
+class PoolingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a request: there are only prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of a request's prompts: float32 numbers, little-endian."""
+
+    id: str
+    vectors: list[bytes]
+    usage: PoolingUsage
+
+
+async def pool(
+    context: AppContext,
+    kind: str,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> Vectors:
+    """Return the vectors of `prompts`, for a reply whose id begins with `kind`. Raises RequestError as
+    `generate` does."""
+    name = new_id(kind)
+    tasks = [
+        GenerationTask(number, f"{name}-{number}", prompt, params, priority, cache_salt or "")
+        for number, prompt in enumerate(prompts)
+    ]
+    vectors = [b""] * len(tasks)
+
+    async def take(task: GenerationTask, item: Item) -> None:
+        if isinstance(item, Pooled):
+            vectors[task.number] = item.vector
+
+    await generate(context, tasks, take)
+    tokens = sum(len(prompt.ids) for prompt in prompts)
+    return Vectors(name, vectors, PoolingUsage(prompt_tokens=tokens, total_tokens=tokens))
+
+
+def check_count(context: AppContext, count: int, field: str) -> None:
+    """Raise RequestError unless a request may have so many prompts."""
+    limit = min(context.settings.max_prompts, MAX_CHOICES)
+    if not 1 <= count <= limit:
+        raise RequestError(f"{field} has {count} entries: 1 to {limit} are allowed", field=field)
+
+
+def check_lengths(prompts: Sequence[Prompt], limit: int | None, field: str) -> None:
+    """Raise RequestError if a prompt has more tokens than the model was made to embed."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if limit is not None and longest > limit:
+        raise RequestError(
+            f"{field} has a text of {longest} tokens: the model embeds up to {limit}", field=field
+        )

@@ -1,0 +1,160 @@
+"""Findings of `streamserve doctor` about the machine: memory, processors, folders, address, versions.
+
+A finding is made from values that are read elsewhere, so that tests can have any machine.
+"""
+
+import os
+import platform
+import resource
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from streamserve import __version__
+from streamserve.api.http.server import BindError, bind
+from streamserve.protocol.processors import Processors
+
+LITTLE_MEMORY = 2 << 30
+LITTLE_DISK = 1 << 30
+FEW_FILES = 1024
+
+
+class Verdict(StrEnum):
+    """What a finding means for a server: `SLOW` it serves, but not as well as it could; `FAIL` it cannot."""
+
+    OK = "ok"
+    SLOW = "slow"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: about what, what was found, and what to do about it if it is not `OK`."""
+
+    verdict: Verdict
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def version_findings(packages: Sequence[str] = ("torch", "numpy", "tokenizers")) -> list[Finding]:
+    """Return the versions of Python and the package, and of `packages`, which must be installed."""
+    python = f"streamserve {__version__}, Python {platform.python_version()}"
+    found, missing = [python], []
+    for name in packages:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    findings = [Finding(Verdict.OK, "versions", ", ".join(found))]
+    if missing:
+        names = " ".join(missing)
+        findings.append(Finding(Verdict.FAIL, "packages", f"not installed: {names}", f"pip install {names}"))
+    return findings
+
+
+def import_finding(name: str = "torch") -> Finding:
+    """Return whether a package can be imported: an installed one may be for another machine."""
+    try:
+        __import__(name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Finding(
+            Verdict.FAIL, name, f"cannot be imported: {reason:.200}", f"pip install --force-reinstall {name}"
+        )
+    return Finding(Verdict.OK, name, "can be imported")
+
+
+def processor_finding(name: str, usable: Processors, present: int) -> Finding:
+    """Return which of the `present` processors of this kind a server may use."""
+    text = f"{name}: {usable}, of {present} present"
+    if usable.quota is not None and usable.quota < 1:
+        return Finding(
+            Verdict.SLOW,
+            "processor",
+            f"{text}; the quota stops every thread for a part of the time",
+            "give the container at least one whole processor",
+        )
+    if len(usable.cpus) < present or usable.quota is not None:
+        return Finding(
+            Verdict.SLOW,
+            "processor",
+            f"{text}; threads that can run at the same time: {usable.threads}",
+            "widen the affinity mask (taskset, cpuset) or the CPU quota of the container to use the others",
+        )
+    return Finding(Verdict.OK, "processor", text)
+
+
+def memory_finding(available: int) -> Finding:
+    """Return whether `available` bytes, within control groups, are enough for more than a small model."""
+    text = f"{available / 1e9:.1f} GB are available, of which the KV cache takes 40 % by default"
+    if available < LITTLE_MEMORY:
+        return Finding(
+            Verdict.SLOW,
+            "memory",
+            text,
+            "only small models fit: end other processes, raise the container's limit, or quantize the model "
+            "(--quantization int4)",
+        )
+    return Finding(Verdict.OK, "memory", text)
+
+
+def address_finding(host: str, port: int) -> Finding:
+    """Return whether a server could listen on the address now."""
+    try:
+        bind(host, port).close()
+    except BindError as error:
+        return Finding(Verdict.FAIL, "address", str(error), "give another --host or --port, here and there")
+    return Finding(Verdict.OK, "address", f"{host}, port {port} is free")
+
+
+def folder_finding(subject: str, folder: Path, without: str, variable: str) -> Finding:
+    """Return whether a cache folder, or the first parent that exists, can be written, and has free space.
+    `without` says what a server does without it, `variable` which environment variable moves it."""
+    present = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(present).free
+    text = f"{folder}: {free / 1e9:.1f} GB free"
+    if not (present.is_dir() and os.access(present, os.W_OK | os.X_OK)):
+        return Finding(
+            Verdict.SLOW,
+            subject,
+            f"{folder} cannot be written: {without}",
+            f"make {present} writable, or set {variable} to another folder",
+        )
+    if free < LITTLE_DISK:
+        return Finding(
+            Verdict.SLOW, subject, f"{text}: {without}", f"free some, or set {variable} to another folder"
+        )
+    return Finding(Verdict.OK, subject, text)
+
+
+def sockets_finding() -> Finding:
+    """Return whether the sockets between server and workers can be made in the temporary folder."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="streamserve-doctor-") as folder:
+            return Finding(Verdict.OK, "sockets", f"can be made in {Path(folder).parent}")
+    except OSError as error:
+        return Finding(
+            Verdict.FAIL,
+            "sockets",
+            f"the temporary folder cannot be used: {error}",
+            "set TMPDIR to a folder that can be written",
+        )
+
+
+def files_finding(limit: int | None = None) -> Finding:
+    """Return how many files, and thus connections, the process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
+    text = "any number may be open" if limit == resource.RLIM_INFINITY else f"{limit} may be open"
+    if 0 <= limit < FEW_FILES:
+        return Finding(
+            Verdict.SLOW,
+            "files",
+            f"{text}, and each connection is one",
+            "raise the limit: ulimit -n, or LimitNOFILE in the systemd unit",
+        )
+    return Finding(Verdict.OK, "files", text)

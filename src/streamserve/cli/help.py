@@ -1,0 +1,57 @@
+"""How `--help` shows flags: in groups, each flag's name whole, also in 80 columns."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from typer.core import TyperCommand
+
+from streamserve.settings.options import Option, options
+
+FIRST = {
+    "dtype": "Model and machine",
+    "max_model_len": "KV cache and batches",
+    "order": "Scheduling",
+    "profile": "Measuring and debugging",
+    "draft": "Speculative decoding",
+    "host": "HTTP server",
+    "max_requests": "Limits of requests",
+    "tool_parser": "Tools, reasoning and structured output",
+    "request_timeout": "Timeouts",
+    "api_key": "Keys",
+    "pairs": "Workers",
+    "timeline": "Traces, logs and web pages",
+}
+"""The first setting of each group, in the order of the settings; the group goes on to the next one here."""
+
+
+def setting_groups() -> dict[str, list[Option]]:
+    """Return the settings of a server by their groups' titles."""
+    return grouped(options(), FIRST)
+
+
+def grouped(settings: list[Option], first: Mapping[str, str]) -> dict[str, list[Option]]:
+    """Return `settings` by title: a setting in `first` begins the group with its title."""
+    groups: dict[str, list[Option]] = {}
+    title = "Settings"
+    for option in settings:
+        title = first.get(option.name, title)
+        groups.setdefault(title, []).append(option)
+    return groups
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose `--help` has a section for each group of flags (`rich_help_panel`)."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, the command's own flags, and the groups."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record:
+                own = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                title = getattr(parameter, "rich_help_panel", None) or own
+                sections.setdefault(title, []).append(record)
+        own_first = sorted(sections, key=lambda title: title not in ("Arguments", "Options"))
+        for title in own_first:
+            with formatter.section(title):
+                formatter.write_dl(sections[title])

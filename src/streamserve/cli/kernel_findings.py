@@ -1,0 +1,85 @@
+"""Findings of `streamserve doctor` about the CPU kernels: where they come from, what they use, how fast."""
+
+from pathlib import Path
+
+import torch
+
+from streamserve.cli.findings import Finding, Verdict
+from streamserve.execution.native.build import (
+    BuildFailed,
+    NativeCacheError,
+    cache_folder,
+    cached_library,
+    check_owner,
+    find_compiler,
+)
+from streamserve.execution.native.levels import best_level, processor_flags
+from streamserve.execution.native.library import Path as KernelPath
+from streamserve.execution.native.library import ThreadPool, load_library
+from streamserve.execution.native.packaged import packaged_library
+from streamserve.execution.native.paths import choose, name_of, stored_rates
+
+
+def kernel_findings() -> list[Finding]:
+    """Return what kernels a server would use, and the findings about the compiler that they may need."""
+    try:
+        if cache_folder().exists():
+            check_owner(cache_folder())
+        packaged = packaged_library()
+        library = packaged or cached_library()
+    except NativeCacheError as error:
+        return [Finding(Verdict.FAIL, "kernels", str(error), "do what it says, and run this again")]
+    except BuildFailed as error:
+        return [
+            Finding(
+                Verdict.SLOW,
+                "kernels",
+                f"{error}: models run on plain PyTorch, several times slower",
+                "install g++, or the wheel for x86-64 Linux, which has compiled kernels",
+            )
+        ]
+    if library is None:
+        text = f"will be compiled at the first start, in about half a minute, by {find_compiler()}"
+        advice = "compile them now: python -m streamserve.execution.native"
+        return [Finding(Verdict.SLOW, "kernels", text, advice)]
+    source = "of the package" if packaged else f"compiled by {find_compiler()}"
+    return [_library_finding(library, source), *_compiler(packaged)]
+
+
+def _library_finding(library: Path, source: str) -> Finding:
+    """Return the path that a library's kernels use on this processor, and the rates that chose it."""
+    try:
+        loaded = load_library(library)
+    except OSError as error:
+        return Finding(
+            Verdict.SLOW,
+            "kernels",
+            f"{library} cannot be loaded ({error}): models run on plain PyTorch",
+            "compile kernels here: pip install --no-binary streamserve streamserve, with g++",
+        )
+    pool = ThreadPool(loaded, 1)
+    paths = [path for path in KernelPath if pool.supports(path, torch.bfloat16)]
+    rates = stored_rates(library)
+    if rates is None:
+        names = ", ".join(map(name_of, paths))
+        return Finding(Verdict.OK, "kernels", f"{source}: {names}; the first start measures which is fastest")
+    best = choose({path: rates.get(name_of(path), 0.0) for path in paths})
+    measured = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items() if rate)
+    text = f"{source}: {name_of(best)}; measured in Gop/s for a thread: {measured or 'nothing'}"
+    if best == KernelPath.PORTABLE:
+        level = best_level(processor_flags()).name
+        return Finding(
+            Verdict.SLOW,
+            "kernels",
+            f"{text}; this processor is of level {level}, without AVX2",
+            "use a processor (or a virtual machine's CPU model) with AVX2 or later",
+        )
+    return Finding(Verdict.OK, "kernels", text)
+
+
+def _compiler(packaged: Path | None) -> list[Finding]:
+    """Return which compiler there is; a package with kernels needs none."""
+    try:
+        return [Finding(Verdict.OK, "compiler", find_compiler())]
+    except BuildFailed:
+        return [Finding(Verdict.OK, "compiler", "there is none, and none is needed")] if packaged else []

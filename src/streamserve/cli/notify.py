@@ -1,0 +1,29 @@
+"""Tell systemd what state the server is in (`Type=notify`): one datagram to the socket that it names."""
+
+import logging
+import os
+import socket
+
+_log = logging.getLogger(__name__)
+
+VARIABLE = "NOTIFY_SOCKET"
+READY, STOPPING = "READY=1", "STOPPING=1"
+
+
+def notify(state: str) -> None:
+    """Send `state` to the service manager; nothing if there is none. A failure is logged: it ends no server.
+
+    The protocol is that of sd_notify(3); an address that begins with @ is abstract.
+    """
+    address = os.environ.get(VARIABLE, "")
+    if not address:
+        return
+    if address[0] not in "/@":
+        _log.warning("%s = %r is not supported: only paths and abstract addresses are", VARIABLE, address)
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.settimeout(1.0)
+            sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+    except OSError as error:
+        _log.warning("the service manager at %s is not told %s: %s", address, state, error)

@@ -1,0 +1,69 @@
+"""Find out what a server would meet on this machine, and print it."""
+
+import os
+from pathlib import Path
+
+import typer
+
+from streamserve.cli.findings import (
+    Finding,
+    Verdict,
+    address_finding,
+    files_finding,
+    folder_finding,
+    import_finding,
+    memory_finding,
+    processor_finding,
+    sockets_finding,
+    version_findings,
+)
+from streamserve.protocol.processors import usable_processors
+
+COLORS = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.FAIL: "red"}
+
+
+def run(host: str, port: int) -> None:
+    """Print the findings, and what to do about each. Raises typer.Exit (1) if a server could not start."""
+    findings = find(host, port)
+    for finding in findings:
+        typer.echo(typer.style(f"{finding.verdict:4}", fg=COLORS[finding.verdict]), nl=False)
+        typer.echo(f"  {finding.subject:10} {finding.text}")
+        if finding.verdict != Verdict.OK:
+            typer.echo(f"{'':17}→ {finding.advice}")
+    failed = any(finding.verdict == Verdict.FAIL for finding in findings)
+    slow = sum(finding.verdict == Verdict.SLOW for finding in findings)
+    better = f"; {slow} could be better" if slow else ""
+    typer.echo(f"\n{'a server cannot start here' if failed else 'a server can start here'}{better}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def find(host: str, port: int) -> list[Finding]:
+    """Return all findings about this machine."""
+    findings = [*version_findings(), import_finding()]
+    if findings[-1].verdict == Verdict.OK:
+        findings += _by_torch()
+    return [*findings, *_folders(), address_finding(host, port), sockets_finding(), files_finding()]
+
+
+def _by_torch() -> list[Finding]:
+    """Return the findings whose modules import torch."""
+    from streamserve.cli.kernel_findings import kernel_findings
+    from streamserve.execution.memory import available_bytes
+    from streamserve.execution.profile.profile import processor_name
+
+    usable = usable_processors()
+    processor = processor_finding(processor_name(), usable, os.cpu_count() or 1)
+    return [processor, *kernel_findings(), memory_finding(available_bytes())]
+
+
+def _folders() -> list[Finding]:
+    """Return the findings about the folders that a server writes."""
+    environment, home = os.environ, Path.home()
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    hub = Path(environment.get("HF_HOME") or cache / "huggingface")
+    without = "kernels and profiles are made again at every start"
+    return [
+        folder_finding("cache", cache / "streamserve", without, "XDG_CACHE_HOME"),
+        folder_finding("models", hub, "models cannot be downloaded by name", "HF_HOME"),
+    ]

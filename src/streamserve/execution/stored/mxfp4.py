@@ -1,0 +1,74 @@
+"""MXFP4 checkpoints of experts whose matrices are stacked, as gpt-oss is published: the tensors of a layer.
+
+    mlp.experts.gate_up_proj_blocks    uint8 [experts, out, in / 32, 16]   two numbers a byte, the first low
+    mlp.experts.gate_up_proj_scales    uint8 [experts, out, in / 32]       exponents e
+    mlp.experts.down_proj_…            likewise
+
+A number is 2^(e - 127) · m, where the four bits m are a sign, two bits of exponent and one of fraction.
+Outputs of gate_up_proj are gates and values alternating.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from streamserve.execution.checkpoint import Checkpoint, Header, is_finite
+from streamserve.execution.experts import in_halves, is_routed, stack_of
+from streamserve.execution.fields import Fields
+from streamserve.execution.gguf.blocks import mxfp4_numbers, mxfp4_scales
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.stored.formats import (
+    Linears,
+    Shape,
+    StoredFormat,
+    StoredFormats,
+    formats_of_layers,
+    skipped_modules,
+)
+
+BLOCK = 32
+"""Numbers of a block."""
+FORMAT = WeightFormat(8, BLOCK, symmetric=True)
+
+
+@dataclass(frozen=True)
+class MXFP4:
+    """A matrix of a stack, of `experts` experts. In memory its numbers have 8 bits: twice their value."""
+
+    experts: int
+    weights: WeightFormat = FORMAT
+
+    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+        """Return the tensors, by name, of the stack that `module` is in, with this shape [out, in]."""
+        stack, _ = stack_of(module)
+        rows, blocks = shape[0], self.weights.groups(shape[1])
+        return {
+            f"{stack}_blocks": Header((self.experts, rows, blocks, BLOCK // 2), ("U8",)),
+            f"{stack}_scales": Header((self.experts, rows, blocks), ("U8",)),
+        }
+
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+        """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for scales of
+        numbers that are not finite."""
+        stack, number = stack_of(module)
+        packed = checkpoint.part(f"{stack}_blocks", number)
+        halves = torch.stack([packed & 15, packed >> 4], dim=-1)
+        scales = mxfp4_scales(checkpoint.part(f"{stack}_scales", number))
+        if not is_finite(scales * (1 << self.weights.bits)):
+            checkpoint.refuse(f"{stack}_scales", "holds scales of weights that float32 cannot hold")
+        numbers = mxfp4_numbers(halves.reshape(shape))
+        return QuantizedWeight(self.weights, in_halves(module, numbers), in_halves(module, scales))
+
+
+def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
+    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError unless it is the
+    experts that are quantized."""
+    for part in skipped_modules(fields, "modules_to_not_convert"):
+        if "experts" in part:
+            fields.refuse("modules_to_not_convert", f"{part!r:.80} is not supported: experts are quantized")
+    counts = [sum(map(is_routed, names)) // 2 for names in linears]
+
+    def format_of(module: str) -> StoredFormat | None:
+        return MXFP4(counts[int(module.split(".")[2])]) if is_routed(module) else None
+
+    return formats_of_layers(fields, "modules_to_not_convert", format_of, linears)

@@ -1,0 +1,142 @@
+"""Models in huggingface_hub's cache: list them, find one, remove one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamserve.hub.download import model_path, shards_of
+from streamserve.hub.files import (
+    INDEX,
+    SINGLE,
+    folder_files,
+    gguf_files,
+    gguf_models,
+    quantization_of,
+    wants_gguf,
+)
+from streamserve.hub.names import HubName
+from streamserve.protocol.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo, CachedRevisionInfo, DeleteCacheStrategy
+
+DEFAULT_BRANCH = "main"
+
+Files = Mapping[str, "CachedFileInfo"]
+"""The files of a revision by their paths in the repository."""
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model in the cache: a folder, or one GGUF model at its first file; `size` in bytes. `file`: the
+    first of its files, where it is a GGUF model."""
+
+    name: HubName
+    path: Path
+    size: int
+    file: str | None = None
+
+
+def cached_models() -> list[CachedModel]:
+    """Return the models in the cache, by name: every revision and every GGUF model of a repository."""
+    models = [
+        model for repo in _repositories() for revision in repo.revisions for model in _models(repo, revision)
+    ]
+    return sorted(models, key=lambda model: str(model.name))
+
+
+def cached_path(name: HubName) -> Path | None:
+    """Return the folder of a cached model, or its GGUF file; None where the cache does not have its
+    repository or revision. Raises CheckpointError where it lacks files of it."""
+    revision = next((each for repo in _named(name) for each in _revisions(repo, name)), None)
+    if revision is None:
+        return None
+    files = _files(revision)
+    if wants_gguf(name, files):
+        return model_path(name, revision.snapshot_path, gguf_files(name, files))
+    needed = folder_files(name, files)
+    shards = shards_of(revision.snapshot_path / INDEX) if INDEX in files else []
+    missing = sorted(set(shards) - files.keys())
+    if missing:
+        raise CheckpointError(f"{name}: {missing[0]} is not in the cache, run streamserve models pull {name}")
+    return model_path(name, revision.snapshot_path, needed)
+
+
+def removal(name: HubName) -> "DeleteCacheStrategy":
+    """Return what to delete so that a model is not in the cache any more, and the bytes that frees: one
+    GGUF model, one revision, or without either the whole repository. Raises CheckpointError if it is not in
+    the cache."""
+    from huggingface_hub import scan_cache_dir
+
+    info = scan_cache_dir() if _named(name) else None
+    repo = next((each for each in info.repos if _is(each, name)), None) if info else None
+    found = _revisions(repo, name) if repo else []
+    if not (info and repo and found):
+        raise CheckpointError(f"{name} is not in the cache: streamserve models list shows what is")
+    if name.quantization is None:
+        revisions = found if name.revision else repo.revisions
+        return info.delete_revisions(*(revision.commit_hash for revision in revisions))
+    files = _files(found[0])
+    parts = gguf_files(name, files)
+    if len(gguf_models(files)) == 1:
+        return info.delete_revisions(found[0].commit_hash)
+    return info.delete_files(*(files[part] for part in parts))
+
+
+def _repositories() -> list["CachedRepoInfo"]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+    except CacheNotFound:
+        return []
+
+
+def _named(name: HubName) -> list["CachedRepoInfo"]:
+    return [repo for repo in _repositories() if _is(repo, name)]
+
+
+def _is(repo: "CachedRepoInfo", name: HubName) -> bool:
+    return repo.repo_type == "model" and repo.repo_id == name.repo
+
+
+def _revisions(repo: "CachedRepoInfo", name: HubName) -> list["CachedRevisionInfo"]:
+    """Return the revision that `name` means, if the cache has it."""
+    wanted = name.revision or DEFAULT_BRANCH
+    return [each for each in repo.revisions if wanted in each.refs or each.commit_hash == wanted]
+
+
+def _files(revision: "CachedRevisionInfo") -> Files:
+    return {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
+
+
+def _models(repo: "CachedRepoInfo", revision: "CachedRevisionInfo") -> list[CachedModel]:
+    files = _files(revision)
+    at = None if DEFAULT_BRANCH in revision.refs else min(revision.refs, default=revision.commit_hash)
+    models = [
+        CachedModel(
+            HubName(repo.repo_id, quantization, at),
+            revision.snapshot_path / parts[0],
+            sum(files[part].size_on_disk for part in parts),
+            parts[0],
+        )
+        for quantization, parts in _named_quantizations(files).items()
+    ]
+    if files.keys() & {SINGLE, INDEX} or not models:
+        others = [file for path, file in files.items() if not path.endswith(".gguf")]
+        size = sum(file.size_on_disk for file in others)
+        models.append(CachedModel(HubName(repo.repo_id, None, at), revision.snapshot_path, size))
+    return models
+
+
+def _named_quantizations(files: Files) -> dict[str, list[str]]:
+    """Return the files of GGUF models by what a name is to say for them: the quantization where one model
+    has it, else the file."""
+    models = gguf_models(files)
+    kinds = [quantization_of(first) for first in models]
+    return {
+        kind if kinds.count(kind) == 1 else first: parts
+        for kind, (first, parts) in zip(kinds, models.items(), strict=True)
+    }

@@ -1,0 +1,110 @@
+"""Choose the files of a repository that are loaded: safetensors with config, tokenizer and templates, or the
+file of one GGUF model, with all parts of a split one."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from streamserve.gguf.paths import PART, SUFFIX
+from streamserve.hub.names import HubName
+from streamserve.protocol.errors import CheckpointError
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+TEXTS = (".json", ".jinja", ".model", ".txt")
+"""Endings of configs, tokenizers and templates."""
+
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d[A-Z0-9_]*|TQ\d_\d|MXFP4(?:_[A-Z0-9_]+)?|NVFP4|BF16|FP?16|FP?32))$"
+)
+_SHOWN = 24
+"""The most quantizations that an error message names."""
+_NOT_MODELS = ("mmproj", "imatrix")
+"""Beginnings of names of GGUF files that are no language models: vision projectors, importance matrices."""
+
+
+def folder_files(name: HubName, files: Iterable[str]) -> list[str]:
+    """Return the files of a model in Hugging Face layout, but for the shards that its index names. Raises
+    CheckpointError where the repository `name` has none that can be loaded."""
+    files = set(files)
+    if CONFIG not in files:
+        raise CheckpointError(f"{name}: the repository has neither a {CONFIG} nor GGUF files")
+    if not files & {SINGLE, INDEX}:
+        raise CheckpointError(
+            f"{name}: the repository has no weights in safetensors ({SINGLE}, or shards with {INDEX}), "
+            "which are the only ones read"
+        )
+    weights = {INDEX} if INDEX in files else {SINGLE}
+    other_indexes = {file for file in files if file.endswith(".index.json")}
+    return sorted(weights | {file for file in files - other_indexes if _is_text(file)})
+
+
+def _is_text(file: str) -> bool:
+    """Return whether a file may hold config, tokenizer or template; those in folders are poolings."""
+    path = PurePosixPath(file)
+    if path.suffix not in TEXTS or path.name.lower().startswith(("readme", "license")):
+        return False
+    return len(path.parts) == 1 or (len(path.parts) == 2 and path.parts[0].endswith("_Pooling"))
+
+
+def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
+    """Return the GGUF models among `files`: the files of each, in order, by the first of them."""
+    models: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(files):
+        path = PurePosixPath(file)
+        if path.suffix.lower() == SUFFIX and not path.name.lower().startswith(_NOT_MODELS):
+            part = PART.fullmatch(path.name)
+            models[str(path.with_name(part[1] + "-of-" + part[3])) if part else file].append(file)
+    return {parts[0]: parts for parts in models.values()}
+
+
+def quantization_of(file: str) -> str:
+    """Return the quantization that the name of a GGUF file ends in, in capitals; its name where there is
+    none."""
+    path = PurePosixPath(file)
+    part = PART.fullmatch(path.name)
+    match = _QUANTIZATION.search((part[1] if part else path.stem).upper())
+    return match[1] if match else path.name
+
+
+def gguf_files(name: HubName, files: Iterable[str]) -> list[str]:
+    """Return the files of the GGUF model that `name` asks for, the first one first. Raises CheckpointError,
+    which lists the repository's models, unless there is exactly one."""
+    models = gguf_models(files)
+    wanted = name.quantization
+    if wanted is None:
+        chosen = list(models)
+    elif wanted.lower().endswith(SUFFIX):
+        chosen = [first for first in models if wanted in (first, PurePosixPath(first).name)]
+    else:
+        chosen = [first for first in models if quantization_of(first) == wanted.upper()]
+    if len(chosen) != 1:
+        raise CheckpointError(_ambiguous(name, list(models), chosen))
+    parts = models[chosen[0]]
+    part = PART.fullmatch(PurePosixPath(chosen[0]).name)
+    if part and (int(part[2]) != 1 or len(parts) != int(part[3])):
+        raise CheckpointError(
+            f"{name}: the repository has {len(parts)} of the {int(part[3])} parts of {part[1]}"
+        )
+    return parts
+
+
+def _ambiguous(name: HubName, models: list[str], chosen: list[str]) -> str:
+    if not models:
+        return f"{name}: the repository has no GGUF files"
+    if len(chosen) > 1 and name.quantization:
+        several = ", ".join(PurePosixPath(first).name for first in chosen[:_SHOWN])
+        return f"{name}: several files are in {name.quantization}, give one as {name.repo}:FILE: {several}"
+    there = sorted({quantization_of(first) for first in models})
+    listed = ", ".join(there[:_SHOWN]) + (f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else "")
+    if name.quantization is None:
+        return f"{name}: the repository holds several models, give one as {name.repo}:{there[0]}: {listed}"
+    return f"{name}: the repository has no {name.quantization}; it has: {listed}"
+
+
+def wants_gguf(name: HubName, files: Iterable[str]) -> bool:
+    """Return whether `name` is a GGUF model: it says which, or the repository has no other format."""
+    files = set(files)
+    return bool(name.quantization) or (not files & {SINGLE, INDEX} and bool(gguf_models(files)))

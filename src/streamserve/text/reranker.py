@@ -1,0 +1,38 @@
+"""Prompts that ask a reranking model to judge a document, and the tokens of its judgement: those of
+Qwen3-Reranker."""
+
+from dataclasses import dataclass
+
+from streamserve.protocol.errors import CheckpointError
+from streamserve.text.tokenizer import Tokenizer
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""The instruction of requests that give none, as published."""
+
+_BEGIN = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a reranking model scores: by the logits of the tokens `no` and `yes`."""
+
+    no: int
+    yes: int
+
+    def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
+        """Return the prompt after which the model judges a document."""
+        instruct = INSTRUCTION if instruction is None else instruction
+        return f"{_BEGIN}<Instruct>: {instruct}\n<Query>: {query}\n<Document>: {document}{_END}"
+
+
+def scoring(tokenizer: Tokenizer) -> Scoring:
+    """Return how the model with this tokenizer scores. Raises CheckpointError if "no" and "yes" are not one
+    token each."""
+    no, yes = (tokenizer.encode(answer, add_special_tokens=False) for answer in ("no", "yes"))
+    if len(no) != 1 or len(yes) != 1:
+        raise CheckpointError('--task score: the tokenizer has no tokens "no" and "yes" to score by')
+    return Scoring(no[0], yes[0])

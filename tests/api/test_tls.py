@@ -1,0 +1,83 @@
+"""HTTPS by real clients: the API, streams, WebSockets; clients that do not speak it cost nothing."""
+
+import json
+import socket
+import ssl
+import warnings
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import trustme
+from websockets.sync.client import connect
+
+from streamserve.protocol.tls import tls_context
+from tests.api.serving import TLS, ScriptedGenerator, Served, scripted
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TLS:
+    folder, authority = tmp_path_factory.mktemp("tls"), trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.cert_chain_pems[0].write_to_path(folder / "chain.pem")
+    certificate.private_key_pem.write_to_path(folder / "key.pem")
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return TLS(tls_context(str(folder / "chain.pem"), str(folder / "key.pem")), client)
+
+
+@pytest.fixture(scope="module")
+def secure(generator: ScriptedGenerator, tls: TLS) -> Iterator[Served]:
+    with scripted(generator, tls=tls) as server:
+        yield server
+
+
+def test_requests_and_streams(secure: Served) -> None:
+    assert secure.url.startswith("https://")
+    reply = secure.client.completions.create(model="scripted", prompt="hi")
+    assert reply.choices[0].text == "hello"
+    parts = list(secure.client.completions.create(model="scripted", prompt="hi", stream=True))
+    assert "".join(part.choices[0].text for part in parts if part.choices) == "hello"
+
+
+def test_a_large_body(secure: Served) -> None:
+    text = "a" * 1_000_000
+    reply = secure.post("/v1/completions", model="scripted", prompt="hi", user=text)
+    assert reply.status_code == 200
+
+
+def test_a_prompt_stream_over_a_websocket(secure: Served, tls: TLS) -> None:
+    url = secure.url.replace("https", "wss") + "/v1/streams/ws"
+    with connect(url, ssl=tls.client) as stream:
+        stream.send(json.dumps({"type": "open", "model": "scripted", "prompt": "a"}))
+        assert json.loads(stream.recv(timeout=20))
+
+
+def test_a_client_that_does_not_trust_the_certificate_refuses_it(secure: Served) -> None:
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"{secure.url}/health")
+
+
+def test_an_old_version_of_tls_is_refused(secure: Served, tls: TLS) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    host, port = "127.0.0.1", int(secure.url.rpartition(":")[2])
+    with socket.create_connection((host, port), timeout=20) as plain, pytest.raises((ssl.SSLError, OSError)):
+        old.wrap_socket(plain)
+
+
+def test_plain_http_gets_no_reply_and_the_server_continues(secure: Served) -> None:
+    port = int(secure.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        try:
+            while part := plain.recv(4096):
+                received += part
+        except ConnectionResetError:
+            pass
+    assert b"HTTP/1.1" not in received
+    assert secure.http.get("/health").status_code == 200

@@ -1,0 +1,56 @@
+"""`--help` in a terminal of 80 columns: every flag with its whole name, in a group."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from streamserve.cli.help import FIRST, grouped, setting_groups
+from streamserve.cli.main import app
+from streamserve.settings.options import Option, options
+
+WIDTH = 80
+
+
+def run(*arguments: str) -> str:
+    """Return what a command prints."""
+    environment = {"COLUMNS": str(WIDTH), "TERMINAL_WIDTH": str(WIDTH)}
+    result = CliRunner().invoke(app, list(arguments), env=environment)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize(
+    "command", [["serve"], ["generate"], ["chat"], ["profile"], ["draft"], ["bench", "serve"], ["doctor"]]
+)
+def test_no_line_is_longer_than_the_terminal_and_no_flag_is_cut(command: list[str]) -> None:
+    text = run(*command, "--help")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert len([line for line in lines if re.match(r"  --[a-z]", line)]) > 1
+    assert "…" not in text
+
+
+def test_every_setting_is_in_the_section_of_its_group() -> None:
+    text = run("serve", "--help")
+    for title, settings in setting_groups().items():
+        section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        for option in settings:
+            name = option.name.replace("_", "-")
+            shown = f"--{name} / --no-{name}" if option.kind is bool else f"--{name} <"
+            assert f"  {shown}" in section
+
+
+def test_groups_hold_all_settings_once_in_their_order() -> None:
+    names = [option.name for group in setting_groups().values() for option in group]
+    assert names == [option.name for option in options()]
+    assert list(setting_groups()) == list(FIRST.values())
+
+
+def test_a_setting_that_begins_no_group_is_in_that_of_the_one_before() -> None:
+    settings = [Option(name, str, None, "") for name in ("a", "b", "c")]
+    groups = grouped(settings, {"b": "Second"})
+    assert {title: [option.name for option in group] for title, group in groups.items()} == {
+        "Settings": ["a"],
+        "Second": ["b", "c"],
+    }

@@ -1,0 +1,98 @@
+"""Harmony's channels become reasoning, content and calls, wherever the text is split."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.text.harmony import HarmonyParser
+from streamserve.text.message import Part
+
+THOUGHT = "<|channel|>analysis<|message|>Hm, 1 < 2.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+CALL = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+RECIPIENT_FIRST = CALL.replace(
+    "assistant<|channel|>commentary to=functions.f ", "assistant to=functions.f<|channel|>commentary "
+)
+UNKNOWN = CALL.replace("functions.f", "functions.g")
+
+Parsed = tuple[str, str, list[tuple[str | None, str]]]
+
+CASES: list[tuple[str, Parsed]] = [
+    (THOUGHT + FINAL, ("Hm, 1 < 2.", "Yes.", [])),
+    (THOUGHT + CALL, ("Hm, 1 < 2.", "", [("f", '{"a": 1}')])),
+    (THOUGHT + RECIPIENT_FIRST, ("Hm, 1 < 2.", "", [("f", '{"a": 1}')])),
+    (' to=functions.f<|channel|>commentary<|message|>{"a": 1', ("", "", [("f", '{"a": 1')])),
+    (
+        THOUGHT + THOUGHT.replace("<|channel", "<|start|>assistant<|channel"),
+        ("Hm, 1 < 2.\nHm, 1 < 2.", "", []),
+    ),
+    ("<|channel|>commentary<|message|>I look.<|end|>" + CALL, ("", "I look.", [("f", '{"a": 1}')])),
+    (CALL + CALL, ("", "", [("f", '{"a": 1}')] * 2)),
+    (CALL.replace('{"a": 1}', ""), ("", "", [("f", "{}")])),
+    (THOUGHT + UNKNOWN, ("Hm, 1 < 2.", UNKNOWN.removesuffix("<|call|>"), [])),
+    ("Just text < here.", ("", "Just text < here.", [])),
+    ("<|channel|>analysis", ("", "<|channel|>analysis", [])),
+    ("<|channel|>other<|message|>x", ("", "<|channel|>other<|message|>x", [])),
+    ("<|start|>assistant<|message|>Hello", ("", "Hello", [])),
+    ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Yes", ("Hm", "Yes", [])),
+    ("", ("", "", [])),
+]
+
+
+def read(pieces: list[str], parallel: bool = True) -> Parsed:
+    parser, whole = HarmonyParser({"f": {}}, parallel), Part()
+    for part in [*(parser.read(piece, False) for piece in pieces), parser.read("", True)]:
+        whole = Part(whole.reasoning + part.reasoning, whole.content + part.content, whole.calls + part.calls)
+    heads = [call for call in whole.calls if call.id]
+    assert [head.index for head in heads] == list(range(len(heads)))
+    assert parser.called == bool(heads)
+    arguments = [
+        "".join(call.arguments for call in whole.calls if call.index == head.index) for head in heads
+    ]
+    calls = [(head.name, text) for head, text in zip(heads, arguments, strict=True)]
+    return whole.reasoning, whole.content, calls
+
+
+@pytest.mark.parametrize(("text", "parsed"), CASES)
+def test_a_whole_text(text: str, parsed: Parsed) -> None:
+    assert read([text]) == parsed
+
+
+@pytest.mark.parametrize(("text", "parsed"), CASES)
+def test_character_by_character(text: str, parsed: Parsed) -> None:
+    assert read(list(text)) == parsed
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "x" * 600]
+        )
+        | st.sampled_from(
+            ["<|return|>", "assistant", "analysis", "final", "commentary", " to=functions.f", "to=g", " "]
+        )
+        | st.sampled_from(["<", "<|", "|>", "{}", "\n", "x"])
+    ),
+    st.data(),
+)
+def test_any_split_gives_the_same(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(pieces) == read([text]) == read(list(text))
+
+
+@given(st.text(st.characters(exclude_characters="<|")))
+def test_text_without_channels_is_content(text: str) -> None:
+    if not text.lstrip().startswith("to=") and text.strip():
+        assert read([text]) == ("", text, [])
+
+
+def test_only_one_call_without_parallel_calls() -> None:
+    assert read([CALL + CALL], parallel=False)[2] == [("f", '{"a": 1}')]
+
+
+def test_arguments_are_streamed() -> None:
+    parser = HarmonyParser({"f": {}})
+    deltas = [call.arguments for sign in CALL for call in parser.read(sign, False).calls]
+    assert deltas == ["", *'{"a": 1}']
