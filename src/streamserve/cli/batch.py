@@ -6,14 +6,15 @@ from typing import Annotated
 import typer
 
 from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
-from streamserve.settings.options import SettingsError, options
+from streamserve.cli.help import setting_groups
+from streamserve.settings.options import SettingsError
 
 Model = Annotated[
     str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
 ]
 
 
-@with_flags({"Settings": options()})
+@with_flags(setting_groups())
 def batch(
     file: Annotated[Path, typer.Argument(help="requests in OpenAI's batch format, one in JSON on each line")],
     *,
