@@ -24,7 +24,9 @@ from tokenizers import (
 
 from streamserve.protocol.errors import CheckpointError
 from streamserve.text.chat import chat_template
+from streamserve.text.reasoning import REASONING_FORMATS, find_reasoning_format
 from streamserve.text.tokenizer import Tokenizer as Ours
+from streamserve.text.tools.formats import FORMATS, find_format
 from tests.conftest import Scale
 from tests.text.folders import CHATML, CORPUS
 
@@ -33,13 +35,24 @@ ENDING = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {
     "llama-bpe": BEGINNING + r"\p{N}{1,3}" + ENDING,
     "qwen2": BEGINNING + r"\p{N}" + ENDING,
+    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-"""As in the tokenizer.json of Llama 3 and of Qwen 2."""
+"""As in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo and Phi-4-mini."""
+WHOLE = ("llama-bpe", "tekken")
+"""Those which keep words that are tokens whole, and begin texts with a token."""
 SPECIAL = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
 WORDS = [
     "the", " the", "  ", " ", "\n", "\n\n", "\t", "quick", "brown's", "I'LL", "1", "1234", " 56", "Grüße",
     "e\u0301", "\u00e9", "你好", " مرحبا", "🙂", "👩‍👩‍👧", "<tool>", "<|im_end|>", "<|im_start|>", "▁", "...",
     "!?", "a_b", "\r\n", "\u2009", "don't", "def add(a, b):", "\x00", "日本", "hello world", "world", "aaaa",
+    "HelloWORLD", "ÜBERder", "http://a/b//\n/",
 ]  # fmt: skip
 
 
@@ -53,7 +66,7 @@ def steps(pre: str) -> list[Any]:
     """What published tokenizers of this name do before merging."""
     if pre == "gpt-2":
         return [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    if pre == "smollm":
+    if pre in ("smollm", "refact"):
         return [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -64,7 +77,7 @@ def steps(pre: str) -> list[Any]:
 
 def byte_level(pre: str) -> Tokenizer:
     """A trained byte-level tokenizer; llama-bpe's begins texts with a token."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pre in WHOLE))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps(pre))
@@ -75,7 +88,7 @@ def byte_level(pre: str) -> Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens(["<tool>", "日本"])
-    if pre == "llama-bpe":
+    if pre in WHOLE:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
         )
@@ -110,13 +123,13 @@ def add_byte_level(writer: gguf.GGUFWriter, tokenizer: Tokenizer, pre: str) -> N
     writer.add_chat_template(CHATML)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm"])
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "refact", "tekken", "gpt-4o"])
 def test_byte_level_tokenizers_give_the_original_ids(tmp_path: Path, scale: Scale, pre: str) -> None:
     original = byte_level(pre)
     ours = Ours.from_folder(write(tmp_path / "a.gguf", lambda writer: add_byte_level(writer, original, pre)))
     assert ours.byte_level
     assert ours.vocab_size == original.get_vocab_size()
-    begins = pre == "llama-bpe"
+    begins = pre in WHOLE
     assert ours.added_special_tokens == ([0] if begins else [], [])
     for text in texts(scale):
         ids = original.encode(text).ids
@@ -230,6 +243,37 @@ def test_special_tokens_and_the_chat_template_are_the_files(tmp_path: Path) -> N
     prompt = template.render([{"role": "user", "content": "hi"}])
     assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.encode(prompt)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("sign", "tools", "reasoning"),
+    [
+        ("<tool_call></think>", "hermes", "qwen3"),
+        ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("<|start_of_role|><|tool_call|><think></think><response>", "granite", "granite3_3"),
+        ("<start_of_turn>", "gemma", None),
+        ("<tool_call><function=x>", "qwen3_coder", None),
+    ],
+)
+def test_the_formats_are_found_in_the_files_chat_template(
+    tmp_path: Path, sign: str, tools: str, reasoning: str | None
+) -> None:
+    original = byte_level("gpt-2")
+    original.add_special_tokens(
+        [AddedToken(FORMATS[tools].marks[0] if FORMATS[tools].marks else "<x>", special=True)]
+    )
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        add_byte_level(writer, original, "gpt-2")
+        writer.kv_data[0].pop("tokenizer.chat_template")
+        writer.add_chat_template("{# " + sign + " #}{{ tools }}")
+
+    tokenizer = Ours.from_folder(write(tmp_path / "a.gguf", add))
+    assert find_format("auto", tokenizer.template_signs) is FORMATS[tools]
+    found = find_reasoning_format("auto", tokenizer.template_signs)
+    assert found is (REASONING_FORMATS[reasoning] if reasoning else None)
+    for mark in FORMATS[tools].marks[:1]:
+        assert tokenizer.special_id(mark) == original.token_to_id(mark)
 
 
 def changed(entry: str, value: Any, kind: str = "gpt2") -> Callable[[gguf.GGUFWriter], None]:

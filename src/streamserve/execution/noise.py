@@ -69,7 +69,8 @@ def gumbel(
 def _gumbel(seeds: Words, choices: Words, indices: Words, tokens: Words) -> NDArray[np.float64]:
     counter = (choices & _LOW, indices & _LOW, tokens & _LOW, np.zeros_like(tokens))
     w0, w1, _, _ = philox(counter, (seeds & _LOW, seeds >> _HALF))
-    return -np.log(-np.log(uniform(w0, w1)))
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform(w0, w1)))
+    return noise
 
 
 def uniform(w0: Words, w1: Words) -> NDArray[np.float64]:

@@ -25,6 +25,12 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
 QWEN2 = _WORDS + r"\p{N}" + _REST
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST_WITH_SLASH = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}" + _REST_WITH_SLASH
+GPT4O = rf"{_CASED[0]}{_ENDING}|{_CASED[1]}{_ENDING}|\p{{N}}{{1,3}}" + _REST_WITH_SLASH
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,9 @@ SPLITTINGS = {
     "llama-v3": _LLAMA,
     "qwen2": Splitting(QWEN2, nfc=True),
     "smollm": Splitting(digits=True),
+    "refact": Splitting(digits=True),  # Granite 3
+    "tekken": Splitting(TEKKEN, whole=True, bos=True),  # Mistral Nemo and later
+    "gpt-4o": Splitting(GPT4O),  # Phi-4-mini
 }
 """By tokenizer.ggml.pre."""
 

@@ -9,7 +9,7 @@ from streamserve.api.openai.structured import json_grammar, response_schema
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar, check_size
 from streamserve.text.tokenizer import Tokenizer
-from streamserve.text.tools.formats import REQUIRED, Format, find_format
+from streamserve.text.tools.formats import FORMATS, REQUIRED, Format, find_format
 from streamserve.text.tools.grammar import calls_schema, free_calls
 from streamserve.text.tools.native import NotExpressible
 from streamserve.text.tools.parser import ToolCallParser
@@ -71,10 +71,7 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, tho
             return Tools(request.tools, schemas, format, parallel)
         constrained = {name: schema if name in strict else _ANY for name, schema in schemas.items()}
         check_schemas(constrained if answer is None else {**constrained, "": answer})
-        try:
-            grammar = free_calls(format, constrained, tokenizer.special_id, thought, answer)
-        except NotExpressible as error:
-            raise RequestError(f"tools: {error}; use tool_choice required", field="tools") from error
+        grammar = _free_calls(format, constrained, tokenizer, thought, answer)
         return Tools(request.tools, schemas, format, parallel, grammar)
     if choice == "required":
         check_schemas(schemas)
@@ -85,6 +82,21 @@ def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, tho
         grammar = json_grammar(calls, "tools")
         return Tools(request.tools, schemas, REQUIRED, parallel, grammar)
     return Tools(request.tools, schemas, REQUIRED, False, json_grammar(schemas[choice], "tools"), choice)
+
+
+def _free_calls(
+    format: Format,
+    schemas: dict[str, dict[str, Any]],
+    tokenizer: Tokenizer,
+    thought: str,
+    answer: dict[str, Any] | None,
+) -> Grammar:
+    """Return `free_calls`. Raises RequestError for a schema that calls in this format cannot follow."""
+    try:
+        return free_calls(format, schemas, tokenizer.special_id, thought, answer)
+    except NotExpressible as error:
+        remedy = "" if format is FORMATS["harmony"] else "; use tool_choice required"
+        raise RequestError(f"tools: {error}{remedy}", field="tools") from error
 
 
 def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:

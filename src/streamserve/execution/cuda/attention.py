@@ -164,7 +164,8 @@ class _Spans:
     def limits(self, rows: int) -> Int32s:
         """Return for each row the end of the slots up to its own, [rows]."""
         first = self.ends - self.counts + 1
-        return (np.repeat(first - self.offsets, self.counts) + np.arange(rows)).astype(np.int32)
+        limits: Int32s = (np.repeat(first - self.offsets, self.counts) + np.arange(rows)).astype(np.int32)
+        return limits
 
 
 @dataclass(frozen=True)

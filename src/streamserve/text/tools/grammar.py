@@ -50,18 +50,28 @@ def free_calls(
         f"calls: {format.calls.format(**signs)}",
         r"BLANKS: /[ \r\n\t]{0,8}/",
     ]
-    named: dict[str, Any] = {} if answer is None else {"answer": answer}
+    written, named = _call_rules(format, schemas, signs["separator"])
+    named |= {} if answer is None else {"answer": answer}
+    lark = "\n".join([*rules, *written])
+    return Grammar(kind="lark_json", text=json.dumps({"lark": lark, "schemas": named}))
+
+
+def _call_rules(
+    format: Format, schemas: Mapping[str, Schema], separator: str
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the rules that the format's `calls` refer to, and the JSON schemas."""
+    rules: list[str] = []
+    named: dict[str, Any] = {}
     if "@call" in format.calls:
         named["call"] = calls_schema(schemas, format.key)
     if "native" in format.calls:
-        written, used = native_rules("xml" if "xml" in format.syntaxes else "python", schemas)
-        rules, named = rules + written, named | used
+        rules, named = native_rules("xml" if "xml" in format.syntaxes else "python", schemas)
     if "name_first" in format.calls:
         numbered = list(enumerate(schemas))
         alternatives = [f"{json.dumps(name)} between @arguments{index}" for index, name in numbered]
-        rules += ["name_first: " + " | ".join(alternatives), f"between: {signs['separator']}? BLANKS"]
+        rules += ["name_first: " + " | ".join(alternatives), f"between: {separator}? BLANKS"]
         named |= {f"arguments{index}": schemas[name] for index, name in numbered}
-    return Grammar(kind="lark_json", text=json.dumps({"lark": "\n".join(rules), "schemas": named}))
+    return rules, named
 
 
 def _text_without_call(format: Format, special: Callable[[str], int | None]) -> str:
