@@ -45,7 +45,6 @@ def warning(response: httpx.Response) -> str:
         (CHATS, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         (COMPLETIONS, {"cache_prompt": True}, "cache_prompt"),
         (COMPLETIONS, {"num_ctx": 8192}, "num_ctx"),
-        (RESPONSES, {"store": True}, "store"),
         (RESPONSES, {"stream_options": {"include_obfuscation": True}}, "stream_options"),
         (RESPONSES, {"reasoning": {"effort": "low"}}, f"reasoning.effort{NO_VARIABLE}"),
         (RESPONSES, {"reasoning": {"effort": "none", "summary": "auto"}}, "reasoning.summary"),
@@ -135,7 +134,6 @@ def test_unknown_keys_of_messages_and_parts(hello: Served, strict: Served, route
         (CHATS, "repeat_penalty", 1.1),
         (CHATS, "modalities", ["audio"]),
         (RESPONSES, "n", 2),
-        (RESPONSES, "previous_response_id", "resp_1"),
         (RESPONSES, "messages", [USER]),
     ],
 )

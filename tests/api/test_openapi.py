@@ -15,6 +15,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "hi", "logprobs": 1, "echo": True, "return_token_ids": True}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}),
     ("/v1/responses", {"input": "hi"}),
+    ("/v1/messages", {"max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/detokenize", {"tokens": [70]}),
 ]
@@ -54,8 +56,8 @@ def test_the_examples_work(server: Served, description: Any) -> None:
             if path in OF_VECTORS:
                 assert "--task" in server.post(path, **example["value"]).json()["error"]["message"]
                 continue  # the model generates: tests/test_embeddings.py
-            if path == "/v1/streams/{name}/answer":
-                continue  # does not end before the prompt is finished: test_early_answers.py
+            if path in ("/v1/streams/{name}/answer", "/v1/batches"):
+                continue  # does not end before the prompt is finished; needs a file: test_batches.py
             if "{name}" in path:
                 made = server.post("/v1/streams", query="hello", max_tokens=2).json()
                 path = path.replace("{name}", made["id"])

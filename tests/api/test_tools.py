@@ -286,7 +286,7 @@ def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
     ("fields", "param", "message"),
     [
         ({"tools": [{"type": "retrieval"}]}, "tools", "tools[0] must have the type function"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "1 to 64 letters"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "1 to 128 letters"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
             "tools",

@@ -21,7 +21,8 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [["serve"], ["generate"], ["chat"], ["profile"], ["draft"], ["bench", "serve"], ["doctor"]]
+    "command",
+    [["serve"], ["generate"], ["chat"], ["batch"], ["profile"], ["draft"], ["bench", "serve"], ["doctor"]],
 )
 def test_no_line_is_longer_than_the_terminal_and_no_flag_is_cut(command: list[str]) -> None:
     text = run(*command, "--help")

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from streamserve.api.anthropic.other_fields import OTHER_IN_MESSAGES
+from streamserve.api.anthropic.schemas import MessagesRequest
 from streamserve.api.openai.other_fields import OTHER_IN_CHATS, OTHER_IN_COMPLETIONS, OTHER_IN_RESPONSES
 from streamserve.api.openai.response_schemas import ResponseRequest
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
@@ -14,6 +16,7 @@ ROUTES = {
     "completions": (CompletionRequest, OTHER_IN_COMPLETIONS),
     "chats": (ChatRequest, OTHER_IN_CHATS),
     "responses": (ResponseRequest, OTHER_IN_RESPONSES),
+    "messages": (MessagesRequest, OTHER_IN_MESSAGES),
 }
 CLASSES = ("obeyed", "without effect (warning)", "refused (400)")
 UNKNOWN = "| unknown (warning) | all | every other field |"

@@ -30,7 +30,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         await llm.start()
         return llm
 
-    with served(start, ApiSettings(stream_ttl=2.0), Timeouts(read=READ_SECONDS)) as running:
+    settings = ApiSettings(stream_ttl=2.0, batch_folder=str(tmp_path_factory.mktemp("batches")))
+    with served(start, settings, Timeouts(read=READ_SECONDS)) as running:
         yield running
 
 

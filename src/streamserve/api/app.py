@@ -1,11 +1,15 @@
 """The application: all routes over one generator, inside their middleware."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import cache, partial
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, WebSocketRoute
 
+from streamserve.api.anthropic.messages import MESSAGE_ROUTES
+from streamserve.api.batches.routes import BATCH_ROUTES, BatchContext, batch_context
 from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
@@ -20,7 +24,9 @@ from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
 from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
 from streamserve.api.openai.rerank import RERANK_ROUTES
+from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.responses import RESPONSE_ROUTES
+from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
 from streamserve.api.ops.docs import DOCS_ROUTES, Document
@@ -39,18 +45,18 @@ from streamserve.protocol.sampling import SamplingParams
 
 
 def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette:
-    """Build the application with OpenAI's API over `llm`.
+    """Build the application with OpenAI's and Anthropic's APIs over `llm`.
 
     `llm` may still be loading: until it is ready, /health reports that and requests get 503. Raises TypeError
-    if `settings.default_sampling` names an unknown field.
+    if `settings.default_sampling` names an unknown field, FolderError if the batch folder cannot be used.
     """
-    settings = settings or ApiSettings()
-    SamplingParams(**settings.default_sampling)
-    metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
-    context = AppContext(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes))
-    metrics.memory.set_function(lambda: context.memory.held)
+    context = app_context(llm, settings or ApiSettings())
+    batches = batch_context(context)
     app = Starlette(
-        routes=_router_entries(context), middleware=_middleware(context), exception_handlers=ERROR_HANDLERS
+        routes=_router_entries(context, batches),
+        middleware=_middleware(context),
+        exception_handlers=ERROR_HANDLERS,
+        lifespan=partial(_lifespan, batches),
     )
     app.router.redirect_slashes = False
     app.state.drain = context.drain
@@ -58,13 +64,40 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette
     return app
 
 
-def _router_entries(context: AppContext) -> list[BaseRoute]:
+def app_context(llm: Generator, settings: ApiSettings) -> AppContext:
+    """Return the context of all routes. Raises TypeError as `create_app` does."""
+    SamplingParams(**settings.default_sampling)
+    metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
+    stored = ResponseStore(
+        settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
+    )
+    context = AppContext(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes), stored)
+    metrics.memory.set_function(lambda: context.memory.held)
+    return context
+
+
+@asynccontextmanager
+async def _lifespan(batches: BatchContext, app: Starlette) -> AsyncIterator[None]:
+    """Answer batches while the application runs."""
+    if batches.folder is None:
+        yield
+        return
+    batches.service.start()
+    try:
+        yield
+    finally:
+        await batches.service.close()
+
+
+def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRoute]:
     """Return all routes. The first one that matches a request serves it."""
     streams = stream_context(context)
     endpoints: list[Endpoint] = [
-        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES), context),
+        *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
+        *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
         *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES), context),
         *bound(STREAM_ROUTES, streams),
+        *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
         *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),
     ]

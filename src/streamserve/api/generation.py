@@ -17,6 +17,7 @@ from streamserve.api.http.limits import check_choices
 from streamserve.api.http.memory import Charge, MemoryAccount
 from streamserve.api.http.side_thread import SideThread
 from streamserve.api.openai.prompts import Prompt
+from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.scores import PromptScores, charge_delta, reply_charge
 from streamserve.api.ops.metrics import Metrics
 from streamserve.api.settings import ApiSettings
@@ -31,13 +32,14 @@ class AppContext:
     """The application context that every route needs.
 
     `side_thread` runs work that takes more than a few milliseconds; `grammar_thread` converts grammars, each
-    of which may take a second, so that they delay only each other.
+    of which may take a second, so that they delay only each other. `stored` are the responses that are kept.
     """
 
     llm: Generator
     settings: ApiSettings
     metrics: Metrics
     memory: MemoryAccount
+    stored: ResponseStore = field(default_factory=ResponseStore)
     drain: Drain = field(default_factory=Drain)
     side_thread: SideThread = field(default_factory=SideThread)
     grammar_thread: SideThread = field(default_factory=SideThread)

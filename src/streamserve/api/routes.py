@@ -10,6 +10,7 @@ from starlette import routing
 from starlette.requests import Request
 from starlette.responses import Response
 
+from streamserve.api.http.errors import ErrorBody
 from streamserve.api.http.ignored_fields import STRICT, OtherFields
 
 JSON = "application/json"
@@ -21,10 +22,10 @@ C = TypeVar("C")
 class Operation:
     """What the OpenAPI document says about a route: its summary, request and responses.
 
-    `event` is the type of its stream events. `others` says what becomes of fields that `request` does not
-    have; `parameters` describes headers. Without `reply`, the reply is text of the type
-    `media`; without `media` too, it is empty. `errors` are further error statuses, `other_replies` further
-    responses by status.
+    `event` is the type of its stream events, `error` that of its errors. `others` says what becomes of fields
+    that `request` does not have; `parameters` describes headers. Without `reply`, the reply is text of the
+    type `media`; without `media` too, it is empty. `errors` are further error statuses, `other_replies`
+    further responses by status.
     """
 
     summary: str
@@ -33,6 +34,7 @@ class Operation:
     _: KW_ONLY
     description: str = ""
     event: type[msgspec.Struct] | None = None
+    error: type[msgspec.Struct] = ErrorBody
     others: OtherFields = STRICT
     example: Mapping[str, Any] | None = None
     media: str = JSON

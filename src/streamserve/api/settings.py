@@ -17,7 +17,13 @@ class ApiSettings:
     With `strict_fields`, fields that are unknown or without effect are refused (http/ignored_fields.py).
     `request_timeout` is in seconds (None: no limit). `api_keys`, `admin_keys` and `metrics_keys` are digests.
     With `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt
-    streams may be open; one without any request for `stream_ttl` seconds is dropped.
+    streams may be open; one without any request for `stream_ttl` seconds is dropped. At most
+    `max_stored_responses` of `max_stored_response_bytes` together are kept, each for `stored_response_ttl`
+    seconds.
+
+    `batch_folder` keeps files and batches (None: these routes are disabled): files of at most
+    `max_batch_file_bytes`, all together of `max_batch_folder_bytes`, batches of at most `max_batch_requests`.
+    At most `batch_concurrency` of their requests are open at once.
     """
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -36,3 +42,11 @@ class ApiSettings:
     strict_fields: bool = False
     max_streams: int = 512
     stream_ttl: float = 300.0
+    max_stored_responses: int = 1024
+    max_stored_response_bytes: int = 64 << 20
+    stored_response_ttl: float = 86_400.0
+    batch_folder: str | None = None
+    max_batch_file_bytes: int = 100 << 20
+    max_batch_folder_bytes: int = 1 << 30
+    max_batch_requests: int = 50_000
+    batch_concurrency: int = 32

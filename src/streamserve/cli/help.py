@@ -8,13 +8,14 @@ from typer.core import TyperCommand
 from streamserve.settings.options import Option, options
 
 FIRST = {
-    "dtype": "Model and machine",
+    "task": "Model and machine",
     "max_model_len": "KV cache and batches",
     "order": "Scheduling",
     "profile": "Measuring and debugging",
     "draft": "Speculative decoding",
     "host": "HTTP server",
     "max_requests": "Limits of requests",
+    "max_stored_responses": "Stored responses and batches",
     "tool_parser": "Tools, reasoning and structured output",
     "request_timeout": "Timeouts",
     "api_key": "Keys",

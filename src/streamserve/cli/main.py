@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from streamserve.cli.batch import batch
 from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
 from streamserve.cli.doctor import doctor
@@ -38,7 +39,7 @@ def options(
     """Serve Llama-family models with OpenAI's API, or run them in the terminal."""
 
 
-for command in (serve, generate, chat, profile, draft, doctor, version):
+for command in (serve, generate, chat, batch, profile, draft, doctor, version):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")

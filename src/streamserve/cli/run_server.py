@@ -122,6 +122,14 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         strict_fields=server.strict_fields,
         max_streams=server.max_streams,
         stream_ttl=server.stream_ttl,
+        max_stored_responses=server.max_stored_responses,
+        max_stored_response_bytes=server.max_stored_response_bytes,
+        stored_response_ttl=server.stored_response_ttl,
+        batch_folder=server.batch_folder,
+        max_batch_file_bytes=server.max_batch_file_bytes,
+        max_batch_folder_bytes=server.max_batch_folder_bytes,
+        max_batch_requests=server.max_batch_requests,
+        batch_concurrency=server.batch_concurrency,
     )
 
 

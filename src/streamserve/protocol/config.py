@@ -358,6 +358,43 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         Meta(gt=0, description="seconds without a request after which an open prompt stream is deleted"),
     ] = 300.0
+    max_stored_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="maximum number of responses of /v1/responses that are kept in memory; the oldest "
+            "are dropped first; 0: none is kept",
+        ),
+    ] = 1024
+    max_stored_response_bytes: Annotated[
+        int,
+        Meta(ge=0, description="maximum size of all stored responses with their conversations, in bytes"),
+    ] = 64 << 20
+    stored_response_ttl: Annotated[float, Meta(gt=0, description="seconds for which a response is kept")] = (
+        86400.0
+    )
+    batch_folder: (
+        Annotated[
+            str,
+            Meta(
+                description="folder that keeps files and batches; without it /v1/files and /v1/batches are "
+                "disabled"
+            ),
+        ]
+        | None
+    ) = None
+    max_batch_file_bytes: Annotated[
+        int, Meta(ge=1, description="maximum size of an uploaded file, in bytes")
+    ] = 100 << 20
+    max_batch_folder_bytes: Annotated[
+        int, Meta(ge=1, description="maximum size of all files in the batch folder together, in bytes")
+    ] = 1 << 30
+    max_batch_requests: Annotated[int, Meta(ge=1, description="maximum number of requests of one batch")] = (
+        50_000
+    )
+    batch_concurrency: Annotated[
+        int, Meta(ge=1, description="maximum number of requests of all batches that are open at once")
+    ] = 32
     tool_parser: Annotated[
         ToolParser,
         Meta(description="format of the model's tool calls; auto: detected from its chat template"),

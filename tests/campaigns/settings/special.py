@@ -91,6 +91,12 @@ def _server(environment: Environment) -> dict[str, Draw]:
         "max_body_bytes": weighted((32 << 20, 4), (1 << 16, 2), (1024, 1)),
         "max_streams": weighted((512, 3), (4, 1), (1, 1)),
         "stream_ttl": seconds(20, 600),
+        "max_stored_responses": weighted((1024, 3), (4, 1), (1, 1), (0, 1)),
+        "max_stored_response_bytes": weighted((64 << 20, 3), (1 << 16, 1), (0, 1)),
+        "stored_response_ttl": seconds(20, 600),
+        "batch_folder": weighted(
+            (str(environment.folder / "batches"), 4), (str(environment.folder / "keys" / "no"), 0.1)
+        ),
         "grammar_timeout": seconds(20, 60),
         "request_timeout": seconds(60, 600),
         "read_timeout": seconds(10, 120),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamserve.api.http.errors import error_response
@@ -29,6 +30,8 @@ the user name is ignored.
 Basic authentication is limited to these routes, since browsers add the credentials to every later request,
 whichever site's page makes it.
 """
+
+_OWNER = "owner"
 
 
 class Authentication:
@@ -59,30 +62,28 @@ class Authentication:
         if scope["type"] in ("http", "websocket"):
             error = self._refusal(scope)
             if error:
-                response = error_response(error)
+                response = error_response(error, scope)
                 if error.status == 401:
                     response.headers["WWW-Authenticate"] = (
                         "Basic" if scope["path"] in BROWSER_PATHS else "Bearer"
                     )
                 await response(scope, receive, send)
                 return
-            path, limit = scope["path"], self._limit
-            if (
-                limit is not None
-                and self._keys
-                and path not in PUBLIC_PATHS
-                and not path.startswith(ADMIN_PREFIX)
-            ):
-                await self._counted(scope, receive, send, limit)
-                return
+            path = scope["path"]
+            if self._keys and path not in PUBLIC_PATHS and not path.startswith(ADMIN_PREFIX):
+                key = digest(_request_key(Headers(scope=scope), path))
+                with_owner(scope, key)
+                if self._limit is not None:
+                    await self._counted(scope, receive, send, key, self._limit)
+                    return
         await self._app(scope, receive, send)
 
-    async def _counted(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        """Pass a request on, unless its key has reached its limit of open requests."""
-        key = digest(_request_key(Headers(scope=scope), scope["path"]))
+    async def _counted(self, scope: Scope, receive: Receive, send: Send, key: str, limit: int) -> None:
+        """Pass a request on, unless its key, given as a digest, has reached its limit of open requests."""
         if self._open[key] >= limit:
             message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
-            await error_response(RequestError(message, status=429, retry_after=1.0))(scope, receive, send)
+            error = RequestError(message, status=429, retry_after=1.0)
+            await error_response(error, scope)(scope, receive, send)
             return
         self._open[key] += 1
         try:
@@ -108,6 +109,19 @@ class Authentication:
         if self._keys and not matches(key, self._keys):
             return _invalid_key(key)
         return RequestError("admin routes are closed: start the server with an --admin-key-file", status=403)
+
+
+def with_owner(scope: Scope, owner: str) -> Scope:
+    """Return `scope`, changed to be a request of `owner`."""
+    scope.setdefault("state", {})[_OWNER] = owner
+    return scope
+
+
+def owner_of(connection: HTTPConnection) -> str:
+    """Return the digest of the key of a request, to which belongs what it stores; empty on a server without
+    keys."""
+    owner: str = connection.scope["state"].get(_OWNER, "")
+    return owner
 
 
 def _request_key(headers: Headers, path: str) -> str:

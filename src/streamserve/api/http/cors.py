@@ -32,14 +32,14 @@ class CORS:
                 allow_origins=list(origins),
                 allow_methods=["GET", "POST", "PATCH", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Retry-After", "Warning"],
+                expose_headers=["X-Request-Id", "Request-Id", "Retry-After", "Warning"],
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_request = scope["type"] in ("http", "websocket")
         error = self._refusal(Headers(scope=scope)) if is_request else None
         if error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -17,10 +17,15 @@ class Drain:
         self._until = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._begun = asyncio.Event()
+        self._accepting = asyncio.Event()
+        self._accepting.set()
 
     def begin(self, seconds: float = 0.0) -> None:
         """Refuse new requests. If the server is shutting down, `seconds` is how long that may take."""
         self.draining = True
+        self._begun.set()
+        self._accepting.clear()
         self._until = time.monotonic() + seconds
 
     @property
@@ -31,6 +36,16 @@ class Drain:
     def end(self) -> None:
         """Accept requests again."""
         self.draining = False
+        self._begun.clear()
+        self._accepting.set()
+
+    async def begun(self) -> None:
+        """Wait until requests are refused."""
+        await self._begun.wait()
+
+    async def accepting(self) -> None:
+        """Wait until requests are accepted."""
+        await self._accepting.wait()
 
     async def idle(self) -> None:
         """Wait until no request is open."""

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}; Anthropic's on its routes."""
 
 import logging
 import math
@@ -8,8 +8,9 @@ from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ExceptionHandler
+from starlette.types import ExceptionHandler, Scope
 
+from streamserve.api.http.anthropic_errors import anthropic_body, anthropic_status, is_anthropic
 from streamserve.protocol.errors import RequestError
 from streamserve.text.prompt_chunks import StaleVersionError
 
@@ -68,14 +69,20 @@ def error_headers(error: RequestError) -> dict[str, str]:
     return {} if error.retry_after is None else {"Retry-After": str(math.ceil(error.retry_after))}
 
 
-def error_response(error: RequestError) -> Response:
-    """Build a complete response from `error`."""
-    return Response(error_body(error), error.status, error_headers(error), "application/json")
+def error_response(error: RequestError, scope: Scope) -> Response:
+    """Build a complete response from `error`, in the format of the path in `scope`."""
+    status, body = error.status, error_body(error)
+    if is_anthropic(scope["path"]):
+        status, body = (
+            anthropic_status(error),
+            anthropic_body(error, scope.get("state", {}).get("request_id", "")),
+        )
+    return Response(body, status, error_headers(error), "application/json")
 
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -84,7 +91,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
         404: f"there is no route {request.method} {request.url.path}",
         405: f"{request.url.path} does not take {request.method}",
     }.get(error.status_code, error.detail)
-    response = error_response(RequestError(message, status=error.status_code))
+    response = error_response(RequestError(message, status=error.status_code), request.scope)
     response.headers.update(error.headers or {})
     return response
 
@@ -95,7 +102,8 @@ async def _disconnected(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Respond with 500. Starlette then re-raises the error; the server logs it and closes the connection."""
-    response = error_response(RequestError("the server failed to handle this request", status=500))
+    failure = RequestError("the server failed to handle this request", status=500)
+    response = error_response(failure, request.scope)
     response.headers["X-Request-Id"] = getattr(request.state, "request_id", "")
     response.headers["Connection"] = "close"
     return response
@@ -107,4 +115,4 @@ ERROR_HANDLERS: dict[type[Exception], ExceptionHandler] = {
     ClientDisconnect: _disconnected,
     Exception: _failed,
 }
-"""The application's handlers: every error is returned in OpenAI's format."""
+"""The application's handlers: every error is returned in the format of its path."""

@@ -8,9 +8,11 @@ import time
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from streamserve.api.http.anthropic_errors import is_anthropic
 from streamserve.protocol.logs import ACCESS, REQUEST_ID
 
 HEADER = "X-Request-Id"
+ANTHROPIC_HEADER = "request-id"
 _VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _MAX_PATH = 256
 
@@ -39,7 +41,10 @@ class RequestIds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id
+                if is_anthropic(scope["path"]):
+                    headers[ANTHROPIC_HEADER] = request_id
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = request_id

@@ -40,7 +40,7 @@ class EventStream(Response):
         except Exception as error:
             request_error = as_request_error(error)
             if not events.started:
-                await error_response(request_error)(scope, receive, send)
+                await error_response(request_error, scope)(scope, receive, send)
                 return
             await events.send(error_body(request_error))
         await events.end()

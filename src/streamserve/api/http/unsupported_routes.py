@@ -7,7 +7,7 @@ from streamserve.api.routes import Endpoint, Route, bound
 from streamserve.protocol.errors import RequestError
 
 _GENERATES = "this server generates text only, or embeds it"
-_STATELESS = "this server stores nothing between requests: send the whole conversation each time"
+_STATELESS = "this server keeps no such objects: send the whole conversation, or previous_response_id"
 _UNSUPPORTED = {
     "/v1/audio": _GENERATES,
     "/v1/classify": _GENERATES,
@@ -17,20 +17,21 @@ _UNSUPPORTED = {
     "/v1/realtime": _GENERATES,
     "/v1/videos": _GENERATES,
     "/v1/assistants": _STATELESS,
-    "/v1/batches": "send the requests themselves: they are batched as they arrive",
+    "/v1/batches": "of a batch there are /v1/batches/{id} and /v1/batches/{id}/cancel",
     "/v1/containers": _STATELESS,
     "/v1/conversations": _STATELESS,
     "/v1/evals": _STATELESS,
-    "/v1/files": _STATELESS,
+    "/v1/files": "of a file there are /v1/files/{id} and /v1/files/{id}/content",
     "/v1/fine_tuning": "this server does not train",
-    "/v1/responses": _STATELESS,
+    "/v1/messages": "/v1/messages and /v1/messages/count_tokens are",
+    "/v1/responses": "of a stored response there are /v1/responses/{id} and its input_items",
     "/v1/threads": _STATELESS,
     "/v1/uploads": _STATELESS,
     "/v1/vector_stores": _STATELESS,
     "/embeddings": "use /v1/embeddings",
     "/invocations": "use /v1/completions or /v1/chat/completions",
 }
-_SUPPORTED = {"/v1/responses"}
+_SUPPORTED = {"/v1/batches", "/v1/files", "/v1/messages", "/v1/responses"}
 """Paths that are supported themselves, while those below them are not."""
 
 _OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")

@@ -100,10 +100,12 @@ _INSTEAD = {
 
 
 def _obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:
-    """Return the fields that `kind` lacks and another route obeys, with their defaults."""
+    """Return the fields that `kind` lacks and another route obeys, with their defaults, except those that
+    are taken without effect."""
     kinds: tuple[type[msgspec.Struct], ...] = (CompletionRequest, ChatRequest, ResponseRequest)
     fields = [field for other in kinds for field in msgspec.structs.fields(other)]
-    return {field.name: _default(field) for field in fields if field.name not in kind.__struct_fields__}
+    known = {*kind.__struct_fields__, *_WITHOUT_EFFECT, *_WITHOUT_EFFECT_IN_CHATS}
+    return {field.name: _default(field) for field in fields if field.name not in known}
 
 
 def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
@@ -113,8 +115,8 @@ def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
     return () if made is None else (msgspec.to_builtins(made),)
 
 
-def _without(values: Values, name: str) -> Values:
-    return {known: accepted for known, accepted in values.items() if known != name}
+def _without(values: Values, *names: str) -> Values:
+    return {known: accepted for known, accepted in values.items() if known not in names}
 
 
 OTHER_IN_COMPLETIONS = OtherFields(
@@ -134,7 +136,10 @@ OTHER_IN_CHATS = OtherFields(
         **_REFUSED_IN_CHATS,
         "prompt_embeds": (),
     },
-    without_effect={**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS, "reasoning": ({}, {"effort": None})},
+    without_effect={
+        **_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ChatRequest.__struct_fields__),
+        "reasoning": ({}, {"effort": None}),
+    },
     instead={
         **_INSTEAD,
         "max_output_tokens": "max_completion_tokens",
@@ -154,13 +159,11 @@ OTHER_IN_RESPONSES = OtherFields(
         "moderation": (),
         "previous_input_messages": (),
         "previous_response": (),
-        "previous_response_id": (),
         "prompt": (),
         "truncation": ("disabled",),
     },
     without_effect={
-        **_WITHOUT_EFFECT,
-        **_WITHOUT_EFFECT_IN_CHATS,
+        **_without({**_WITHOUT_EFFECT, **_WITHOUT_EFFECT_IN_CHATS}, *ResponseRequest.__struct_fields__),
         "max_tool_calls": (),
         "stream_options": ({}, {"include_obfuscation": False}),
     },

@@ -1,9 +1,11 @@
 """Convert a request of /v1/responses to the equivalent chat request."""
 
-from typing import Any, NoReturn, get_args
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from streamserve.api.openai.response_schemas import LOGPROBS, ResponseRequest
-from streamserve.api.openai.schemas import ChatRequest, Effort, SamplingFields
+from streamserve.api.openai.schemas import ChatRequest, SamplingFields
+from streamserve.api.openai.thinking import checked_effort
 from streamserve.protocol.errors import RequestError
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -13,19 +15,23 @@ _ITEM_FIELDS = {
     "function_call_output": {"call_id", "output", "id", "status"},
     "reasoning": {"content", "summary", "id", "status", "encrypted_content"},
 }
-_NAMES = {
+NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
-    "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "format.json_schema": "format",
 }
 """Names of the Responses API for fields that a chat request names differently."""
 
 
-def as_chat(body: ResponseRequest) -> ChatRequest:
-    """Convert to a chat request. Raises RequestError naming the field of the Responses API."""
+def as_chat(body: ResponseRequest, history: Sequence[dict[str, Any]] = ()) -> ChatRequest:
+    """Convert to a chat request. The items of `history` come before the input.
+
+    Raises RequestError naming the field of the Responses API.
+    """
     common = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     logprobs = LOGPROBS in body.include
     for part in body.include:
@@ -38,47 +44,28 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
             f"max_output_tokens must be at least 1, got {body.max_output_tokens}", field="max_output_tokens"
         )
     fields: dict[str, Any] = {
-        "messages": _messages(body),
+        "messages": _messages(body, history),
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs if logprobs else None,
         "chat_template_kwargs": body.chat_template_kwargs,
-        "reasoning_effort": _effort(body.reasoning),
+        "reasoning_effort": checked_effort((body.reasoning or {}).get("effort"), "reasoning.effort"),
         **_format(body),
         **_tools(body),
     }
     return ChatRequest(**common, **fields)
 
 
-def _effort(reasoning: dict[str, Any] | None) -> str | None:
-    effort = (reasoning or {}).get("effort")
-    if effort is not None and effort not in get_args(Effort):
-        raise RequestError(
-            f"reasoning.effort must be one of {', '.join(get_args(Effort))}", field="reasoning"
-        )
-    return effort
-
-
-def renamed(error: RequestError) -> RequestError:
-    """Translate the field names in an error about the chat request to those of the Responses API."""
-    name = _NAMES.get(error.field or "")
-    if name is None:
-        return error
-    message = error.message.replace(str(error.field), name, 1).replace("format.json_schema", "format")
-    return RequestError(message, field=name.split(".")[0], status=error.status, retry_after=error.retry_after)
-
-
-def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
+def _messages(body: ResponseRequest, history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert the items to messages: reasoning and function calls become part of the assistant's message."""
     chat: list[dict[str, Any]] = []
     if body.instructions is not None:
         chat.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*chat, {"role": "user", "content": body.input}]
-    if not body.input:
+    items = input_items(body)
+    if not items:
         raise RequestError("input must hold at least one item", field="input")
     reasoning = ""
-    for index, item in enumerate(body.input):
+    for index, item in enumerate([*history, *items], -len(history)):
         where = f"input[{index}]"
         kind = _checked_kind(item, where)
         if kind == "reasoning":
@@ -101,10 +88,15 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
     return chat
 
 
+def input_items(body: ResponseRequest) -> list[dict[str, Any]]:
+    """Return the input as items."""
+    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+
+
 def _checked_kind(item: dict[str, Any], where: str) -> str:
     kind = item.get("type") or "message"
     if kind == "item_reference":
-        _refuse(f"{where}: nothing is kept between requests: send the item itself, not a reference")
+        _refuse(f"{where}: references are not supported: send the item itself, or previous_response_id")
     if not isinstance(kind, str) or kind not in _ITEM_FIELDS:
         _refuse(f"{where}: items of type {kind!r} are not supported")
     for name, value in item.items():

@@ -17,7 +17,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses. The server is stateless: `input` holds the whole conversation."""
+    """POST /v1/responses. `input` holds the whole conversation, or what follows a stored response."""
 
     input: Annotated[
         str | list[dict[str, Any]],
@@ -61,6 +61,12 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     reasoning: Annotated[
         dict[str, Any] | None,
         about("effort: how much to reason, where the model's template has this; none: not at all"),
+    ] = None
+    store: Annotated[
+        bool | None, about("false: do not keep the response for previous_response_id and GET")
+    ] = None
+    previous_response_id: Annotated[
+        str | None, about("a stored response: its input and output come before this input")
     ] = None
 
 
@@ -192,9 +198,18 @@ class ResponseReply(msgspec.Struct, frozen=True, kw_only=True):
     safety_identifier: str | None
     prompt_cache_key: str | None
     truncation: Literal["disabled"] = "disabled"
+    reasoning: dict[str, Any]
     store: bool = False
     background: bool = False
-    previous_response_id: None = None
+    previous_response_id: str | None
+
+
+class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that is no longer stored."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,15 @@
-"""POST /v1/responses: OpenAI's Responses API, stateless."""
+"""POST /v1/responses: OpenAI's Responses API."""
 
 import time
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext, GenerationTask, charged_reply, generate, new_id
 from streamserve.api.generator import Item
+from streamserve.api.http.auth import owner_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error
@@ -15,10 +17,12 @@ from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
+from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
 from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
+from streamserve.api.openai.output_parser import OutputParser
 from streamserve.api.openai.replies import slo_fields
-from streamserve.api.openai.response_input import as_chat, renamed
+from streamserve.api.openai.response_input import NAMES, as_chat
 from streamserve.api.openai.response_output import Emit, Output
 from streamserve.api.openai.response_schemas import (
     IncompleteDetails,
@@ -31,14 +35,16 @@ from streamserve.api.openai.response_schemas import (
     ResponseUsage,
     Status,
 )
+from streamserve.api.openai.response_store import StoredResponse
+from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.openai.slo import header_parameters, with_header_targets
+from streamserve.api.openai.stored_responses import history, stored_response
 from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.ops.models import served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
-from streamserve.text.message import Reader
-from streamserve.text.output import Delta, TokenLogprob, Usage
+from streamserve.text.output import Delta, Usage
 
 
 async def responses(context: AppContext, request: Request) -> Response:
@@ -47,14 +53,31 @@ async def responses(context: AppContext, request: Request) -> Response:
     body = response_without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
     served_name(context.llm, body.model)
+    if body.store and not context.stored.enabled:
+        ignored_of(request).add("store")
+    owner, previous = owner_of(request), None
+    if body.previous_response_id is not None:
+        previous = context.stored.get(body.previous_response_id, owner, "previous_response_id")
     try:
-        charge = charge_of(request)
-        chat = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: as_chat(body))
-        chat = with_thinking(chat, context.llm.chat_template, ignored_of(request), "reasoning.effort")
-        conversation = await prepared(context, chat, charge)
+        chat = await _chat(context, request, body, previous)
+        conversation = await prepared(context, chat, charge_of(request))
     except RequestError as error:
-        raise renamed(error) from error
-    return await _Response(context, body, conversation).respond(request)
+        raise renamed(error, NAMES) from error
+    return await _Response(context, body, conversation, owner, previous).respond(request)
+
+
+async def _chat(
+    context: AppContext, request: Request, body: ResponseRequest, previous: StoredResponse | None
+) -> ChatRequest:
+    """Convert a request, after the conversation of the `previous` response, to a chat request."""
+    charge = charge_of(request)
+    large = charge.held + (previous.size if previous else 0) > LARGE_REQUEST
+
+    def converted() -> ChatRequest:
+        return as_chat(body, history(previous, charge) if previous else ())
+
+    chat = await context.side_thread.run_if(large, converted)
+    return with_thinking(chat, context.llm.chat_template, ignored_of(request), "reasoning.effort")
 
 
 RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
@@ -78,10 +101,20 @@ RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
 class _Response:
     """One request."""
 
-    def __init__(self, context: AppContext, body: ResponseRequest, conversation: Conversation) -> None:
+    def __init__(
+        self,
+        context: AppContext,
+        body: ResponseRequest,
+        conversation: Conversation,
+        owner: str,
+        previous: StoredResponse | None,
+    ) -> None:
         self._context = context
         self._body = body
         self._conversation = conversation
+        self._owner = owner
+        self._previous = previous
+        self._stored = context.stored.enabled and body.store is not False
         self._id = new_id("resp").replace("-", "_")
         self._created = int(time.time())
         self._model = served_name(context.llm, body.model)
@@ -109,7 +142,7 @@ class _Response:
 
     async def _run(self, output: Output) -> ResponseReply:
         """Generate, sending events to `output`; return the whole reply."""
-        parser = _OutputParser(self._conversation.reader(), output)
+        parser = OutputParser(self._conversation.reader(), output)
 
         async def collect_item(task: GenerationTask, item: Item) -> None:
             if not output.begun:
@@ -128,7 +161,7 @@ class _Response:
             with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them
                 await generate(self._context, [task], collect_item)
         except RequestError as error:
-            raise renamed(error) from error
+            raise renamed(error, NAMES) from error
         early = parser.finish == "length"
         status: Status = "incomplete" if early else "completed"
         await output.finish(status)
@@ -139,8 +172,21 @@ class _Response:
             completed_at=int(time.time()),
             usage=_usage(parser.usage, parser.thought_tokens),
         )
+        reply = await self._keep(reply)
         await output.end(reply)
         return reply
+
+    async def _keep(self, reply: ResponseReply) -> ResponseReply:
+        """Store a response, if it is to be stored; return it with `store` as it was done."""
+        if not self._stored:
+            return reply
+        conversation = len(self._conversation.prompt.text or "")
+        large = conversation + (self._previous.size if self._previous else 0) > LARGE_REQUEST
+        stored = await self._context.side_thread.run_if(
+            large, lambda: stored_response(self._owner, self._body, self._previous, reply)
+        )
+        kept = self._context.stored.put(self._id, stored)
+        return reply if kept else replace(reply, store=False)
 
     def _reply(self, status: Status, **fields: Any) -> ResponseReply:
         body = self._body
@@ -162,42 +208,11 @@ class _Response:
             user=body.user,
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
+            reasoning=body.reasoning or {},
+            store=self._stored,
+            previous_response_id=body.previous_response_id,
             **fields,
         )
-
-
-class _OutputParser:
-    """Parses the generated text into reasoning, content and tool calls, and adds them to the output items."""
-
-    def __init__(self, reader: Reader, output: Output) -> None:
-        self.finish: str | None = None
-        self.usage = Usage(0, 0)
-        self.thought_tokens = 0
-        self._reader = reader
-        self._output = output
-        self._tokens = 0
-        self._logprobs: list[TokenLogprob] = []
-
-    async def delta(self, delta: Delta) -> None:
-        """Process a delta.
-
-        Tokens are counted with the text they produce, which may be held back until a later delta.
-        """
-        self.finish = delta.finish
-        self._tokens += len(delta.tokens)
-        self._logprobs += delta.logprobs
-        part = self._reader.read(delta.text, delta.finish is not None)
-        if part.reasoning:
-            self.thought_tokens += self._tokens
-            await self._output.reasoning(part.reasoning)
-        if part.content or (delta.finish and not (part or self._reader.called)):
-            await self._output.text(part.content, self._logprobs)
-        for call in part.calls:
-            if call.id is not None:
-                await self._output.call(call.id, call.name or "")
-            await self._output.arguments(call.arguments)
-        if part:
-            self._tokens, self._logprobs = 0, []
 
 
 def _usage(usage: Usage, reasoning: int) -> ResponseUsage:

@@ -1,11 +1,12 @@
 """Fields that say whether and how much to reason, as variables of the model's chat template."""
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from streamserve.api.http.ignored_fields import IgnoredFields
-from streamserve.api.openai.schemas import ChatRequest
+from streamserve.api.openai.schemas import ChatRequest, Effort
+from streamserve.protocol.errors import RequestError
 from streamserve.text.chat import Renderer
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -15,13 +16,18 @@ _HINT = " without a variable for it in the chat template"
 
 
 def with_thinking(
-    body: ChatRequest, template: Renderer | None, ignored: IgnoredFields, effort_name: str = EFFORT
+    body: ChatRequest,
+    template: Renderer | None,
+    ignored: IgnoredFields,
+    effort_name: str = EFFORT,
+    switch_name: str = SWITCHES[0],
 ) -> ChatRequest:
     """Return `body` with `enable_thinking` and `reasoning_effort` among the template's variables.
 
     An effort is also passed as whether to reason at all, as in vLLM. What the request sets in
     chat_template_kwargs takes precedence. A field for which the template has no variable is added to
-    `ignored`; `effort_name` is what the request calls the effort. Raises RequestError if fields are strict.
+    `ignored`; `effort_name` and `switch_name` are what the request calls them. Raises RequestError if fields
+    are strict.
     """
     known = template.variables if template else frozenset()
     switch = next((name for name in SWITCHES if name in known), None)
@@ -37,7 +43,16 @@ def with_thinking(
         if switch is not None:
             values[switch] = body.enable_thinking
         else:
-            ignored.add("enable_thinking", _HINT)
+            ignored.add(switch_name, _HINT)
     if not values:
         return body
     return msgspec.structs.replace(body, chat_template_kwargs={**values, **(body.chat_template_kwargs or {})})
+
+
+def checked_effort(value: Any, name: str) -> str | None:
+    """Return the effort of a request that calls it `name`. Raises RequestError if it is none of `Effort`."""
+    if value is not None and value not in get_args(Effort):
+        raise RequestError(
+            f"{name} must be one of {', '.join(get_args(Effort))}", field=name.partition(".")[0]
+        )
+    return value  # type: ignore[no-any-return]

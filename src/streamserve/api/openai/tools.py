@@ -18,7 +18,7 @@ MAX_TOOLS = 128
 MAX_CALLS = 32
 """Maximum number of calls in one message, where a grammar constrains them."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CHOICES = ("none", "auto", "required")
 _ANY = {"type": "object"}
 """The argument schema of a function that is not strict, where another one is."""
@@ -120,7 +120,7 @@ def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise RequestError(
-                f"{where}.function.name must have 1 to 64 letters, digits and _.-", field="tools"
+                f"{where}.function.name must have 1 to 128 letters, digits and _.-", field="tools"
             )
         if name in schemas:
             raise RequestError(f"{where}.function.name: there are two tools called {name}", field="tools")

@@ -8,7 +8,6 @@ import msgspec
 
 from streamserve import __version__
 from streamserve.api.http.auth import PUBLIC_PATHS
-from streamserve.api.http.errors import ErrorBody
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.routes import JSON, Operation, Route
 
@@ -57,7 +56,7 @@ def component_schemas(operation: Operation, strict: bool = False) -> dict[str, S
     """Return the schemas of the structs that `operation` refers to, by name. `strict`: ignored fields are
     refused."""
     request = operation.request
-    kinds = [request, operation.reply, operation.event, *operation.other_replies.values(), ErrorBody]
+    kinds = [request, operation.reply, operation.event, *operation.other_replies.values(), operation.error]
     _, schemas = msgspec.json.schema_components(
         [kind for kind in kinds if kind is not None], ref_template=_REFERENCE
     )
@@ -109,7 +108,7 @@ def _responses(operation: Operation, public: bool) -> Schema:
     if public:
         statuses.discard(401)
     errors = {
-        str(status): {"description": _ERRORS[status], "content": _content(JSON, _reference(ErrorBody))}
+        str(status): {"description": _ERRORS[status], "content": _content(JSON, _reference(operation.error))}
         for status in sorted(statuses)
     }
     others = {

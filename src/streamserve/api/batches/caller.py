@@ -1,0 +1,140 @@
+"""Call routes within this process: requests of batches take the same path to the engine as others."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import Message, Scope
+
+from streamserve.api.batches.lines import ENDPOINTS, LineResponse, RequestLine, prepared_body
+from streamserve.api.generation import AppContext
+from streamserve.api.http.auth import with_owner
+from streamserve.api.http.errors import ERROR_HANDLERS, error_body
+from streamserve.api.http.ignored_fields import FieldWarnings
+from streamserve.api.http.limits import RequestMemory
+from streamserve.api.http.request_ids import HEADER, RequestIds
+from streamserve.api.openai.chat import CHAT_ROUTES
+from streamserve.api.openai.completions import COMPLETION_ROUTES
+from streamserve.api.openai.responses import RESPONSE_ROUTES
+from streamserve.api.routes import bound
+from streamserve.protocol.errors import RequestError
+
+_log = logging.getLogger(__name__)
+
+_BUSY, _UNAVAILABLE = 429, 503
+_MAX_RETRIES = 10
+"""How often a request is sent again that a server, which can serve others, ended without an answer."""
+_MAX_WAIT = 30.0
+_FAILED = RequestError("the server failed to handle this request", status=500)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    headers: Headers
+    body: bytes
+
+    @property
+    def wait(self) -> float:
+        """After how many seconds to try again."""
+        return min(float(self.headers.get("retry-after", "1")), _MAX_WAIT)
+
+
+class Caller:
+    """Answers the requests of batches by the routes of one context."""
+
+    def __init__(self, context: AppContext) -> None:
+        routes = bound((*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES), context)
+        settings = context.settings
+        self._context = context
+        self._app = Starlette(
+            routes=[endpoint.router_entry() for endpoint in routes if endpoint.route.path in ENDPOINTS],
+            middleware=[
+                Middleware(RequestIds),
+                Middleware(RequestMemory, account=context.memory),
+                Middleware(
+                    FieldWarnings, strict=settings.strict_fields, count=context.metrics.ignored_fields
+                ),
+            ],
+            exception_handlers=ERROR_HANDLERS,
+        )
+
+    async def answer(self, line: RequestLine, owner: str) -> LineResponse:
+        """Return the response to a request of `owner`, errors included.
+
+        Waits as long as the server is loading, draining or full.
+        """
+        try:
+            body = prepared_body(line)
+        except (RequestError, ValueError, RecursionError) as error:
+            refused = error if isinstance(error, RequestError) else RequestError(f"body: {error}")
+            return LineResponse(refused.status, "", msgspec.Raw(error_body(refused)))
+        retries = 0
+        while True:
+            answer = await self._call(line.url, body, owner)
+            _check_cancelled()
+            if answer.status == _UNAVAILABLE and self._context.llm.health().ready:
+                retries += not self._context.drain.draining
+            if answer.status not in (_BUSY, _UNAVAILABLE) or retries > _MAX_RETRIES:
+                return LineResponse(answer.status, answer.headers.get(HEADER, ""), msgspec.Raw(answer.body))
+            await asyncio.sleep(answer.wait)
+
+    async def _call(self, path: str, body: bytes, owner: str) -> _Answer:
+        status, headers, chunks = 500, Headers(), [error_body(_FAILED)]
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], Headers(raw=message["headers"])
+                chunks.clear()
+            else:
+                chunks.append(message.get("body", b""))
+
+        try:
+            await self._app(_scope(path, body, owner), _receiving(body), send)
+        except Exception as error:
+            _log.error("a request of a batch failed", exc_info=error)
+        return _Answer(status, headers, b"".join(chunks))
+
+
+def _check_cancelled() -> None:
+    """Raise CancelledError if this task is cancelled: routes reply to that as to a server's shutdown."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def _scope(path: str, body: bytes, owner: str) -> Scope:
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": None,
+        "server": None,
+    }
+    return with_owner(scope, owner)
+
+
+def _receiving(body: bytes) -> Callable[[], Awaitable[Message]]:
+    """Return a function that receives `body`, and then never a disconnection."""
+    bodies = [body]
+
+    async def receive() -> Message:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    return receive

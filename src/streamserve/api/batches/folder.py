@@ -1,0 +1,170 @@
+"""The folder in which files and batches are kept, so that they survive a restart.
+
+files/ID.json       what is known about a file; written last, so that a file without it is incomplete
+files/ID.jsonl      its content
+batches/ID.json     a batch
+lock                held by the server that uses the folder
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from streamserve.api.batches.schemas import FINAL, StoredBatch, StoredFile
+from streamserve.protocol.errors import RequestError
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+MAX_FILES = 10_000
+"""Maximum number of files and of batches, each."""
+
+
+class FolderError(OSError):
+    """A folder that cannot be used. The message is one line for the operator."""
+
+
+class BatchFolder:
+    """Files and batches by id, oldest first. `held` is their size in bytes, at most `max_bytes`."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Read the folder, which is created if there is none, and remove what a crash left.
+
+        Raises FolderError if it cannot be used, or another server uses it.
+        """
+        self.max_bytes = max_bytes
+        self.held = 0
+        self._files_path, self._batches_path = path / "files", path / "batches"
+        try:
+            for folder in (self._files_path, self._batches_path):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FolderError(f"batch_folder {path}: another server uses it") from error
+        except OSError as error:
+            raise FolderError(f"batch_folder {path}: {error.strerror}") from error
+        self.files = {stored.file.id: stored for stored in _read_all(self._files_path, StoredFile)}
+        self.batches = {stored.batch.id: stored for stored in _read_all(self._batches_path, StoredBatch)}
+        self._remove_incomplete()
+
+    def close(self) -> None:
+        """Let another server use the folder."""
+        self._lock.close()
+
+    def content(self, file_id: str) -> Path:
+        """Return where the content of a file is, or will be."""
+        return self._files_path / f"{file_id}.jsonl"
+
+    def file(self, file_id: str, owner: str, field: str | None = None) -> StoredFile:
+        """Return a file of `owner`. Raises RequestError (404) about `field` if there is none."""
+        stored = self.files.get(file_id)
+        if stored is None or stored.owner != owner:
+            raise RequestError(f"there is no file {file_id[:100]!r}", field=field, status=404)
+        return stored
+
+    def batch(self, batch_id: str, owner: str) -> StoredBatch:
+        """Return a batch of `owner`. Raises RequestError (404) if there is none."""
+        stored = self.batches.get(batch_id)
+        if stored is None or stored.owner != owner:
+            raise RequestError(f"there is no batch {batch_id[:100]!r}", status=404)
+        return stored
+
+    def reserve(self, size: int) -> None:
+        """Count `size` bytes that are about to be written. Raises RequestError (413) if they do not fit."""
+        if self.held + size > self.max_bytes:
+            raise RequestError(
+                f"the files of all batches take {self.held} bytes, and {self.max_bytes} is the limit "
+                "(max_batch_folder_bytes): delete some",
+                status=413,
+            )
+        self.held += size
+
+    def release(self, size: int) -> None:
+        """Count `size` bytes less."""
+        self.held -= size
+
+    def check_number(self) -> None:
+        """Raise RequestError (413) if there are too many files or batches for another one."""
+        if max(len(self.files), len(self.batches)) >= MAX_FILES:
+            raise RequestError(
+                f"there are {MAX_FILES} files or batches, which is the limit: delete some", status=413
+            )
+
+    def put_file(self, stored: StoredFile) -> None:
+        """Keep a file, whose content is written and counted."""
+        _write(self._files_path / f"{stored.file.id}.json", stored)
+        self.files[stored.file.id] = stored
+
+    def put_batch(self, stored: StoredBatch) -> None:
+        """Keep a batch, new or changed."""
+        _write(self._batches_path / f"{stored.batch.id}.json", stored)
+        self.batches[stored.batch.id] = stored
+
+    def delete_file(self, file_id: str) -> None:
+        """Delete a file, and the batches that have ended and whose last file it was."""
+        (self._files_path / f"{file_id}.json").unlink(missing_ok=True)
+        self.release(_size(self.content(file_id)))
+        self.content(file_id).unlink(missing_ok=True)
+        del self.files[file_id]
+        for batch_id, stored in list(self.batches.items()):
+            files = {stored.batch.input_file_id, stored.output, stored.error}
+            if file_id in files and stored.batch.status in FINAL and not files & self.files.keys():
+                (self._batches_path / f"{batch_id}.json").unlink(missing_ok=True)
+                del self.batches[batch_id]
+
+    def unfinished(self) -> list[StoredBatch]:
+        """Return the batches that have not ended."""
+        return [stored for stored in self.batches.values() if stored.batch.status not in FINAL]
+
+    def _remove_incomplete(self) -> None:
+        """Remove contents that belong to no file and no batch that goes on; count the others."""
+        growing = {name for stored in self.unfinished() for name in (stored.output, stored.error)}
+        for path in [*self._files_path.iterdir(), *self._batches_path.glob("*.part")]:
+            if path.suffix == ".jsonl" and path.stem in growing | self.files.keys():
+                self.held += _size(path)
+            elif path.suffix != ".json":
+                path.unlink()
+
+
+def new_name(kind: str) -> str:
+    """Return a new id, such as file-0123…"""
+    return f"{kind}{secrets.token_hex(16)}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _write(path: Path, stored: msgspec.Struct) -> None:
+    """Write a file as a whole, even if the process ends."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(msgspec.json.encode(stored))
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _read_all(folder: Path, kind: type[S]) -> list[S]:
+    """Return what the folder's JSON files have, oldest first. Raises FolderError for one that is damaged."""
+    return sorted(_read(folder, kind), key=_created)
+
+
+def _read(folder: Path, kind: type[S]) -> Iterator[S]:
+    for path in folder.glob("*.json"):
+        try:
+            yield msgspec.json.decode(path.read_bytes(), type=kind)
+        except (OSError, ValueError) as error:
+            raise FolderError(f"{path} cannot be read: {error}") from error
+
+
+def _created(stored: msgspec.Struct) -> int:
+    if isinstance(stored, StoredFile):
+        return stored.file.created_at
+    assert isinstance(stored, StoredBatch)
+    return stored.batch.created_at

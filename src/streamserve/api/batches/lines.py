@@ -1,0 +1,160 @@
+"""Lines of batch files: a request each in the input, its result in the output."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from streamserve.protocol.errors import RequestError
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""The routes that the requests of a batch may use."""
+
+BATCH_PRIORITY = 1_000_000
+"""The least priority value of a batch's requests: those of interactive requests are lower unless they say
+otherwise, and are served first."""
+
+MAX_CUSTOM_ID = 512
+_MAX_PRIORITY = 2**63 - 1
+
+
+class LineError(ValueError):
+    """A line that is not a request. `line` counts from 1, `param` is the field at fault."""
+
+    def __init__(self, message: str, line: int, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.param = param
+
+
+class RequestLine(msgspec.Struct, frozen=True):
+    """One request of a batch."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+class LineResponse(msgspec.Struct, frozen=True):
+    """The response to one request."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class LineFailure(msgspec.Struct, frozen=True):
+    """Why a request has no response."""
+
+    code: str
+    message: str
+
+
+class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one request."""
+
+    id: str
+    custom_id: str
+    response: LineResponse | None = None
+    error: LineFailure | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the request was answered."""
+        return self.response is not None and self.response.status_code == 200
+
+
+def result_of(custom_id: str, response: LineResponse | None, error: LineFailure | None = None) -> ResultLine:
+    """Return the result of a request, with an id of its own."""
+    return ResultLine(
+        id=f"batch_req_{secrets.token_hex(16)}", custom_id=custom_id, response=response, error=error
+    )
+
+
+def parse_line(text: bytes, number: int, endpoints: Iterable[str]) -> RequestLine:
+    """Return the request of a line. Raises LineError with its `number` if it is none of these `endpoints`."""
+    try:
+        line = msgspec.json.decode(text, type=RequestLine)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise LineError(f"this line is not a request: {error}", number) from error
+    except ValueError as error:
+        raise LineError(f"this line is not valid JSON: {error}", number) from error
+    if not 0 < len(line.custom_id) <= MAX_CUSTOM_ID:
+        raise LineError(f"custom_id must have 1 to {MAX_CUSTOM_ID} characters", number, "custom_id")
+    if line.method != "POST":
+        raise LineError(f"method must be POST, not {line.method[:40]!r}", number, "method")
+    if line.url not in endpoints:
+        raise LineError(f"url must be {' or '.join(endpoints)}, not {line.url[:100]!r}", number, "url")
+    if not bytes(line.body).lstrip().startswith(b"{"):
+        raise LineError("body must be an object", number, "body")
+    return line
+
+
+def prepared_body(line: RequestLine) -> bytes:
+    """Return the body of a request as the route gets it: after interactive requests, and not stored.
+
+    Raises RequestError if it asks for a stream.
+    """
+    fields = msgspec.json.decode(line.body, type=dict[str, msgspec.Raw])
+    if bytes(fields.get("stream", b"")) not in (b"", b"false", b"null"):
+        raise RequestError("stream is not supported in a batch: leave it out", field="stream")
+    priority = bytes(fields.get("priority", b""))
+    if priority.lstrip(b"-").isdigit():
+        value = min(max(BATCH_PRIORITY, int(priority[:20])), _MAX_PRIORITY)
+        fields["priority"] = msgspec.Raw(str(value).encode())
+    elif priority in (b"", b"null"):
+        fields["priority"] = msgspec.Raw(str(BATCH_PRIORITY).encode())
+    if line.url == "/v1/responses":
+        fields.setdefault("store", msgspec.Raw(b"false"))
+    return msgspec.json.encode(fields)
+
+
+class Place(NamedTuple):
+    """Where a line is in its file: its number from 1, its offset and its length in bytes."""
+
+    number: int
+    offset: int
+    length: int
+
+    def read(self, file: BinaryIO) -> bytes:
+        """Return the line."""
+        return os.pread(file.fileno(), self.length, self.offset)
+
+
+def places(file: BinaryIO, max_bytes: int) -> Iterator[Place]:
+    """Yield the places of the lines of a file that are not blank.
+
+    Raises LineError for one longer than `max_bytes`.
+    """
+    number = offset = 0
+    while text := file.readline(max_bytes + 1):
+        number += 1
+        if len(text) > max_bytes:
+            raise LineError(f"this line is longer than {max_bytes} bytes (max_body_bytes)", number)
+        if text.strip():
+            yield Place(number, offset, len(text))
+        offset += len(text)
+
+
+def complete_lines(path: Path, read: Callable[[bytes], None] | None = None) -> int:
+    """Return the number of complete lines of a file of results, and pass each to `read`.
+
+    What follows the last of them, written when the process ended, is cut off.
+    """
+    if not path.exists():
+        return 0
+    count, end = 0, 0
+    with path.open("r+b") as file:
+        for text in file:
+            if not text.endswith(b"\n"):
+                break
+            count, end = count + 1, end + len(text)
+            if read is not None:
+                read(text)
+        file.truncate(end)
+    return count

@@ -1,0 +1,46 @@
+"""Run requests concurrently, and take their results in order."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AHEAD = 4
+"""Results that may wait for an earlier one, for each request that may run at once."""
+
+
+async def run_in_order(
+    entries: Iterable[T],
+    work: Callable[[T], Awaitable[R]],
+    take: Callable[[R], None],
+    limit: asyncio.Semaphore,
+    width: int,
+) -> None:
+    """Run `work` on all `entries`, as many at once as `limit` lets, and pass the results to `take` in order.
+
+    At most four times `width` entries are read ahead of the first that is not done. A failure cancels the
+    others, and so does cancelling this.
+    """
+    pending: deque[asyncio.Task[R]] = deque()
+
+    async def run(entry: T) -> R:
+        async with limit:
+            return await work(entry)
+
+    try:
+        for entry in entries:
+            pending.append(asyncio.create_task(run(entry)))
+            await asyncio.sleep(0)  # reading and starting takes a while: let other tasks run in between
+            while len(pending) >= _AHEAD * width or (pending and pending[0].done()):
+                take(await pending[0])
+                pending.popleft()
+        while pending:
+            take(await pending[0])
+            pending.popleft()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)

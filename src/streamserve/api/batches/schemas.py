@@ -1,0 +1,122 @@
+"""/v1/files and /v1/batches: requests and replies, as OpenAI defines them."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from streamserve.api.batches.lines import ENDPOINTS
+from streamserve.api.openai.schemas import about
+
+WINDOW = "24h"
+WINDOW_SECONDS = 86_400
+
+MAX_METADATA = 16
+"""Maximum number of entries of a batch's metadata."""
+
+Purpose = Literal["batch", "batch_output"]
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+FINAL: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
+
+
+class FileReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored file."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Purpose
+    status: str = "processed"
+    expires_at: int | None = None
+
+
+class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is no longer stored."""
+
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/batches."""
+
+    input_file_id: Annotated[str, about("an uploaded file: a request in JSON on each line")]
+    endpoint: Annotated[str, about("the route of all requests", enum=list(ENDPOINTS))]
+    completion_window: Annotated[str, about("the time until which the batch is done", enum=[WINDOW])]
+    metadata: Annotated[
+        dict[str, str] | None, about("for the caller's own records", maxProperties=MAX_METADATA)
+    ] = None
+
+
+class BatchError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a batch failed; of its input also the line, from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a batch failed."""
+
+    object: str = "list"
+    data: list[BatchError]
+
+
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests a batch has, and how many have been answered or have failed."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch. Times are in Unix seconds."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = RequestCounts()
+    metadata: dict[str, str] | None = None
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as it is kept: `owner` is the digest of its key."""
+
+    owner: str
+    file: FileReply
+
+
+class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch as it is kept. `output` and `error` are the ids of its files, which exist once it has ended, if
+    they have a line."""
+
+    owner: str
+    batch: BatchReply
+    output: str
+    error: str
+
+    def changed(self, **fields: Any) -> "StoredBatch":
+        """Return the same with other fields of the batch."""
+        return msgspec.structs.replace(self, batch=msgspec.structs.replace(self.batch, **fields))

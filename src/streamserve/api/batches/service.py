@@ -1,0 +1,303 @@
+"""Answer batches in the background: from validation to their files, across restarts of the server."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Iterator
+from itertools import islice
+from typing import Any, BinaryIO
+
+import msgspec
+
+from streamserve.api.batches.caller import Caller
+from streamserve.api.batches.folder import BatchFolder, new_name
+from streamserve.api.batches.lines import (
+    LineError,
+    LineFailure,
+    Place,
+    ResultLine,
+    parse_line,
+    places,
+    result_of,
+)
+from streamserve.api.batches.ordered import run_in_order
+from streamserve.api.batches.results import Results
+from streamserve.api.batches.schemas import (
+    FINAL,
+    WINDOW_SECONDS,
+    BatchError,
+    BatchErrors,
+    BatchReply,
+    BatchRequest,
+    BatchStatus,
+    FileReply,
+    RequestCounts,
+    StoredBatch,
+    StoredFile,
+)
+from streamserve.api.generation import AppContext
+from streamserve.protocol.errors import RequestError
+
+_log = logging.getLogger(__name__)
+
+MAX_UNFINISHED = 64
+"""Maximum number of batches that have not ended."""
+_MAX_ERRORS = 100
+_CHECKED_AT_ONCE = 256
+"""Lines that are validated in the side thread before other work has its turn."""
+
+
+class BatchService:
+    """The batches of a server. Their requests share one limit of those that are open at once."""
+
+    def __init__(self, context: AppContext, folder: BatchFolder) -> None:
+        self.folder = folder
+        self._context = context
+        self._caller = Caller(context)
+        self._limit = asyncio.Semaphore(context.settings.batch_concurrency)
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._results: dict[str, Results] = {}
+
+    def start(self) -> None:
+        """Go on with the batches that have not ended."""
+        for stored in self.folder.unfinished():
+            self._begin(stored)
+
+    async def close(self) -> None:
+        """Interrupt all batches; `start` goes on with them."""
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        self.folder.close()
+
+    def create(self, owner: str, body: BatchRequest) -> BatchReply:
+        """Create a batch and begin with it. Raises RequestError if there are too many."""
+        self.folder.check_number()
+        if len(self._jobs) >= MAX_UNFINISHED:
+            raise RequestError(
+                f"{MAX_UNFINISHED} batches have not ended, which is the limit", status=429, retry_after=60.0
+            )
+        now = int(time.time())
+        batch = BatchReply(
+            id=new_name("batch_"),
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            completion_window=body.completion_window,
+            status="validating",
+            created_at=now,
+            expires_at=now + WINDOW_SECONDS,
+            metadata=body.metadata,
+        )
+        stored = StoredBatch(owner=owner, batch=batch, output=new_name("file-"), error=new_name("file-"))
+        self.folder.put_batch(stored)
+        self._begin(stored)
+        return batch
+
+    def reply(self, stored: StoredBatch) -> BatchReply:
+        """Return a batch with its current counts."""
+        results = self._results.get(stored.batch.id)
+        if results is None:
+            return stored.batch
+        return msgspec.structs.replace(stored.batch, request_counts=results.counts)
+
+    async def cancel(self, stored: StoredBatch) -> BatchReply:
+        """End a batch with the results that it has. Raises RequestError (409) if it has ended."""
+        name = stored.batch.id
+        if stored.batch.status in FINAL:
+            raise RequestError(f"this batch has ended: it is {stored.batch.status}", status=409)
+        self._change(name, "cancelling")
+        job = self._jobs.get(name)
+        if job is not None:
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+        if self.folder.batches[name].batch.status not in FINAL:
+            self._finish(name, "cancelled")
+        return self.folder.batches[name].batch
+
+    def _begin(self, stored: StoredBatch) -> None:
+        name = stored.batch.id
+        self._jobs[name] = asyncio.create_task(self._run(name))
+        self._jobs[name].add_done_callback(lambda _: self._jobs.pop(name, None))
+
+    async def _run(self, name: str) -> None:
+        """Process a batch; while the server drains, it waits."""
+        drain = self._context.drain
+        try:
+            while self.folder.batches[name].batch.status not in FINAL:
+                await drain.accepting()
+                await _until(drain.begun(), self._process(name))
+        except RequestError as error:
+            self._fail(name, [BatchError(code="batch_failed", message=error.message)])
+        except Exception as error:
+            _log.error("batch %s failed", name, exc_info=error)
+            self._fail(name, [BatchError(code="server_error", message="the server failed")])
+
+    async def _process(self, name: str) -> None:
+        batch = self.folder.batches[name].batch
+        if batch.status == "cancelling":
+            self._finish(name, "cancelled")
+            return
+        path = self.folder.content(batch.input_file_id)
+        with path.open("rb") as source:
+            if batch.status == "validating":
+                total, errors = await self._validate(batch, source)
+                if errors:
+                    self._fail(name, errors)
+                    return
+                self._change(name, "in_progress", request_counts=RequestCounts(total=total))
+            status = await self._answer(name, source)
+        self._finish(name, status)
+
+    async def _validate(self, batch: BatchReply, source: BinaryIO) -> tuple[int, list[BatchError]]:
+        """Return the number of requests, and the errors of lines that are none."""
+        settings = self._context.settings
+        check = _Check(batch.endpoint, settings.max_batch_requests)
+        lines = places(source, settings.max_body_bytes)
+        while not check.done:
+            await self._context.side_thread.run(lambda: check.next(source, lines))
+        return check.total, check.errors
+
+    async def _answer(self, name: str, source: BinaryIO) -> BatchStatus:
+        """Answer the requests that have no result yet; return the status in which the batch ends."""
+        stored = self.folder.batches[name]
+        batch, settings = stored.batch, self._context.settings
+        source.seek(0)
+        with Results(self.folder, stored) as results:
+            self._results[name] = results
+            rest = islice(places(source, settings.max_body_bytes), results.number, None)
+
+            async def work(place: Place) -> ResultLine:
+                line = parse_line(place.read(source), place.number, (batch.endpoint,))
+                return result_of(line.custom_id, await self._caller.answer(line, stored.owner))
+
+            try:
+                async with asyncio.timeout(batch.expires_at - time.time()):
+                    await run_in_order(rest, work, results.write, self._limit, settings.batch_concurrency)
+            except TimeoutError:
+                await self._expire(batch, source, results)
+                return "expired"
+            finally:
+                del self._results[name]
+                self._change(name, self.folder.batches[name].batch.status, request_counts=results.counts)
+        return "completed"
+
+    async def _expire(self, batch: BatchReply, source: BinaryIO, results: Results) -> None:
+        """Write failures for the requests that have no result."""
+        source.seek(0)
+        failure = LineFailure("batch_expired", "this request was not answered within the completion window")
+        for place in islice(places(source, self._context.settings.max_body_bytes), results.number, None):
+            line = parse_line(place.read(source), place.number, (batch.endpoint,))
+            results.write(result_of(line.custom_id, None, failure))
+            if place.number % _CHECKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _change(self, name: str, status: BatchStatus, **fields: Any) -> None:
+        """Change a batch's status, with the time of the change."""
+        stored = self.folder.batches[name]
+        if status != stored.batch.status:
+            fields[f"{status}_at"] = int(time.time())
+        self.folder.put_batch(stored.changed(status=status, **fields))
+
+    def _finish(self, name: str, status: BatchStatus) -> None:
+        """Make files of the results, and end the batch."""
+        stored = self.folder.batches[name]
+        if stored.batch.status not in ("finalizing", "cancelling"):
+            self._change(name, "finalizing")
+        output = self._result_file(stored, stored.output, "output")
+        error = self._result_file(stored, stored.error, "error")
+        self._change(name, status, output_file_id=output, error_file_id=error)
+
+    def _result_file(self, stored: StoredBatch, name: str, kind: str) -> str | None:
+        """Make a file of the results with this id; without results there is none."""
+        path = self.folder.content(name)
+        size = path.stat().st_size if path.exists() else 0
+        if not size:
+            path.unlink(missing_ok=True)
+            return None
+        file = FileReply(
+            id=name,
+            bytes=size,
+            created_at=int(time.time()),
+            filename=f"{stored.batch.id}_{kind}.jsonl",
+            purpose="batch_output",
+        )
+        self.folder.put_file(StoredFile(owner=stored.owner, file=file))
+        return name
+
+    def _fail(self, name: str, errors: list[BatchError]) -> None:
+        stored = self.folder.batches[name]
+        output = self._result_file(stored, stored.output, "output")
+        error = self._result_file(stored, stored.error, "error")
+        self._change(
+            name,
+            "failed",
+            errors=BatchErrors(data=errors),
+            output_file_id=output,
+            error_file_id=error,
+        )
+
+
+class _Check:
+    """Validates the lines of a batch, some at a time."""
+
+    def __init__(self, endpoint: str, max_requests: int) -> None:
+        self.done = False
+        self.total = 0
+        self.errors: list[BatchError] = []
+        self._endpoint = endpoint
+        self._max_requests = max_requests
+        self._seen: set[str] = set()
+
+    def next(self, source: BinaryIO, lines: Iterator[Place]) -> None:
+        """Check the next lines."""
+        try:
+            for _ in range(_CHECKED_AT_ONCE):
+                place = next(lines, None)
+                if place is None:
+                    self._end()
+                    return
+                self._line(source, place)
+        except LineError as error:
+            self._add(error)
+            self.done = True
+
+    def _line(self, source: BinaryIO, place: Place) -> None:
+        self.total += 1
+        if self.total > self._max_requests:
+            limit = f"{self._max_requests} requests (max_batch_requests)"
+            raise LineError(f"a batch has at most {limit}", place.number)
+        try:
+            line = parse_line(place.read(source), place.number, (self._endpoint,))
+            if line.custom_id in self._seen:
+                raise LineError("custom_id: an earlier line has the same", place.number, "custom_id")
+            self._seen.add(line.custom_id)
+        except LineError as error:
+            self._add(error)
+            self.done = len(self.errors) == _MAX_ERRORS
+
+    def _add(self, error: LineError) -> None:
+        if len(self.errors) < _MAX_ERRORS:
+            self.errors.append(
+                BatchError(code="invalid_request", message=error.message, line=error.line, param=error.param)
+            )
+
+    def _end(self) -> None:
+        self.done = True
+        if not self.total:
+            self.errors.append(BatchError(code="empty_file", message="the input file has no requests"))
+
+
+async def _until(event: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until it ends, or until `event`, which interrupts it."""
+    task, interrupt = asyncio.create_task(work), asyncio.create_task(event)
+    try:
+        await asyncio.wait({task, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for each in (task, interrupt):
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(task, interrupt, return_exceptions=True)

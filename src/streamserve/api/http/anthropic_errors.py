@@ -1,0 +1,59 @@
+"""Errors in Anthropic's format: {"type": "error", "error": {"type", "message"}, "request_id"}."""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from streamserve.protocol.errors import RequestError
+
+ANTHROPIC_PATH = "/v1/messages"
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Types of errors by their status; others are an invalid_request_error."""
+
+_OVERLOADED = 529
+"""Anthropic's status of an overloaded_error."""
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+    """The cause of an error."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as a response body, or as an event of a stream."""
+
+    type: str = "error"
+    error: AnthropicErrorDetail
+    request_id: str | UnsetType = UNSET
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether `path` belongs to Anthropic's API."""
+    return path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+
+
+def anthropic_error(error: RequestError, request_id: str | UnsetType = UNSET) -> AnthropicErrorBody:
+    """Return `error` as Anthropic's clients read it."""
+    kind = _KINDS.get(error.status, "invalid_request_error")
+    return AnthropicErrorBody(error=AnthropicErrorDetail(kind, error.message), request_id=request_id)
+
+
+def anthropic_body(error: RequestError, request_id: str) -> bytes:
+    """Encode `error` as JSON."""
+    return msgspec.json.encode(anthropic_error(error, request_id))
+
+
+def anthropic_status(error: RequestError) -> int:
+    """Return the status: 529 for a server that is loading, draining or restarting its model."""
+    return _OVERLOADED if error.status == 503 else error.status

@@ -1,0 +1,18 @@
+"""Errors about a chat request, told with the names of the route whose request was converted to it."""
+
+from collections.abc import Mapping
+
+from streamserve.protocol.errors import RequestError
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Translate the field names in an error about a chat request.
+
+    `names` maps a chat's fields to those of the route, which may be paths, and further parts of messages.
+    """
+    message, field = error.message, error.field
+    for chat_name, name in names.items():
+        if chat_name == field or "." in chat_name:
+            message = message.replace(chat_name, name, 1)
+    field = names.get(field, field).partition(".")[0] if field else None
+    return RequestError(message, field=field, status=error.status, retry_after=error.retry_after)

@@ -1,0 +1,46 @@
+"""`streamserve batch`: answer a file of requests, without a server."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
+from streamserve.cli.help import setting_groups
+from streamserve.settings.options import SettingsError
+
+Model = Annotated[
+    str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
+]
+
+
+@with_flags(setting_groups())
+def batch(
+    file: Annotated[Path, typer.Argument(help="requests in OpenAI's batch format, one in JSON on each line")],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="file of the results, in the order of FILE; by default FILE.results.jsonl"
+        ),
+    ] = None,
+    model: Model = None,
+    config: Config = None,
+    print_config: PrintConfig = False,
+    flags: Flags,
+) -> None:
+    """Answer the requests of FILE, and write each result as soon as those before it are written.
+
+    If the output exists, the requests that have a result in it are skipped: the same command goes on after an
+    interrupt. Exit status 1 if any request failed.
+    """
+    settings = server_settings(model, flags, config, print_config)
+    target = output or file.with_name(f"{file.name}.results.jsonl")
+    if target.resolve() == file.resolve():
+        raise SettingsError("--output must not be the input file")
+    from streamserve.cli.run_batch import run
+
+    failed = run(settings, file, target)
+    if failed:
+        typer.secho(f"streamserve: {failed} requests failed: see {target}", fg="red", err=True)
+        raise typer.Exit(1)

@@ -1,0 +1,123 @@
+"""Answer a file of requests over an AsyncLLM, as a server answers a batch."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
+
+from streamserve.api.app import app_context
+from streamserve.api.batches.caller import Caller
+from streamserve.api.batches.lines import (
+    ENDPOINTS,
+    LineError,
+    Place,
+    RequestLine,
+    ResultLine,
+    complete_lines,
+    parse_line,
+    places,
+    result_of,
+)
+from streamserve.api.batches.ordered import run_in_order
+from streamserve.cli.answers import log_warnings
+from streamserve.cli.run_server import api_settings
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.protocol.errors import RequestError
+from streamserve.settings.options import Settings
+
+
+def run(settings: Settings, source: Path, target: Path) -> int:
+    """Answer the requests of `source` that have no result in `target`; return how many have failed in all.
+
+    Raises RequestError naming the line of a file that has no requests, or whose results `target` does not
+    have; OSError if a file cannot be read or written.
+    """
+    log_warnings(settings)
+    with source.open("rb") as requests:
+        names = _checked(requests, settings.server.max_body_bytes)
+        done, failed = _finished(target, names)
+        if done == len(names):
+            return failed
+        return failed + uvloop.run(_answer(settings, requests, target, done, len(names)))
+
+
+def _checked(requests: BinaryIO, max_bytes: int) -> list[str]:
+    """Return the custom ids of all requests. Raises RequestError naming a line that is no request."""
+    try:
+        names = [_line(requests, place).custom_id for place in places(requests, max_bytes)]
+    except LineError as error:
+        raise RequestError(f"{requests.name}, line {error.line}: {error.message}") from error
+    if len(names) > len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"{requests.name}: several requests have the custom_id {twice!r}")
+    return names
+
+
+def _line(requests: BinaryIO, place: Place) -> RequestLine:
+    return parse_line(place.read(requests), place.number, ENDPOINTS)
+
+
+def _finished(target: Path, names: list[str]) -> tuple[int, int]:
+    """Return how many requests have a result, and how many of those have failed.
+
+    Raises RequestError if the results are those of other requests.
+    """
+    found: list[ResultLine] = []
+
+    def read(text: bytes) -> None:
+        try:
+            found.append(msgspec.json.decode(text, type=ResultLine))
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{target}, line {len(found) + 1} is not a result: {error}") from error
+        if [result.custom_id for result in found[-1:]] != names[len(found) - 1 : len(found)]:
+            raise RequestError(
+                f"{target}, line {len(found)} is not the result of the same line of the input: choose "
+                "another --output, or delete it"
+            )
+
+    complete_lines(target, read)
+    return len(found), sum(not result.succeeded for result in found)
+
+
+async def _answer(settings: Settings, requests: BinaryIO, target: Path, done: int, total: int) -> int:
+    """Answer all requests but the first `done`; return how many failed."""
+    llm = AsyncLLM(settings)
+    failed = 0
+    await llm.start()
+    try:
+        caller = Caller(app_context(llm, api_settings(settings, local_only=True)))
+        requests.seek(0)
+        rest = islice(places(requests, settings.server.max_body_bytes), done, None)
+        width = settings.server.batch_concurrency
+
+        async def work(place: Place) -> ResultLine:
+            line = _line(requests, place)
+            return result_of(line.custom_id, await caller.answer(line, ""))
+
+        with target.open("ab", buffering=0) as results, _progress(done, total) as (progress, bar):
+
+            def take(result: ResultLine) -> None:
+                nonlocal failed
+                results.write(msgspec.json.encode(result) + b"\n")
+                failed += not result.succeeded
+                progress.advance(bar)
+
+            await run_in_order(rest, work, take, asyncio.Semaphore(width), width)
+    finally:
+        await llm.close()
+    return failed
+
+
+@contextmanager
+def _progress(done: int, total: int) -> Iterator[tuple[Progress, TaskID]]:
+    """Show a progress bar on standard error."""
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield progress, progress.add_task("requests", total=total, completed=done)
