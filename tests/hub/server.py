@@ -17,7 +17,7 @@ FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 @dataclass
 class Repository:
-    """Files by path, by revision; `token`: who has it may read them, if it is set, and `gated` says why
+    """Files by path, by revision. With a `token` only requests that carry it may read them; `gated` says why
     others may not."""
 
     revisions: dict[str, dict[str, bytes]]
