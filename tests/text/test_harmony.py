@@ -34,6 +34,8 @@ CASES: list[tuple[str, Parsed]] = [
     ("<|channel|>analysis", ("", "<|channel|>analysis", [])),
     ("<|channel|>other<|message|>x", ("", "<|channel|>other<|message|>x", [])),
     ("<|start|>assistant<|message|>Hello", ("", "Hello", [])),
+    ("<|start|>" + "x" * 600 + "<|start|>", ("", "<|start|>" + "x" * 600 + "\n<|start|>", [])),
+    ("<|start|>" + "x" * 600 + "<|message|>y<|end|>", ("", "<|start|>" + "x" * 600 + "<|message|>y", [])),
     ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Yes", ("Hm", "Yes", [])),
     ("", ("", "", [])),
 ]

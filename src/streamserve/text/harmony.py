@@ -69,10 +69,12 @@ class HarmonyParser:
         if mark and len(header) <= _MAX_HEADER:
             self._held = body
             self._begin_message(part, header)
-        elif len(self._held) > _MAX_HEADER + len(_MESSAGE) or final:
+        elif (too_long := len(self._held) > _MAX_HEADER + len(_MESSAGE)) or final:
+            # What follows a header that is too long is read as its body, whether it has arrived or not.
+            cut = _MAX_HEADER if too_long else len(self._held)
+            certain, self._held = self._held[:cut], self._held[cut:]
             self._begin("content")
-            self._held = ""
-            self._write(part, header + mark + body)
+            self._write(part, certain)
         else:
             return False
         return True
