@@ -526,7 +526,7 @@ def store(server: Served, size: int) -> httpx.Response:
 def test_what_cannot_be_written_is_refused(generator: ScriptedGenerator, folder: Path) -> None:
     settings = ApiSettings(batch_folder=str(folder), max_batch_folder_bytes=20_000)
     with scripted(generator, settings) as server:
-        for size in (5000, 10):  # without room for the file, and for its record
+        for size in (5000, 10):  # no space for the file, or for its record
             with full_disk(100):
                 message = refused(store(server, size), 507)["message"]
             assert message == "the batch folder cannot be written: File too large"
