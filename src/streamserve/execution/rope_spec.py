@@ -18,7 +18,7 @@ ORIGINAL = "original_max_position_embeddings"
 Scaling = Literal["default", "factors", "linear", "llama3", "longrope", "yarn"]
 
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
-KINDS_BY_LAYER = ("default", "linear")
+KINDS_BY_LAYER = ("default", "linear", "yarn")
 """What `rope_type` may be, and where layers have rope parameters of their own."""
 
 
