@@ -141,6 +141,8 @@ def _read_rope(
         return _dynamic(config, parameters, theta, original)
     if kind == "llama3":
         return _llama3(parameters, theta, original)
+    if family.local_theta is not None and not parameters.flag("truncate", True):
+        parameters.refuse("truncate", "false is not supported where layers differ")
     if kind == "longrope":
         return _longrope(config, parameters, theta, original, rotated)
     return _yarn(parameters, theta, original)
