@@ -125,7 +125,9 @@ def write_gguf(
     write_own_entries(writer, config)
     write_tokenizer(writer, source)
     change(writer)
-    tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / SINGLE).items()}
+    stored = load_file(source / SINGLE)
+    write_mxfp4(writer, stored)
+    tensors = {name: tensor.float().numpy() for name, tensor in stored.items()}
     if family == "gpt-oss":
         tensors = unstacked(tensors)
     read = dict[str, torch.Tensor]()
@@ -134,9 +136,9 @@ def write_gguf(
         kind = (types if isinstance(types, str) else types(name)) if is_matrix else "F32"
         heads = heads_of(config, name)
         offset = np.float32(family.startswith("gemma") and name.endswith("norm.weight"))
-        stored = stored_tensor((permuted(tensor, heads) if heads else tensor) + offset, kind, seed)
-        writer.add_tensor(stored_name(name, family), stored, raw_dtype=Type[kind])
-        floats = tensor_floats(stored, kind) - offset
+        data = stored_tensor((permuted(tensor, heads) if heads else tensor) + offset, kind, seed)
+        writer.add_tensor(stored_name(name, family), data, raw_dtype=Type[kind])
+        floats = tensor_floats(data, kind) - offset
         if ".experts." in name:
             for number, floats_of_one in enumerate(floats):
                 one = name.replace(".experts.", f".experts.{number}.")
@@ -193,6 +195,23 @@ def write_longrope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         for kind in ("long", "short"):
             factors = np.array(rope[f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+
+def write_mxfp4(writer: gguf.GGUFWriter, tensors: dict[str, torch.Tensor]) -> None:
+    """Move the experts of gpt-oss that are in MXFP4 to the file. A block's numbers follow each other in
+    the folder; in the file they are the lower halves of all its bytes, and then the upper ones."""
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        pairs = tensors.pop(name).numpy()
+        scales = tensors.pop(name.replace("_blocks", "_scales")).numpy()
+        numbers = np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:3], 32)
+        blocks = np.concatenate([scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4], -1)
+        rows = blocks.reshape(*blocks.shape[:2], -1)
+        layer, halves = name.split(".")[2], {"down": rows}
+        if "gate_up" in name:
+            halves = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+        for half, own in halves.items():
+            stored = np.ascontiguousarray(own)
+            writer.add_tensor(f"blk.{layer}.ffn_{half}_exps.weight", stored, raw_dtype=Type.MXFP4)
 
 
 def unstacked(tensors: dict[str, Floats]) -> dict[str, Floats]:

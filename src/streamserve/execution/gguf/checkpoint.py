@@ -143,7 +143,7 @@ class GgufCheckpoint:
         stored = torch.from_numpy(self._bytes(name))
         for rows in torch.split(stored, max(1, NUMBERS_AT_ONCE // info.shape[-1])):
             weight = unpack(info.type.name, rows.view(len(rows), -1, info.type.nbytes))
-            largest = weight.scales * (1 << weight.format.bits)
+            largest = weight.scales * weight.format.largest
             if not is_finite(largest) or not (weight.offsets is None or is_finite(weight.offsets)):
                 self._refuse(self._stored(name), "holds numbers that are not finite")
             yield weight
