@@ -34,7 +34,7 @@ def test_valid_and_invalid_requests(server: Served, scale: Scale, record: Callab
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 10
     weights = [10 if operation.body else 1 for operation in operations]
-    unit = scale.pick(8, 90) / sum(weights)
+    unit = scale.pick(4, 90) / sum(weights)
     plain: Counter[int] = Counter()
     bodies: Counter[int] = Counter()
     with nothing_left(server):
