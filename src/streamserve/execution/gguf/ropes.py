@@ -30,9 +30,9 @@ def read_layers(model: GgufModel, name: str, layers: int, rotated: int) -> Layer
     rope = _rope(model, name, family, rotated)
     local = _local_rope(model.metadata, name, family, rope)
     windows = _windows(model.metadata, name, family, layers)
-    plain = [family.unrotated > 0 and (layer + 1) % family.unrotated == 0 for layer in range(layers)]
+    unrotated = [family.unrotated > 0 and (layer + 1) % family.unrotated == 0 for layer in range(layers)]
     ropes = [local if window else rope for window in windows]
-    return tuple(None if skips else rope for skips, rope in zip(plain, ropes, strict=True)), windows
+    return tuple(None if skips else rope for skips, rope in zip(unrotated, ropes, strict=True)), windows
 
 
 def _windows(metadata: Metadata, name: str, family: Family, layers: int) -> tuple[int | None, ...]:
