@@ -83,6 +83,9 @@ def parts(arguments: list[str]) -> dict[str, Part]:
     on_pairs = (("STREAMSERVE_PAIRS", "1"),)
     flags = _xdist_flags("2", "loadfile")
     result["api-on-pairs"] = _tests(folder / "on-pairs.json", flags, ON_PAIRS, arguments, on_pairs)
+    report, script = folder / "readme.json", "scripts/readme.py"
+    command = (sys.executable, script, "--report", str(report))
+    result["readme"] = Part(command, report=report, sources=(*PRODUCT, *helpers(), script, "README.md"))
     for name, family in FAMILIES.items():
         command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
         result[f"campaign-{name}"] = Part(command, sources=(*PRODUCT, "tests/campaigns"))
