@@ -59,11 +59,12 @@ class Machine:
         return round(time.perf_counter() - began, 2)
 
     def install(self, name: str, package: str | Path) -> Step:
-        """Download a package and what it depends on, then install it; return seconds and sizes."""
+        """Download a package and what it depends on, then install it; return seconds and sizes. The
+        downloads are for this build of torch, which is not downloaded again."""
         pip = (self.home / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check")
         before, downloaded = megabytes(self.home), megabytes(self.downloads)
         arguments = ("--no-cache-dir", "--dest", self.downloads, "--find-links", self.downloads)
-        download = self.run(*pip, "download", *arguments, package)
+        download = self.run(*pip, "download", *arguments, TORCH, package)
         found = ("--no-index", "--no-cache-dir", "--find-links", self.downloads)
         installation = self.run(*pip, "install", *found, package)
         return {

@@ -2,8 +2,8 @@
 
     python scripts/readme.py [--tests]      needs the ports 8000, 9000 and 7700, and pip's registry
 
-The clone has what the reader is meant to have: checkpoints with the README's names, a file of requests, and a
-hub on this machine. Servers are asked, then ended with Ctrl-C. What a `$` block shows must be printed, in order;
+The clone has what the reader is meant to have: checkpoints with the README's names, a file of requests, and
+a hub on this machine. Servers are asked, then ended with Ctrl-C. What a `$` block shows must be printed, in order;
 other numbers may be printed where they are times or counts. `make test` is run with `--tests` only.
 """
 
@@ -147,7 +147,8 @@ class Reader:
     def serving(self, text: str) -> Iterator[tuple[str, list[str]]]:
         """Start a server; yield its address and the lines that it prints. Ctrl-C ends it, and must. Raises
         Wrong."""
-        process, lines = self.start(text, stdin=subprocess.DEVNULL), []
+        lines: list[str] = []
+        process = self.start(text, stdin=subprocess.DEVNULL)
         assert process.stdout is not None
         reading = Thread(target=lines.extend, args=(process.stdout,))
         reading.start()
@@ -277,17 +278,19 @@ def main() -> int:
     wrong, count = 0, 0
     for port in PORTS:
         free(port)
-    with tempfile.TemporaryDirectory(prefix="streamserve-readme-") as folder:
-        with prepared(Path(folder) / "clone") as reader:
-            for command in commands((reader.clone / "README.md").read_text()):
-                if command.text.startswith("make test") and not arguments.tests:
-                    continue
-                began, count, result = time.monotonic(), count + 1, "ok"
-                try:
-                    check(reader, command)
-                except (Wrong, OSError, subprocess.TimeoutExpired) as error:
-                    wrong, result = wrong + 1, f"WRONG: {error}"
-                print(f"{time.monotonic() - began:6.1f} s  {command.text}: {result}", flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="streamserve-readme-") as folder,
+        prepared(Path(folder) / "clone") as reader,
+    ):
+        for command in commands((reader.clone / "README.md").read_text()):
+            if command.text.startswith("make test") and not arguments.tests:
+                continue
+            began, count, result = time.monotonic(), count + 1, "ok"
+            try:
+                check(reader, command)
+            except (Wrong, OSError, subprocess.TimeoutExpired) as error:
+                wrong, result = wrong + 1, f"WRONG: {error}"
+            print(f"{time.monotonic() - began:6.1f} s  {command.text}: {result}", flush=True)
     if arguments.report:
         arguments.report.parent.mkdir(parents=True, exist_ok=True)
         arguments.report.write_text(json.dumps({"passed": count - wrong, "failed": wrong}))
