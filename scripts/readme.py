@@ -3,8 +3,8 @@
     python scripts/readme.py [--tests]      needs the ports 8000, 9000 and 7700, and pip's registry
 
 The clone has what the reader is meant to have: checkpoints with the README's names, a file of requests, and
-a hub on this machine. Servers are asked, then ended with Ctrl-C. What a `$` block shows must be printed, in order;
-other numbers may be printed where they are times or counts. `make test` is run with `--tests` only.
+a hub on this machine. Servers are asked, then ended with Ctrl-C. What a `$` block shows must be printed, in
+order; other numbers may be printed where they are times or counts. `make test` is run with `--tests` only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,25 @@
 """The tables that pages may name: each function renders one from its result files."""
 
-from . import draft_service, engines, kernels, pairs, small, speculation, stamps, streams, targets, widths
+from . import (
+    draft_service,
+    engines,
+    installing,
+    kernels,
+    pairs,
+    small,
+    speculation,
+    stamps,
+    streams,
+    targets,
+    widths,
+)
 from .base import TABLES
 
 __all__ = [
     "TABLES",
     "draft_service",
     "engines",
+    "installing",
     "kernels",
     "pairs",
     "small",
