@@ -252,7 +252,7 @@ def prepared(clone: Path) -> Iterator[Reader]:
 
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     if (ROOT / "build" / "kernels").exists():  # of `make wheel`: minutes of compilation
-        shutil.copytree(ROOT / "build" / "kernels", clone / "build" / "kernels")
+        shutil.copytree(ROOT / "build" / "kernels", clone / "build" / "kernels", symlinks=True)
     models = [make_checkpoint(clone / name) for name in ("MODEL", "SMALL_MODEL", "models/my-llama")]
     write_gguf(models[0], clone / "model-Q4_K_M.gguf")
     embedder = make_embedder(clone / "models" / "embedder")
