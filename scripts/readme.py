@@ -113,7 +113,8 @@ class Reader:
         environment = self.environment
         if WITHOUT_COMPILER.match(text):
             activate = ""
-            environment = environment | {"PATH": str(self.venv() / "bin")}
+            constraint = {"PIP_CONSTRAINT": str(self.clone / "constraint.txt")}
+            environment = environment | constraint | {"PATH": str(self.venv() / "bin")}
         return subprocess.Popen(
             ["/bin/bash", "-c", activate + typed],
             cwd=self.clone,
@@ -258,6 +259,8 @@ def prepared(clone: Path) -> Iterator[Reader]:
     embedder = make_embedder(clone / "models" / "embedder")
     body = {"model": "embedded", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
     request = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (torch,) = re.findall(r"^TORCH_PIP_ARGS \?= (.*)$", (clone / "Makefile").read_text(), re.MULTILINE)
+    (clone / "constraint.txt").write_text(f"{torch}\n")  # the wheel gets the same build, which is cached
     (clone / "requests.jsonl").write_text(json.dumps(request) + "\n")
     gguf = {"model-Q4_K_M.gguf": (clone / "model-Q4_K_M.gguf").read_bytes()}
     repositories = {

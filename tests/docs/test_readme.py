@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from scripts import readme
 from streamserve.cli.main import app
 from tests.docs.pages import ROOT
 
@@ -33,3 +34,28 @@ def test_flags_exist(command: str) -> None:
 @pytest.mark.parametrize("command", [text for text in COMMANDS if text.startswith("python ")])
 def test_examples_exist(command: str) -> None:
     assert (ROOT / Path(shlex.split(command)[1])).is_file()
+
+
+def test_every_command_is_run_by_the_script() -> None:
+    run = [command.text for command in readme.commands(README)]
+    assert COMMANDS
+    assert {"source .venv/bin/activate", "make serve", "make wheel", "make docs"} <= {
+        text.partition("  ")[0] for text in run
+    }
+    assert [text for text in COMMANDS if text not in run] == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "loose", "piece"),
+    [
+        ("a 1\nb …\nc", "a 1\nb 2\nc\n", False, ""),
+        ("a 1\nb", "b\na 1\n", False, "b"),
+        ("in 3.3 s", "in 12 s", False, "in 3.3 s"),
+        ("in 3.3 s", "in 12 s", True, ""),
+        ("in 3.3 s", "in a s", True, "in 3.3 s"),
+    ],
+)
+def test_what_the_page_shows_must_be_printed_in_order(
+    shown: str, printed: str, loose: bool, piece: str
+) -> None:
+    assert readme.missing(shown, printed, loose) == piece
