@@ -108,7 +108,7 @@ class Reader:
 
     def start(self, text: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command in a process group; `/models` is a folder of the clone."""
-        typed = text.replace("/models/", f"{self.clone}/models/")
+        typed = text.replace("=/models/", f"={self.clone}/models/")
         activate = "source .venv/bin/activate; " if self.activated else ""
         environment = self.environment
         if WITHOUT_COMPILER.match(text):
@@ -198,8 +198,9 @@ def ask(address: str) -> None:
 def try_curl(reader: Reader, lines: list[str]) -> None:
     """Run the curl that a server prints. Raises Wrong."""
     shown = [line.strip() for line in lines if line.strip().startswith("curl ")]
-    if not shown or "data: [DONE]" not in reader.run(Command(shown[0])):
-        raise Wrong("the printed curl does not work")
+    printed = reader.run(Command(shown[0])) if shown else ""
+    if "data: [DONE]" not in printed:
+        raise Wrong(f"the printed curl does not work: {shown}: {printed[-500:]}")
 
 
 def post(url: str, body: object) -> Any:
