@@ -48,9 +48,9 @@ def name_of(path: Path) -> str:
 
 
 def numerics_of(path: Path) -> str:
-    """Return the name of the bits that a path computes: AMX adds bf16 products in another order, all others
-    compute the same."""
-    return "native amx" if path == Path.AMX else "native"
+    """Return the name of the bits that a path computes. AMX adds bf16 products in another order, portable code
+    rounds twice where the others fuse a product with a sum."""
+    return f"native {name_of(path)}" if path in (Path.PORTABLE, Path.AMX) else "native"
 
 
 def multiplier_rate(pool: ThreadPool, path: Path, bits: int = 16) -> float:

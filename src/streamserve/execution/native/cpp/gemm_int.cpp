@@ -127,6 +127,11 @@ struct DotPortable {
     }
 };
 
+// fma in one rounding, which plain C++ has as a function.
+inline VecPortable fused(VecPortable a, VecPortable b, VecPortable c) {
+    return VecPortable::make([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+}
+
 #if defined(__AVX2__) && defined(__FMA__)
 struct Dot256 {
     using V = Vec256;
@@ -191,6 +196,8 @@ struct Dot256 {
         return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
     }
 };
+
+inline Vec256 fused(Vec256 a, Vec256 b, Vec256 c) { return fma(a, b, c); }
 #endif
 
 #if defined(STREAMSERVE_AVX512) && defined(__AVX512VNNI__)
@@ -234,6 +241,8 @@ struct Dot512 {
     }
     int32_t total() const { return _mm512_reduce_add_epi32(v); }
 };
+
+inline Vec512 fused(Vec512 a, Vec512 b, Vec512 c) { return fma(a, b, c); }
 #endif
 
 // One thread's rows of x in 8 bits, group by group.
@@ -581,11 +590,11 @@ class RoundedRows {
             UNROLLED for (int i = 0; i < D::at_once; i++) {
                 V sum = dot[r][i].floats(), t;
                 if constexpr (ZEROS) {
-                    t = fma(s[i], sum, m[i] * sum_of_row);
+                    t = fused(s[i], sum, m[i] * sum_of_row);
                 } else {
                     t = s[i] * sum;
                 }
-                fma(scale_of_row, t, b.g ? V::load(y + i * D::lanes) : V::set(0.0f)).store(y + i * D::lanes);
+                fused(scale_of_row, t, b.g ? V::load(y + i * D::lanes) : V::set(0.0f)).store(y + i * D::lanes);
             }
         }
     }
@@ -607,9 +616,13 @@ void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int row
     for (int unit = pool.claim(), next, held = -1; unit < panels * blocks; unit = next) {
         next = pool.claim();
         int first = unit / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
-        if (first != held) some.take<D>(first, count);
-        held = first;
-        float* sums = some.times<D>(unit % panels, (next < panels * blocks ? next : unit) % panels);
+        float* sums;
+        {
+            FlushTiny exact(false);  // scales may be tiny
+            if (first != held) some.take<D>(first, count);
+            held = first;
+            sums = some.times<D>(unit % panels, (next < panels * blocks ? next : unit) % panels);
+        }
         end(w, finish, first, count, unit % panels * PANEL, PANEL, sums);
     }
 }

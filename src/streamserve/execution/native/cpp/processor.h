@@ -37,10 +37,13 @@ inline bool processor_has(const Instructions& wanted) {
 }
 
 // While it lives, the calling thread takes numbers below the smallest normal float32 for zero, as the instructions
-// that multiply bf16 always do.
+// that multiply bf16 always do, or, if not `on`, for what they are.
 class FlushTiny {
   public:
-    FlushTiny() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | FLUSH_RESULTS | FLUSH_INPUTS); }
+    explicit FlushTiny(bool on = true) : before_(__builtin_ia32_stmxcsr()) {
+        constexpr uint32_t FLUSH = FLUSH_RESULTS | FLUSH_INPUTS;
+        __builtin_ia32_ldmxcsr(on ? before_ | FLUSH : before_ & ~FLUSH);
+    }
     ~FlushTiny() { __builtin_ia32_ldmxcsr(before_); }
     FlushTiny(const FlushTiny&) = delete;
     FlushTiny& operator=(const FlushTiny&) = delete;
@@ -55,7 +58,9 @@ class FlushTiny {
 
 namespace streamserve {
 
-struct FlushTiny {};
+struct FlushTiny {
+    explicit FlushTiny(bool = true) {}
+};
 
 }  // namespace streamserve
 #endif

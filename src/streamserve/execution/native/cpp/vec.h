@@ -1,6 +1,6 @@
 // Vectors of float32 for each instruction set, with one vocabulary, so that a kernel is written once. All of them
-// compute the same bits: fma rounds once, reductions over lanes take one order, and sums over more numbers than a
-// vector has are taken in sixteen lanes (LaneSums), whatever the vector's width.
+// compute the same bits, but for the portable one's fma: reductions over lanes take one order, and sums over more
+// numbers than a vector has are taken in sixteen lanes (LaneSums), whatever the vector's width.
 #pragma once
 
 #include <cmath>
@@ -28,25 +28,8 @@ inline void dot_bytes(__m256i& sum, __m256i w, __m256i x) {
 }
 #endif
 
-// a · b + c in one rounding.
-inline float fused(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
-    return std::fma(a, b, c);
-#else
-    // In float64 the product is exact. What the sum lost there decides its last bit (rounding to odd), so that it is
-    // never halfway between two float32 unless the exact sum is.
-    double product = double(a) * double(b), addend = double(c), total = product + addend, larger = total - product;
-    double lost = (product - (total - larger)) + (addend - larger);
-    int64_t bits;
-    std::memcpy(&bits, &total, 8);
-    bool inexact = (lost > 0) | (lost < 0);
-    bits += inexact && !(bits & 1) ? ((lost > 0) == (total > 0) ? 1 : -1) : 0;
-    std::memcpy(&total, &bits, 8);
-    return float(total);
-#endif
-}
-
-// Plain C++: eight floats.
+// Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off): a fused one in software
+// takes ten times as long.
 struct VecPortable {
     static constexpr int lanes = 8;
     static constexpr float no_power = -127;  // `scaled` by it gives zero
@@ -127,9 +110,7 @@ struct VecPortable {
     }
 };
 
-inline VecPortable fma(VecPortable a, VecPortable b, VecPortable c) {
-    return VecPortable::make([&](int i) { return fused(a.v[i], b.v[i], c.v[i]); });
-}
+inline VecPortable fma(VecPortable a, VecPortable b, VecPortable c) { return a * b + c; }
 inline void accumulate(VecPortable& sum, VecPortable a, VecPortable b) { sum = fma(a, b, sum); }
 
 #if defined(__AVX2__) && defined(__FMA__)
