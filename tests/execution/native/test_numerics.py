@@ -36,7 +36,7 @@ Pools = Callable[[torch.dtype], list[ThreadPool]]
 
 @pytest.fixture(scope="session")
 def alike(pool: Callable[..., ThreadPool]) -> Pools:
-    """Pools of two threads, one for each path of this processor whose class is that of most paths."""
+    """Pools of two threads, one for each path of this processor in the class of several paths."""
 
     def make(dtype: torch.dtype) -> list[ThreadPool]:
         paths = [path for path in Path if pool().supports(path, dtype) and numerics_of(path) == "native"]

@@ -48,8 +48,8 @@ def name_of(path: Path) -> str:
 
 
 def numerics_of(path: Path) -> str:
-    """Return the name of the bits that a path computes. AMX adds bf16 products in another order, portable code
-    rounds twice where the others fuse a product with a sum."""
+    """Return the name of the bits that a path computes. AMX adds bf16 products in another order; portable
+    code rounds twice where the others fuse a product with a sum."""
     return f"native {name_of(path)}" if path in (Path.PORTABLE, Path.AMX) else "native"
 
 
