@@ -72,3 +72,13 @@ def test_products_depend_on_distance_alone(first, second, shift):
         return float((turned[0] * turned[1]).sum())
 
     assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-4)
+
+
+def test_a_table_has_the_rounded_cosines_and_sines_of_its_positions():
+    rotations, count = Rotations.of([replace(YARN, factor=2.0), LLAMA3], 32), 700
+    angles = torch.arange(count).float()[:, None] * rotations.frequencies[:, None]
+    exact = angles.double().cos(), angles.double().sin()
+    others = rotations.at(torch.arange(count), torch.float32)
+    for table, value, other in zip(rotations.table(count, torch.float32), exact, others, strict=True):
+        assert torch.equal(table, value.float() * rotations.amplitudes)
+        torch.testing.assert_close(table, other, rtol=0, atol=3e-7)

@@ -176,7 +176,7 @@ NAME = READY.model.kv_name
         ({"model": replace(READY.model, fingerprint="another")}, (f"another{NAME[4:]}/4/1", f"{NAME}/4/1")),
         ({"draft": "drafty"}, (f"{NAME}/drafty/4/1", f"{NAME}/4/1")),
         (
-            {"model": replace(READY.model, backend="native amx")},
+            {"model": replace(READY.model, numerics_class="native amx")},
             (f"{NAME.replace('/fake', '/native amx')}/4/1", f"{NAME}/4/1"),
         ),
     ],

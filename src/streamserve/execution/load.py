@@ -39,7 +39,7 @@ from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttent
 from streamserve.execution.native.library import Path, ThreadPool, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
-from streamserve.execution.native.paths import best_path, name_of
+from streamserve.execution.native.paths import best_path, name_of, numerics_of
 from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.passes import ModelPasses
@@ -118,7 +118,14 @@ def _load_on_cpu(
     return Loaded(
         TorchExecutor(model, cache, attention, spec.eos_token_ids, grammars, chooser, host),
         engine_config(config, sizes),
-        model_info(source, sizes, attention.row_invariant, tied_head_copied, _backend_name(pool, source)),
+        model_info(
+            source,
+            sizes,
+            attention.row_invariant,
+            tied_head_copied,
+            _backend_name(pool, source),
+            numerics_of(pool.path(source.dtype)) if pool else "",
+        ),
         sizes.blocks * sizes.block_bytes,
         model,
         pool,
@@ -212,7 +219,7 @@ def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[in
 
 
 def _backend_name(pool: ThreadPool | None, source: Source) -> str:
-    """Return what computes the model, as far as its bits depend on it."""
+    """Return what computes the model."""
     return f"native {name_of(pool.path(source.dtype))}" if pool else f"reference torch {torch.__version__}"
 
 

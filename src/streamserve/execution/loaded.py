@@ -249,9 +249,15 @@ def engine_config(config: ModelConfig, sizes: PoolSizes) -> EngineConfig:
 
 
 def model_info(
-    source: Source, sizes: PoolSizes, row_invariant: bool, tied_head_copied: bool, backend: str
+    source: Source,
+    sizes: PoolSizes,
+    row_invariant: bool,
+    tied_head_copied: bool,
+    backend: str,
+    numerics_class: str = "",
 ) -> ModelInfo:
-    """Return what clients may know of the model. `backend`: what computes it."""
+    """Return what clients may know of the model. `backend`: what computes it; `numerics_class`: as in
+    ModelInfo."""
     spec = source.spec
     return ModelInfo(
         architecture=spec.architecture,
@@ -262,6 +268,7 @@ def model_info(
         weight_bytes=weight_bytes(spec, source.dtype, tied_head_copied, source.format, source.head),
         dtype=source.dtype_name,
         backend=backend,
+        numerics_class=numerics_class,
         row_invariant=row_invariant,
         fingerprint=source.fingerprint,
         quantization=source.quantization,

@@ -216,13 +216,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     """Data type of the KV cache; auto: `dtype`."""
     backend: str = ""
-    """What computes it: implementation and instructions, as far as bits depend on them."""
+    """What computes it: implementation and instructions."""
+    numerics_class: str = ""
+    """The name that backends share which compute the same bits; by default the backend's."""
 
     @property
     def numerics(self) -> str:
         """What the bits of a step depend on besides weights, configuration and, where plain torch computes,
         the host. Workers share KV, and take over each other's requests, only if it is equal."""
-        return f"{self.backend}, {self.precision}, streamserve {__version__}"
+        return f"{self.numerics_class or self.backend}, {self.precision}, streamserve {__version__}"
 
     @property
     def kv_name(self) -> str:

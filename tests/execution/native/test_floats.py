@@ -28,7 +28,8 @@ def random(rows: int, width: int, seed: int, dtype: torch.dtype = torch.bfloat16
 
 def reference(weight: QuantizedWeight, x: torch.Tensor, path: Path) -> np.ndarray:
     """The formula of gemm_fma.cpp for x of bfloat16, float32 [rows, out]. Products of bfloat16 and e4m3 are
-    exact in float32, so that only the scaled sum may be rounded once, or twice as in portable C++."""
+    exact in float32, so that only the scaled sum may be rounded once, or twice as in portable C++. Inputs are
+    added pair by pair, the second of a pair first."""
     width = weight.numbers.shape[1]
     group = weight.format.group or width
     floats = weight.numbers.view(torch.float8_e4m3fn).float().numpy()
@@ -36,7 +37,7 @@ def reference(weight: QuantizedWeight, x: torch.Tensor, path: Path) -> np.ndarra
     y = np.zeros((len(x), len(floats)), np.float32)
     for number, begin in enumerate(range(0, width, group)):
         total = np.zeros_like(y)
-        for k in range(begin, min(begin + group, width)):
+        for k in sorted(range(begin, min(begin + group, width)), key=lambda k: k ^ 1):
             total += values[:, k : k + 1] * floats[None, :, k]
         s = np.broadcast_to(scales[None, :, number], total.shape)
         y = s * total + y if path == Path.PORTABLE else fused(s, total, y)

@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 import pytest
 import torch
 
+from streamserve import __version__
 from streamserve.execution.load import load
 from streamserve.execution.native.library import Path, ThreadPool, kernels, load_library
 from streamserve.execution.native.linear import NativeLinear
@@ -121,7 +122,8 @@ def test_a_path_can_be_forced(shared_checkpoint: Callable[..., FilePath], pool: 
         loaded = load(config)
         assert loaded.model_info.backend == f"native {name_of(path)}"
         assert all(layer.down.struct.path == path for layer in loaded.model.layers)
-        assert name_of(path) in loaded.model_info.kv_name, "its KV is not that of another path"
+        own = "native portable" if path == Path.PORTABLE else "native"
+        assert loaded.model_info.numerics == f"{own}, float32, streamserve {__version__}"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class NativeModel(Model):
         spec = self.spec
         self._pool = pool
         self._path = pool.path(self.dtype)
-        self._table = self._rotations.at(torch.arange(0), self.dtype)
+        self._table = self._rotations.table(0, self.dtype)
         self._norms: list[Tensor] = []
         self._final = self._norm_weight(self.final_norm)
         structs = [
@@ -110,7 +110,7 @@ class NativeModel(Model):
         cost of computing them matters."""
         last = int(positions.numpy().max())
         if last >= self._table[0].shape[1]:
-            self._table = self._rotations.at(torch.arange(1 << last.bit_length()), self.dtype)
+            self._table = self._rotations.table(1 << last.bit_length(), self.dtype)
         cos, sin = self._table
         return cos.index_select(1, positions), sin.index_select(1, positions)
 

@@ -1,8 +1,8 @@
 """Choose the instructions that the kernels use, by how fast this processor multiplies with them.
 
 Processors that have an instruction may be slow at it: some run the bf16 dot product at half the rate of
-float32. Paths may differ in the last bit, so the rates are measured once and stored with the compiled
-kernels: all workers make the same choice, at every start.
+float32. The rates are measured once and stored with the compiled kernels: all workers make the same choice,
+at every start.
 """
 
 import contextlib
@@ -45,6 +45,12 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def name_of(path: Path) -> str:
     """Return a path as `--kernel-path` names it."""
     return path.name.lower()
+
+
+def numerics_of(path: Path) -> str:
+    """Return the name of the bits that a path computes. AMX adds bf16 products in another order; portable
+    code rounds twice where the others fuse a product with a sum."""
+    return f"native {name_of(path)}" if path in (Path.PORTABLE, Path.AMX) else "native"
 
 
 def multiplier_rate(pool: ThreadPool, path: Path, bits: int = 16) -> float:

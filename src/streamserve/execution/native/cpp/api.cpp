@@ -89,9 +89,8 @@ void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, 
     Rows in = lay_out(pool, *linear, x, stride, rows);
     Finish finish{Finish::STORE, linear->type, wide != 0, out, size_t(linear->n), {}, scale, cap};
     pool.run([&](int thread) {
-        amx_begin();
+        KernelState state;
         multiply(pool, thread, *linear, in, rows, finish);
-        amx_end();
     }, light(linear->path, rows, size_t(linear->n_padded) * size_t(linear->k_padded)));
 }
 

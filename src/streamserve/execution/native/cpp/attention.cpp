@@ -14,6 +14,7 @@ namespace streamserve {
 namespace {
 
 constexpr float LOG2_E = 1.44269504089f;
+constexpr float INFINITE_POWER = 128;  // 2 to this power, and any higher one, is infinite
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 // The softmax of some queries so far: weighted sums [query][padded dim], largest scores, sums of weights.
@@ -36,10 +37,8 @@ struct State {
 };
 
 template <class V>
-float decay(float by) {
-    float lanes[V::lanes];
-    power_of_two(V::set(by)).store(lanes);
-    return lanes[0];
+float power(float exponent) {
+    return lane_of<V>([](V x) { return power_of_two(x); }, exponent);
 }
 
 // Adds a range's result to the total of the ranges before it.
@@ -48,7 +47,7 @@ void merge(const State& total, const State& range, int query, int stride) {
     State to = total.from(query, stride), add = range.from(query, stride);
     if (*add.largest == NEVER) return;  // saw nothing
     float largest = std::max(*to.largest, *add.largest);
-    V keep = V::set(decay<V>(*to.largest - largest)), gain = V::set(decay<V>(*add.largest - largest));
+    V keep = V::set(power<V>(*to.largest - largest)), gain = V::set(power<V>(*add.largest - largest));
     for (int d = 0; d < stride; d += V::lanes) {
         (V::load(to.sums + d) * keep + V::load(add.sums + d) * gain).store(to.sums + d);
     }
@@ -69,17 +68,30 @@ float mask(float* scores, int from, int until) {
     return largest.largest();
 }
 
+// A weight has the precision of keys and values, also where products are taken in float32.
+template <class T, class V>
+void store_weight(V weight, bf16* to) {
+    weight.store(to);
+}
+template <class T, class V>
+void store_weight(V weight, float* to) {
+    round_to<V, T>(weight).store(to);
+}
+
 // Scores up to `end` to weights 2^(score · scale - top), zero from there to `count`. Returns their sum.
-template <class V, class W>
+template <class V, class T, class W>
 float soften(const float* scores, int end, int count, float scale, float top, W* weights) {
-    V sum = V::set(0.0f), factor = V::set(scale), base = V::set(-top);
-    for (int i = 0; i < end; i += V::lanes) {
-        V weight = power_of_two(fma(V::load(scores + i), factor, base));
-        sum = sum + weight;
-        weight.store(weights + i);
+    LaneSums<V> sum;
+    V factor = V::set(scale), base = V::set(-top);
+    for (int i = 0; i < end; i += LaneSums<V>::lanes) {
+        sum.add([&](int lane) {
+            V weight = power_of_two(fma(V::load(scores + i + lane), factor, base));
+            store_weight<T>(weight, weights + i + lane);
+            return weight;
+        });
     }
     if (end < count) std::fill(weights + end, weights + count, W{});
-    return sum.sum();
+    return sum.total();
 }
 
 // What one thread needs to attend items, in its scratch memory.
@@ -284,7 +296,7 @@ class Worker {
             }
             State state = range_.from(from + i, stride_);
             const float* scores = scores_ + i * KEY_TILE;
-            float sum = soften<V>(scores, round_up(high[i], CHUNK), count, scale_, top[i], weights);
+            float sum = soften<V, T>(scores, round_up(high[i], CHUNK), count, scale_, top[i], weights);
             *state.weights = *state.weights * keep[i] + sum;
             *state.largest = top[i];
         }
@@ -313,7 +325,8 @@ class Worker {
 
     // What a query's sink adds to the sum of weights whose largest score is `largest`.
     float sink_weight(int head, float largest) const {
-        return a_.sinks ? std::exp2(a_.sinks[kv_head_ * group_ + head] * LOG2_E - largest) : 0.0f;
+        if (!a_.sinks) return 0.0f;
+        return power<V>(std::min(a_.sinks[kv_head_ * group_ + head] * LOG2_E - largest, INFINITE_POWER));
     }
 
     void finish() {

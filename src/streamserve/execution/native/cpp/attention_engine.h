@@ -59,14 +59,15 @@ class Ahead {
 // Numbers are padded to 32 in every buffer below.
 inline int padded(int dim) { return round_up(dim, CHUNK); }
 
-// to[row][i] = the sum of x[row][k] · at(k)[i] over k from `from` to `until`: a chain each, k ascending.
+// to[row][i] = the sum of x[row][k] · at(k)[i] over k from `from` to `until`: a chain each, in the order in which
+// the bf16 dot product takes them: pairs of k ascending, the second of a pair first.
 template <class V, int ROWS, int WIDE, class At>
 inline void products(const float* x, size_t x_stride, At at, int from, int until, float* to, size_t to_stride) {
     V sum[ROWS][WIDE];
     UNROLLED for (int row = 0; row < ROWS; row++) {
         UNROLLED for (int i = 0; i < WIDE; i++) sum[row][i] = V::set(0.0f);
     }
-    for (int k = from; k < until; k++) {
+    auto add = [&](int k) __attribute__((always_inline)) {
         auto columns = at(k);
         // What there is more of is loaded one by one, so that sums and all else fit in 16 registers.
         if constexpr (WIDE > ROWS) {
@@ -84,7 +85,13 @@ inline void products(const float* x, size_t x_stride, At at, int from, int until
                 UNROLLED for (int i = 0; i < WIDE; i++) accumulate(sum[row][i], value, column[i]);
             }
         }
+    };
+    if (from % 2) add(from++);
+    for (; from + 1 < until; from += 2) {
+        add(from + 1);
+        add(from);
     }
+    if (from < until) add(from);
     UNROLLED for (int row = 0; row < ROWS; row++) {
         UNROLLED for (int i = 0; i < WIDE; i++) sum[row][i].store(to + size_t(row) * to_stride + i * V::lanes);
     }

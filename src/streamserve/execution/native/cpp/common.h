@@ -44,7 +44,8 @@ inline bf16 round_bf16(float x) {
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are; two paths may differ.
+// The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are, and AVX2, AVX512 and
+// AVX512_BF16 give the same.
 enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 enum Type : int32_t { F32 = 0, BF16 = 1 };
 // float16, for scales.

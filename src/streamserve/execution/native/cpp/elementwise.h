@@ -40,7 +40,8 @@ inline void store_wide(const float* sums, const Finish& finish, size_t at, int c
     }
     for (; i < columns; i++) {
         float sum = sums[i] * finish.scale;
-        out[i] = finish.cap ? finish.cap * std::tanh(sum / finish.cap) : sum;
+        auto capped = [&](V x) { return soft_cap(x, V::set(1 / finish.cap), V::set(finish.cap)); };
+        out[i] = finish.cap ? lane_of<V>(capped, sum) : sum;
     }
 }
 
@@ -119,13 +120,13 @@ struct Norm {
 // RMSNorm of a row of `size` numbers. `to`: the row's first chunk; the row itself is allowed.
 template <class V, class T>
 void normalize(const T* from, const float* weight, int size, Norm norm, char* to, size_t chunk_stride) {
-    int whole = size / V::lanes * V::lanes;
-    V squares = V::set(0.0f);
-    for (int i = 0; i < whole; i += V::lanes) {
-        V x = V::load(from + i);
-        squares = fma(x, x, squares);
+    using Squares = LaneSums<V>;
+    int whole = size / Squares::lanes * Squares::lanes;
+    Squares squares;
+    for (int i = 0; i < whole; i += Squares::lanes) {
+        squares.add_squares([&](int lane) { return V::load(from + i + lane); });
     }
-    float total = squares.sum();
+    float total = squares.total();
     for (int i = whole; i < size; i++) total += widen(from[i]) * widen(from[i]);
     float scale = 1.0f / std::sqrt(total / float(size) + norm.epsilon);
     for (int i = 0; i < size; i += V::lanes) {

@@ -168,17 +168,21 @@ class Mixture {
             chosen[rank] = expert;
         }
         float top = logits[chosen[0]], total = 0;
-        for (int rank = 0; rank < experts.chosen; rank++) weights[rank] = std::exp(logits[chosen[rank]] - top);
+        for (int rank = 0; rank < experts.chosen; rank++) weights[rank] = exponential_of(logits[chosen[rank]] - top);
         if (experts.normalized) {
             for (int rank = 0; rank < experts.chosen; rank++) total += weights[rank];
         } else {
-            for (int expert = 0; expert < experts.count; expert++) total += std::exp(logits[expert] - top);
+            for (int expert = 0; expert < experts.count; expert++) total += exponential_of(logits[expert] - top);
         }
         for (int rank = 0; rank < experts.chosen; rank++) weights[rank] /= total;
         if (experts.shared) {
             chosen[experts.chosen] = experts.count;
-            weights[experts.chosen] = 1.0f / (1.0f + std::exp(-logits[experts.count]));
+            weights[experts.chosen] = 1.0f / (1.0f + exponential_of(-logits[experts.count]));
         }
+    }
+
+    static float exponential_of(float x) {
+        return lane_of<V>([](V lanes) { return exponential(lanes); }, x);
     }
 
     // Sorts pairs of row and expert by expert, then row. The shared expert takes all rows where they are.

@@ -1,7 +1,6 @@
 #include "gemm.h"
 
 #include "elementwise.h"
-#include "processor.h"
 
 namespace streamserve {
 

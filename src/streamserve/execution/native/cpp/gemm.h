@@ -1,7 +1,7 @@
 // y = x Wᵀ + b on weights packed once.
 //
-// Each output is one float32 accumulator that takes its products in ascending order of K, in the same
-// instructions for any number of rows; threads share outputs, never a sum. So a row's bits never depend on
+// Each output is one float32 accumulator that takes its products in ascending order of pairs of K, the second of a pair
+// first (AMX has an order of its own), in the same instructions for any number of rows; threads share outputs, never a sum. So a row's bits never depend on
 // the rows multiplied with it, nor on the number of threads.
 //
 // How a weight [n, k] is packed, so that every kernel reads memory from front to back (n in panels of 64):
@@ -16,6 +16,7 @@
 
 #include "common.h"
 #include "pool.h"
+#include "processor.h"
 
 namespace streamserve {
 
@@ -100,5 +101,17 @@ double multiply_registers(int path, int bits, int rounds);
 void amx_begin();
 void amx_end();
 bool amx_supported();
+
+// The state in which a thread computes, while it lives: it may use tile registers, and tiny numbers are zero.
+class KernelState {
+  public:
+    KernelState() { amx_begin(); }
+    ~KernelState() { amx_end(); }
+    KernelState(const KernelState&) = delete;
+    KernelState& operator=(const KernelState&) = delete;
+
+  private:
+    FlushTiny flush_;
+};
 
 }  // namespace streamserve

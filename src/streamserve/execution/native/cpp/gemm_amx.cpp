@@ -13,7 +13,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "processor.h"
 #define STREAMSERVE_AMX
 #endif
 

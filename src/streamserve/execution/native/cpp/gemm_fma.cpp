@@ -79,18 +79,19 @@ void block(const Block<T>& b) {
     const float *x = b.x, *lower = b.x + 3 * b.x_stride;  // two pointers and one distance reach six rows
     const size_t x_stride = b.x_stride, tile_stride = b.tile_stride;
     const char* fetch = b.fetch.at;
-    for (int k = 0; k < b.depth; k += 4) {
+    for (int k = 0; k < b.depth; k += 4, weight += 4 * 2 * V::lanes, x += 4, lower += 4) {
         for (int line = 0; line < lines<V, M>(); line++, fetch += b.fetch.step) {
             for (int tile = 0; tile < TILES; tile++) __builtin_prefetch(fetch + size_t(tile) * b.fetch.tile_stride);
         }
 #pragma GCC unroll 4
-        for (int one = 0; one < 4; one++, weight += 2 * V::lanes, x++, lower++) {
+        for (int one : {1, 0, 3, 2}) {
             V column[WIDE];
             for (int tile = 0; tile < TILES; tile++) {
-                V::load_tile(weight + size_t(tile) * tile_stride, column[2 * tile], column[2 * tile + 1]);
+                V::load_tile(weight + one * 2 * V::lanes + size_t(tile) * tile_stride, column[2 * tile],
+                             column[2 * tile + 1]);
             }
             for (int row = 0; row < ROWS; row++) {
-                V value = V::set(row < 3 ? x[size_t(row) * x_stride] : lower[size_t(row - 3) * x_stride]);
+                V value = V::set(row < 3 ? x[size_t(row) * x_stride + one] : lower[size_t(row - 3) * x_stride + one]);
                 for (int i = 0; i < WIDE; i++) accumulate(sum[row][i], value, column[i]);
             }
         }

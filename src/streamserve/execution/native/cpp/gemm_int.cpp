@@ -616,9 +616,13 @@ void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int row
     for (int unit = pool.claim(), next, held = -1; unit < panels * blocks; unit = next) {
         next = pool.claim();
         int first = unit / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
-        if (first != held) some.take<D>(first, count);
-        held = first;
-        float* sums = some.times<D>(unit % panels, (next < panels * blocks ? next : unit) % panels);
+        float* sums;
+        {
+            FlushTiny exact(false);  // scales may be tiny
+            if (first != held) some.take<D>(first, count);
+            held = first;
+            sums = some.times<D>(unit % panels, (next < panels * blocks ? next : unit) % panels);
+        }
         end(w, finish, first, count, unit % panels * PANEL, PANEL, sums);
     }
 }

@@ -231,9 +231,8 @@ void run(Pool& pool, const Model& model, const Step& step, const Cache& cache, v
     size_t weights = 0;
     for (int layer = first; layer < last; layer++) weights += weights_of(model.layers[layer]);
     pool.run([&](int thread) {
-        amx_begin();
+        KernelState state;
         for (int layer = first; layer < last; layer++) runner.layer(thread, layer);
-        amx_end();
     }, light(model.path, step.rows, weights));
 }
 
@@ -266,6 +265,7 @@ void norm_rows(Pool& pool, const void* from, const float* weight, int rows, int 
     with_kinds(path, type, [&](auto vector, auto number) {
         using T = decltype(number);
         pool.run([&](int) {
+            FlushTiny flush;
             for_rows(pool, rows, [&](int row) {
                 size_t at = size_t(row) * size_t(size);
                 char* out = reinterpret_cast<char*>(static_cast<T*>(to) + at);
@@ -291,14 +291,13 @@ void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, con
         using V = decltype(vector);
         using T = decltype(number);
         pool.run([&](int thread) {
-            amx_begin();
+            KernelState state;
             for_rows(pool, step.rows, [&](int r) {
                 const T* keys = static_cast<const T*>(qkv) + size_t(r) * stride + size_t(width);
                 write_slot<V, T>(cache, step.slots[r], keys, keys + cache.kv_heads * cache.dim);
             });
             pool.barrier();
             attend(pool, thread, attention, items, memory);
-            amx_end();
         });
     });
 }

@@ -36,5 +36,31 @@ inline bool processor_has(const Instructions& wanted) {
            (answers[wanted.answer] >> wanted.bit & 1) && (kept_states() & wanted.states) == wanted.states;
 }
 
+// While it lives, the calling thread takes numbers below the smallest normal float32 for zero, as the instructions
+// that multiply bf16 always do, or, if not `on`, for what they are.
+class FlushTiny {
+  public:
+    explicit FlushTiny(bool on = true) : before_(__builtin_ia32_stmxcsr()) {
+        constexpr uint32_t FLUSH = FLUSH_RESULTS | FLUSH_INPUTS;
+        __builtin_ia32_ldmxcsr(on ? before_ | FLUSH : before_ & ~FLUSH);
+    }
+    ~FlushTiny() { __builtin_ia32_ldmxcsr(before_); }
+    FlushTiny(const FlushTiny&) = delete;
+    FlushTiny& operator=(const FlushTiny&) = delete;
+
+  private:
+    static constexpr uint32_t FLUSH_RESULTS = 0x8000, FLUSH_INPUTS = 0x40;
+    uint32_t before_;
+};
+
+}  // namespace streamserve
+#else
+
+namespace streamserve {
+
+struct FlushTiny {
+    explicit FlushTiny(bool = true) {}
+};
+
 }  // namespace streamserve
 #endif

@@ -1,5 +1,6 @@
-// Vectors of float32 for each instruction set, with one vocabulary, so that a kernel is written once.
-// A reduction over lanes always takes the same order.
+// Vectors of float32 for each instruction set, with one vocabulary, so that a kernel is written once. All of them
+// compute the same bits, but for the portable one's fma: reductions over lanes take one order, and sums over more
+// numbers than a vector has are taken in sixteen lanes (LaneSums), whatever the vector's width.
 #pragma once
 
 #include <cmath>
@@ -27,7 +28,8 @@ inline void dot_bytes(__m256i& sum, __m256i w, __m256i x) {
 }
 #endif
 
-// Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off).
+// Plain C++: eight floats. Multiplies and adds are rounded separately (-ffp-contract=off): a fused one in software
+// takes ten times as long.
 struct VecPortable {
     static constexpr int lanes = 8;
     static constexpr float no_power = -127;  // `scaled` by it gives zero
@@ -100,11 +102,7 @@ struct VecPortable {
     VecPortable where_at_least(VecPortable x, float limit) const {
         return make([&](int i) { return x.v[i] >= limit ? v[i] : 0.0f; });
     }
-    float sum() const {
-        float out = 0;
-        for (float x : v) out += x;
-        return out;
-    }
+    float sum() const { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
     float largest() const {
         float out = v[0];
         for (float x : v) out = x > out ? x : out;
@@ -299,13 +297,50 @@ struct Vec512 {
     Vec512 where_at_least(Vec512 x, float limit) const {
         return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GE_OQ), v)};
     }
-    float sum() const { return _mm512_reduce_add_ps(v); }
+    float sum() const {
+        return Vec256{_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1))}.sum();
+    }
     float largest() const { return _mm512_reduce_max_ps(v); }
 };
 
 inline Vec512 fma(Vec512 a, Vec512 b, Vec512 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline void accumulate(Vec512& sum, Vec512 a, Vec512 b) { sum = fma(a, b, sum); }
 #endif
+
+// Sums of many numbers in sixteen lanes: the one order of all paths.
+template <class V>
+struct LaneSums {
+    static constexpr int lanes = 16, parts = lanes / V::lanes;
+    V part[parts];
+
+    LaneSums() {
+        for (V& sum : part) sum = V::set(0.0f);
+    }
+    // Adds sixteen numbers; `value` takes the index of each vector's first one.
+    template <class F>
+    void add(F&& value) {
+        UNROLLED for (int i = 0; i < parts; i++) part[i] = part[i] + value(i * V::lanes);
+    }
+    template <class F>
+    void add_squares(F&& value) {
+        UNROLLED for (int i = 0; i < parts; i++) {
+            V x = value(i * V::lanes);
+            part[i] = fma(x, x, part[i]);
+        }
+    }
+    float total() const {
+        if constexpr (parts == 1) return part[0].sum();
+        return (part[0] + part[parts - 1]).sum();
+    }
+};
+
+// The same function of one number.
+template <class V, class F>
+inline float lane_of(F&& function, float x) {
+    float lanes[V::lanes];
+    function(V::set(x)).store(lanes);
+    return lanes[0];
+}
 
 // e to the power of x, to about one unit in the last place; 0 below -87, where float32 runs out.
 template <class V>
