@@ -290,6 +290,49 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="name of the model in the API; may be given several times; by default MODEL as given"
         ),
     ] = ()
+    models_memory_bytes: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                description="memory for the weights, KV caches and drafts of all models that are loaded at "
+                "the same time; by default 80 % of the memory that is available at the start",
+            ),
+        ]
+        | None
+    ) = None
+    idle_unload: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                description="seconds without a request after which a model is unloaded, until the next "
+                "request for it; by default it stays until another model needs its memory",
+            ),
+        ]
+        | None
+    ) = None
+    load_timeout: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                description="seconds that a request waits for its model to be loaded; by default 120",
+            ),
+        ]
+        | None
+    ) = None
+    memory_timeout: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                description="seconds of these in which models that are in use may become idle, so that "
+                "one is unloaded for it; by default 10",
+            ),
+        ]
+        | None
+    ) = None
     max_requests: Annotated[
         int,
         Meta(
