@@ -1,6 +1,7 @@
 """GGUF files of small random models, written by the package `gguf`, the reference for the format."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -35,9 +36,24 @@ NAMES = {
     "block_sparse_moe.experts.w3": "ffn_up_exps", "block_sparse_moe.experts.w2": "ffn_down_exps",
 }  # fmt: skip
 
-FAMILIES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+AROUND = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+OWN_NAMES = {
+    "gemma2": AROUND, "gemma3": AROUND, "olmo2": AROUND,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+}  # fmt: skip
+"""Names in a layer that are an architecture's own."""
+
+FAMILIES = {
+    "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3", "olmo3": "olmo2", "gpt_oss": "gpt-oss",
+}  # fmt: skip
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
-ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate.weight")
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate.weight", "router.weight")
+PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0],
@@ -70,13 +86,15 @@ def random_blocks(name: str, rows: int, columns: int, seed: int = 0) -> NDArray[
     return scaled(by, by * minimum)
 
 
-def stored_name(name: str) -> str:
-    """Return a tensor's name in a GGUF file."""
+def stored_name(name: str, family: str) -> str:
+    """Return a tensor's name in a GGUF file of an architecture."""
+    if name.endswith("self_attn.sinks"):
+        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
     module, kind = name.rsplit(".", 1)
     if module in NAMES:
         return f"{NAMES[module]}.{kind}"
     _, _, layer, part = module.split(".", 3)
-    return f"blk.{layer}.{NAMES[part]}.{kind}"
+    return f"blk.{layer}.{(NAMES | OWN_NAMES.get(family, {}))[part]}.{kind}"
 
 
 def permuted(weight: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -101,21 +119,27 @@ def write_gguf(
     name in the folder. Return the tensors, in float32 and by these names, that the package reads from it.
     `change` adds entries; `options` are the writer's."""
     config = json.loads((source / "config.json").read_text())
-    family = config["model_type"]
-    writer = gguf.GGUFWriter(target, FAMILIES.get(family, family), **options)
+    family = FAMILIES.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(target, family, **options)
     write_entries(writer, config)
+    write_own_entries(writer, config)
     write_tokenizer(writer, source)
     change(writer)
-    tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / SINGLE).items()}
+    stored = load_file(source / SINGLE)
+    write_mxfp4(writer, stored)
+    tensors = {name: tensor.float().numpy() for name, tensor in stored.items()}
+    if family == "gpt-oss":
+        tensors = unstacked(tensors)
     read = dict[str, torch.Tensor]()
     for seed, (name, tensor) in enumerate(stacked(tensors).items()):
-        is_matrix = tensor.ndim >= 2 and not name.endswith(ROUTERS)
+        is_matrix = tensor.ndim >= 2 and not name.endswith((*ROUTERS, ".bias"))
         kind = (types if isinstance(types, str) else types(name)) if is_matrix else "F32"
         heads = heads_of(config, name)
-        stored = stored_tensor(permuted(tensor, heads) if heads else tensor, kind, seed)
-        writer.add_tensor(stored_name(name), stored, raw_dtype=Type[kind])
-        floats = tensor_floats(stored, kind)
-        if floats.ndim == 3:
+        offset = np.float32(family.startswith("gemma") and name.endswith("norm.weight"))
+        data = stored_tensor((permuted(tensor, heads) if heads else tensor) + offset, kind, seed)
+        writer.add_tensor(stored_name(name, family), data, raw_dtype=Type[kind])
+        floats = tensor_floats(data, kind) - offset
+        if ".experts." in name:
             for number, floats_of_one in enumerate(floats):
                 one = name.replace(".experts.", f".experts.{number}.")
                 read[one] = torch.from_numpy(floats_of_one.copy())
@@ -128,6 +152,83 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return read
+
+
+def write_own_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add what only some architectures have."""
+    family, rope = config["model_type"], config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    if family in ("gemma2", "gemma3_text", "olmo3", "gpt_oss"):
+        writer.add_sliding_window(config["sliding_window"])
+    if family == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if family == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    for name, add in (
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+    ):
+        if config.get(name):
+            add(config[name])
+    if family == "phi3":
+        write_longrope(writer, config)
+    elif rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def write_longrope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope, original = config["rope_parameters"], config["original_max_position_embeddings"]
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_scaling_orig_ctx_len(original)
+    writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head_dim))
+    writer.add_sliding_window(config["sliding_window"] or 0)
+    if "long_factor" in rope:
+        scale = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors((1 + math.log(scale) / math.log(original)) ** 0.5)
+        for kind in ("long", "short"):
+            factors = np.array(rope[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+
+def write_mxfp4(writer: gguf.GGUFWriter, tensors: dict[str, torch.Tensor]) -> None:
+    """Move the experts of gpt-oss that are in MXFP4 to the file. A block's numbers follow each other in
+    the folder; in the file they are the lower halves of all its bytes, and then the upper ones."""
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        pairs = tensors.pop(name).numpy()
+        scales = tensors.pop(name.replace("_blocks", "_scales")).numpy()
+        numbers = np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:3], 32)
+        blocks = np.concatenate([scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4], -1)
+        rows = blocks.reshape(*blocks.shape[:2], -1)
+        layer, halves = name.split(".")[2], {"down": rows}
+        if "gate_up" in name:
+            halves = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+        for half, own in halves.items():
+            stored = np.ascontiguousarray(own)
+            writer.add_tensor(f"blk.{layer}.ffn_{half}_exps.weight", stored, raw_dtype=Type.MXFP4)
+
+
+def unstacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
+    """Return gpt-oss's tensors with those of each expert apart, its gates and its values too."""
+    out = dict[str, Floats]()
+    for name, tensor in tensors.items():
+        prefix, found, part = name.partition(".experts.")
+        if not found:
+            out[name] = tensor
+            continue
+        kind = "bias" if part.endswith("_bias") else "weight"
+        rows = tensor if kind == "bias" else tensor.swapaxes(1, 2)
+        halves = {"gate": rows[:, ::2], "up": rows[:, 1::2]} if "gate_up" in part else {"down": rows}
+        for half, values in halves.items():
+            for number, own in enumerate(values):
+                out[f"{prefix}.experts.{number}.{half}_proj.{kind}"] = np.ascontiguousarray(own)
+    return out
 
 
 def stacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
@@ -143,7 +244,7 @@ def stacked(tensors: dict[str, Floats]) -> dict[str, Floats]:
 
 def heads_of(config: dict[str, Any], name: str) -> int:
     """Return the heads of a tensor whose rows are permuted, else 0."""
-    if config["model_type"] not in ("llama", "mistral", "mixtral"):
+    if config["model_type"] not in PERMUTED:
         return 0
     if "q_proj" in name:
         return int(config["num_attention_heads"])
@@ -175,7 +276,8 @@ def write_entries(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     experts = config.get("num_experts") or config.get("num_local_experts")
     if experts:

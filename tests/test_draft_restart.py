@@ -17,8 +17,8 @@ from streamserve.draft_service.server.types import ServiceConfig
 from streamserve.draft_service.target.client import Identity
 from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
-from streamserve.protocol.config import DraftingConfig
 from streamserve.protocol.curve import parse_endpoints
+from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.messages import Stop, encode
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import TokenTree, chain

@@ -120,7 +120,7 @@ def accepted_from_services(llms: list[AsyncLLM]) -> list[int]:
 
 async def until_accepted(llms: list[AsyncLLM], workload: list[Request], texts: list, name: str) -> list[int]:
     """Send requests until every target has accepted new draft tokens of a service; texts must not change."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     before = accepted_from_services(llms)
     for turn in range(1000):
         again, _ = await all_answers(llms, workload, f"{name}-{turn}")
@@ -162,21 +162,21 @@ async def test_text_is_the_same_when_the_service_fails(
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(drafting(draft, *FLAGS, "--num-blocks", "200"))
         network = stack.enter_context(Network(service.address, scale.seed))
-        async with targets(target, TARGETS, network.address) as llms:
+        async with targets(target, scale.pick(2, TARGETS), network.address) as llms:
             await until_reported(llms, 1)
             before = await until_accepted(llms, workload, texts, "first")
             for turn in range(scale.pick(1, 20)):
                 network.break_connections()
                 again, _ = await all_answers(llms, workload, f"broken-{turn}")
-                assert again == [texts] * TARGETS
+                assert again == [texts] * len(llms)
             service.kill()
             again, _ = await all_answers(llms, workload, "dying")
-            assert again == [texts] * TARGETS
+            assert again == [texts] * len(llms)
             await until_reported(llms, 0)
             for turn in range(2):  # earlier draft tokens may be reported after the first
                 before_requests = accepted_from_services(llms)
                 again, _ = await all_answers(llms, workload, f"dead-{turn}")
-                assert again == [texts] * TARGETS
+                assert again == [texts] * len(llms)
             stack.enter_context(drafting(draft, *FLAGS, port=service.port))
             await until_reported(llms, 1)
             assert accepted_from_services(llms) == before_requests, "there was no service to draft"
@@ -184,7 +184,7 @@ async def test_text_is_the_same_when_the_service_fails(
     assert network.broken
     assert network.lost + network.doubled + network.overtaken > 20
     record(
-        targets=TARGETS, lost=network.lost, doubled=network.doubled, overtaken=network.overtaken,
+        targets=len(llms), lost=network.lost, doubled=network.doubled, overtaken=network.overtaken,
         broken=network.broken, accepted_before=before, accepted_after=after,
     )  # fmt: skip
 

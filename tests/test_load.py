@@ -69,7 +69,7 @@ async def test_all_of_many_streaming_clients_are_served_in_bounded_memory(
     tmp_path: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
     """All at the same time, with far fewer sequence slots: most of them wait, none is lost."""
-    clients, tokens = scale.pick(60, 500), scale.pick(20, 100)
+    clients, tokens = scale.pick(40, 500), scale.pick(20, 100)
     with serving(str(make_checkpoint(tmp_path)), *FLAGS) as served:
         api_process = psutil.Process(served.process.pid)
         processes = [api_process, *api_process.children()]
@@ -109,7 +109,7 @@ async def test_at_twice_the_capacity_the_excess_is_refused_without_an_effect_on_
     """As many clients as there are slots, each sending its next request after a reply; then twice as many,
     which retry after Retry-After. Rounds of both alternate. The model is large enough for the engine, not the
     client, to be the bottleneck."""
-    slots, rounds, seconds = 8, scale.pick(2, 5), scale.pick(2, 3)
+    slots, rounds, seconds = 8, scale.pick(1, 5), scale.pick(2, 3)
     flags = ("--max-num-seqs", str(slots), "--max-requests", str(slots), "--backend", "reference", *FLAGS)
     model = make_checkpoint(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
     at_capacity, at_twice = ClientStats(), ClientStats()

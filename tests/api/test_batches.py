@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import resource
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import msgspec
 import openai
 import pytest
 
+from streamserve.api.batches import service
 from streamserve.api.batches.folder import BatchFolder, FolderError
 from streamserve.api.batches.lines import BATCH_PRIORITY
 from streamserve.api.batches.schemas import FINAL
@@ -480,3 +483,56 @@ def test_stored_records_are_as_written(server: Served, folder: Path) -> None:
     record = msgspec.json.decode((folder / "batches" / f"{done.id}.json").read_bytes())
     assert set(record) == {"owner", "batch", "output", "error"}
     assert record["batch"]["status"] == "completed"
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes, as if the disk were full; a write before that is cut short."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_batch_waits_while_its_results_cannot_be_written(
+    generator: ScriptedGenerator,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(service, "RETRY_SECONDS", 0.02)
+    settings = ApiSettings(batch_folder=str(folder), batch_concurrency=1, max_batch_folder_bytes=20_000)
+    with scripted(generator, settings) as server:
+        names = [f"n{number}" for number in range(8)]
+        file = upload(server, *map(line, names))
+        with full_disk(1200):
+            batch = server.client.batches.create(input_file_id=file, endpoint=CHATS, completion_window="24h")
+            until(lambda: caplog.text.count("cannot be written: File too large") > 2)
+            assert server.client.batches.retrieve(batch.id).status == "in_progress"
+        done = ended(server, batch.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 8)
+        assert [result["custom_id"] for result in content(server, done.output_file_id)] == names
+        for name in (done.input_file_id, done.output_file_id):
+            server.client.files.delete(name)
+        assert store(server, 20_000).status_code == 200  # all bytes are free again
+
+
+def store(server: Served, size: int) -> httpx.Response:
+    return server.http.post("/v1/files", files={"file": b"x" * size}, data={"purpose": "batch"})
+
+
+def test_what_cannot_be_written_is_refused(generator: ScriptedGenerator, folder: Path) -> None:
+    settings = ApiSettings(batch_folder=str(folder), max_batch_folder_bytes=20_000)
+    with scripted(generator, settings) as server:
+        for size in (5000, 10):  # no space for the file, or for its record
+            with full_disk(100):
+                message = refused(store(server, size), 507)["message"]
+            assert message == "the batch folder cannot be written: File too large"
+        file = store(server, 20_000).json()["id"]
+        with full_disk(100):
+            fields = {"input_file_id": file, "endpoint": CHATS, "completion_window": "24h"}
+            assert refused(server.post("/v1/batches", **fields), 507)
+        assert list(server.client.batches.list()) == []
+    assert sorted(path.suffix for path in folder.rglob("*.*")) == [".json", ".jsonl"]

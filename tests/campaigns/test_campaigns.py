@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import options
 from tests.campaigns import drive, ledger
 from tests.campaigns.drive import run

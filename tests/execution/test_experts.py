@@ -34,7 +34,8 @@ from tests.execution.compressing import stored_format
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS
 from tests.execution.native.test_model import logits_of
 from tests.execution.storing import CASES, dense_of, weights_of, write
-from tests.execution.test_model import logits_by_transformers
+from tests.execution.test_model import TEXT, logits_by_transformers
+from tests.ggufs import write_gguf
 
 Shared = Callable[..., Path]
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="no kernels on this machine")
@@ -303,9 +304,18 @@ def test_experts_in_mxfp4_are_those_that_transformers_unpacks(
     logits = logits_of(folder, [60], torch.float32, pool)
     assert 1e-4 < error_of(logits, exact) < 0.03
     assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.float32, pool), logits)
-    assert load(config(folder)).model_info.precision == "float32, layers in int8:32, unquantized"
+    loaded = load(config(folder))
+    assert loaded.model_info.precision == "float32, layers in mxfp4:32, unquantized"
+    write_gguf(folder, tmp_path / "model.gguf")
+    from_file = load(config(tmp_path / "model.gguf", dtype="float32"))
+    assert from_file.model_info.precision == loaded.model_info.precision
+    text = TEXT[0].tolist()
+    assert torch.equal(states(from_file, [text], [60]), states(loaded, [text], [60]))
+    experts: Any = loaded.model.layers[0].experts
+    scales_and_table = 64 * 4 + 16
+    assert experts.down[0].nbytes == 64 * 128 // 2 + scales_and_table  # 96 inputs, padded
     rounded = load(config(folder, head_quantization="int8"))
-    assert rounded.model_info.precision == "float32, layers in int8:32, unquantized, head in int8:128"
+    assert rounded.model_info.precision == "float32, layers in mxfp4:32, unquantized, head in int8:128"
     states_of_some = torch.randn(5, spec.hidden_size, generator=torch.Generator().manual_seed(4))
     plain = load(config(folder)).model.head(states_of_some)
     assert 1e-4 < error_of(rounded.model.head(states_of_some), plain) < 0.03

@@ -23,6 +23,7 @@ MAX_BYTES = 1 << 30
 """Address space beyond what this process has before a file is read."""
 
 HOSTILE = (0, 1, 2, 3, 7, 8, 9, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
+SPARSE = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     source = make_checkpoint(folder / "source", num_hidden_layers=1)
     for kind in ("F32", "Q8_0"):
         write_gguf(source, folder / f"{kind}.gguf", kind)
+    for architecture, fields in (("gpt_oss", SPARSE), ("gemma3_text", {"head_dim": 16})):
+        own = make_checkpoint(
+            folder / architecture, architecture, num_hidden_layers=1, pad_token_id=0, **fields
+        )
+        write_gguf(own, folder / f"{architecture}.gguf", lambda name: "MXFP4" if "experts" in name else "F32")
     return sorted(folder.glob("*.gguf"))
 
 
@@ -92,7 +98,7 @@ def test_a_damaged_file_is_refused_or_harmless(files: list[Path], tmp_path: Path
 
 
 def test_undamaged_files_work(files: list[Path]) -> None:
-    assert [use(file) for file in files] == ["", ""]
+    assert [use(file) for file in files] == [""] * 4
 
 
 def test_a_file_may_end_nowhere(files: list[Path], tmp_path: Path) -> None:

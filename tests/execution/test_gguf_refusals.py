@@ -39,7 +39,7 @@ def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callab
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (entry("general.architecture", "phi3"), "'phi3' is not supported (supported: llama, mistral, qwen2"),
+        (entry("general.architecture", "rwkv"), "'rwkv' is not supported (supported: llama, mistral, qwen2"),
         (entry("general.architecture", None), "general.architecture is missing"),
         (entry("general.type", "adapter"), "general.type 'adapter' is not supported: only models are"),
         (entry("general.quantization_version", 1), "general.quantization_version 1 is not supported"),
@@ -50,7 +50,10 @@ def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callab
         (entry("llama.attention.key_length", 17), "must be even"),
         (entry("llama.attention.value_length", 8), "other than the 16 of a key is not supported"),
         (entry("llama.rope.dimension_count", 8), "other than the 16 of a key is not supported"),
-        (entry("llama.rope.scaling.type", "yarn"), "rope.scaling.type 'yarn' is not supported"),
+        (entry("llama.rope.scaling.type", "longrope"), "rope.scaling.type 'longrope' is not supported"),
+        (entry("llama.rope.scaling.type", "yarn"), "llama.rope.scaling.factor is missing"),
+        (entry("llama.rope.scaling.yarn_beta_fast", 8.0), "is not supported with scaling 'none'"),
+        (tensor("rope_factors_long.weight", (8,)), "rope_factors_long.weight is not supported for llama"),
         (entry("llama.rope.freq_base", float("nan")), "must be a number from 1 to 1e+15, not nan"),
         (entry("llama.attention.layer_norm_rms_epsilon", 0.0), "must be a number from"),
         (entry("llama.expert_count", 8), "llama.expert_used_count is missing"),

@@ -351,7 +351,11 @@ GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16}
             {**GEMMA3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
             "must be full_attention",
         ),
-        ({**GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn'"),
+        ({**GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "llama3"}}}, "rope_type 'llama3'"),
+        (
+            {**GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "yarn", "truncate": False}}},
+            "truncate false is not supported where layers differ",
+        ),
         ({**GEMMA3, "rope_parameters": {"sliding_attention": {"alpha": 2.0}}}, "alpha is not supported"),
         (
             {**GEMMA3, "rope_parameters": {"full_attention": {}}, "rope_scaling": {"type": "linear"}},

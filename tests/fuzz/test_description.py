@@ -26,7 +26,6 @@ from tests.fuzz.conftest import nothing_left
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 HANG_SECONDS = 60
-BATCH = 10
 
 
 def test_valid_and_invalid_requests(server: Served, scale: Scale, record: Callable[..., None]) -> None:
@@ -34,19 +33,19 @@ def test_valid_and_invalid_requests(server: Served, scale: Scale, record: Callab
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 10
     weights = [10 if operation.body else 1 for operation in operations]
-    unit = scale.pick(8, 90) / sum(weights)
+    unit = scale.pick(4, 90) / sum(weights)
     plain: Counter[int] = Counter()
     bodies: Counter[int] = Counter()
     with nothing_left(server):
         for operation, weight in zip(operations, weights, strict=True):
-            statuses = fuzz(operation, schema.raw_schema, weight * unit, scale.seed)
+            statuses = fuzz(operation, schema.raw_schema, weight * unit, scale.seed, scale.pick(3, 10))
             (bodies if operation.body else plain).update(statuses)
     assert bodies[200] > 0
     assert bodies[400] > 0
     record(with_bodies=dict(bodies), without=dict(plain), requests=bodies.total() + plain.total())
 
 
-def fuzz(operation: Any, description: Any, seconds: float, seed: int) -> Counter[int]:
+def fuzz(operation: Any, description: Any, seconds: float, seed: int, batch_size: int) -> Counter[int]:
     """Try an operation for some seconds, batch by batch; at least one batch. Returns the statuses seen."""
     statuses: Counter[int] = Counter()
     modes = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
@@ -55,7 +54,7 @@ def fuzz(operation: Any, description: Any, seconds: float, seed: int) -> Counter
         strategy |= operation.as_strategy(generation_mode=modes[1])
 
     @hypothesis.settings(
-        max_examples=BATCH,
+        max_examples=batch_size,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),

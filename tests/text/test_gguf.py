@@ -44,9 +44,12 @@ PATTERNS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-"""As in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo and Phi-4-mini."""
-WHOLE = ("llama-bpe", "tekken")
-"""Those which keep words that are tokens whole, and begin texts with a token."""
+PATTERNS |= dict.fromkeys(("dbrx", "smaug-bpe"), PATTERNS["llama-bpe"])
+"""As in the tokenizer.json of Llama 3, Qwen 2, Mistral Nemo, Phi-4-mini, Phi-4 and SmolLM3."""
+WHOLE = ("llama-bpe", "tekken", "smaug-bpe")
+"""Those which keep words that are tokens whole."""
+BEGINS = ("llama-bpe", "tekken")
+"""Those which begin texts with a token."""
 SPECIAL = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
 WORDS = [
     "the", " the", "  ", " ", "\n", "\n\n", "\t", "quick", "brown's", "I'LL", "1", "1234", " 56", "Grüße",
@@ -88,7 +91,7 @@ def byte_level(pre: str) -> Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens(["<tool>", "日本"])
-    if pre in WHOLE:
+    if pre in BEGINS:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
         )
@@ -123,13 +126,15 @@ def add_byte_level(writer: gguf.GGUFWriter, tokenizer: Tokenizer, pre: str) -> N
     writer.add_chat_template(CHATML)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "refact", "tekken", "gpt-4o"])
+@pytest.mark.parametrize(
+    "pre", ["gpt-2", "llama-bpe", "qwen2", "smollm", "refact", "tekken", "gpt-4o", "dbrx", "smaug-bpe"]
+)
 def test_byte_level_tokenizers_give_the_original_ids(tmp_path: Path, scale: Scale, pre: str) -> None:
     original = byte_level(pre)
     ours = Ours.from_folder(write(tmp_path / "a.gguf", lambda writer: add_byte_level(writer, original, pre)))
     assert ours.byte_level
     assert ours.vocab_size == original.get_vocab_size()
-    begins = pre in WHOLE
+    begins = pre in BEGINS
     assert ours.added_special_tokens == ([0] if begins else [], [])
     for text in texts(scale):
         ids = original.encode(text).ids
@@ -180,16 +185,22 @@ def sentencepiece(prefix: bool = True) -> tuple[Tokenizer, list[str], list[float
 
 
 def add_sentencepiece(
-    writer: gguf.GGUFWriter, pieces: list[str], scores: list[float], types: list[int]
+    writer: gguf.GGUFWriter,
+    pieces: list[str],
+    scores: list[float],
+    types: list[int],
+    unknown: int = 0,
+    bos: int = 1,
+    eos: int = 2,
 ) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(pieces)
     writer.add_token_scores(scores)
     writer.add_token_types(types)
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(unknown)
+    writer.add_bos_token_id(bos)
+    writer.add_eos_token_id(eos)
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -207,6 +218,64 @@ def test_sentencepiece_tokenizers_give_the_original_ids(tmp_path: Path, scale: S
         ids = original.encode(text).ids
         assert ours.encode(text) == ids
         assert ours.decode(ids) == original.decode(ids)
+
+
+def gemma() -> tuple[Tokenizer, list[str], list[float], list[int]]:
+    """A BPE as Gemma's tokenizer.json has it, and its pieces, scores and types as llama.cpp's converter
+    writes them: those that the model's developers defined, with spaces for SentencePiece's mark."""
+    defined = ["\n", "\n\n", "▁▁▁▁", "▁▁▁", "▁▁", "<table>"]
+    merged = [
+        "▁t", "he", "▁the", "el", "lo", "hel", "hello", "▁w", "wor", "or", "\t\t", "▁a", "in", "aa",
+        "\t\t\t\t",
+    ]  # fmt: skip
+    characters = sorted(set("▁Grüßeabcdxyz.,'<>") | set("".join(merged)) - {"\t"})
+    names = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    pieces = [*names, *defined, *(f"<0x{byte:02X}>" for byte in range(256)), *merged, *characters]
+    types = [3] * 3 + [2] + [4] * len(defined) + [6] * 256 + [1] * (len(merged) + len(characters))
+    scores = [0.0] * 4 + [-1000.0] * len(defined) + [0.0] * 256
+    scores += [-float(i) for i in range(len(merged) + len(characters))]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    vocabulary["\t"] = vocabulary.pop("<0x09>")
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in ["▁▁▁▁", "▁▁▁", "▁▁", *merged]
+        for cut in reversed(range(1, len(piece)))
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens(names)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in defined])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    for number in range(len(names), len(names) + len(defined)):
+        pieces[number] = pieces[number].replace("▁", " ")
+    return tokenizer, pieces, scores, types
+
+
+def test_gemma_tokenizers_give_the_original_ids(tmp_path: Path, scale: Scale) -> None:
+    original, pieces, scores, types = gemma()
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        add_sentencepiece(writer, pieces, scores, types, unknown=3, bos=2, eos=1)
+        writer.add_add_space_prefix(False)
+
+    ours = Ours.from_folder(write(tmp_path / "a.gguf", add))
+    assert ours.vocab_size == original.get_vocab_size()
+    merged = [text for text in texts(scale) if "▁" not in text]
+    merged += ["a\t\tb", "    hello", "     the", "\n\n\n", "x  \n <table>\t\t\t\t\t", "  "]
+    used = set[int]()
+    for text in merged:
+        ids = original.encode(text).ids
+        used |= set(ids)
+        assert ours.encode(text) == ids, text
+        assert ours.decode(ids) == original.decode(ids) == text
+    assert {pieces.index(text) for text in ("  ", "    ", "\t\t", "\t\t\t\t", "\n\n", "<table>")} <= used
 
 
 def by_scores(text: str, pieces: list[str], scores: list[float]) -> list[int]:

@@ -13,9 +13,9 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from streamserve.protocol.config import DraftingConfig
 from streamserve.protocol.curve import KeyPair, write_key_pair
 from streamserve.protocol.drafting import DRAFT_VERSION, Hello, encode
+from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.workers.draft_listener import (
     MAX_MESSAGES_AT_ONCE,
     Disconnected,
@@ -175,7 +175,7 @@ FEW_FILES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import zmq
-from streamserve.protocol.config import DraftingConfig
+from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.workers.draft_listener import DraftListener
 with zmq.Context() as context:
     gate = DraftListener(context, DraftingConfig(listen="tcp://127.0.0.1:0"))

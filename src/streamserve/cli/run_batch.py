@@ -20,6 +20,7 @@ from streamserve.api.batches.lines import (
     Place,
     RequestLine,
     ResultLine,
+    append_line,
     complete_lines,
     parse_line,
     places,
@@ -105,7 +106,7 @@ async def _answer(settings: Settings, requests: BinaryIO, target: Path, done: in
 
             def take(result: ResultLine) -> None:
                 nonlocal failed
-                results.write(msgspec.json.encode(result) + b"\n")
+                append_line(results, msgspec.json.encode(result) + b"\n")
                 failed += not result.succeeded
                 progress.advance(bar)
 

@@ -5,14 +5,14 @@ from typing import Literal
 
 Windows = Literal[
     "none", "every layer", "some layers", "unrotated layers", "every layer if used", "some of every second",
-    "every second", "pattern",
+    "every second", "all but fourth", "pattern",
 ]  # fmt: skip
 """Layers that may have a sliding window:
 
 - none, or every layer
 - where `use_sliding_window` is set: those from `max_window_layers` on, those without rotary embedding, every
   layer, or the first of every two below `max_window_layers`
-- the first of every two, or all but the last of every `sliding_window_pattern`
+- the first of every two, the first three of every four, or all but the last of every `sliding_window_pattern`
 
 Except for the first two, `layer_types` decides if given."""
 
@@ -108,6 +108,9 @@ class Architecture:
     logits_cap: float | None = None
 
 
+OLMO = Architecture(mlp_bias=False, qk_norm="joint", norms="after", wide_norms=True, epsilon=1e-5)
+"""What OLMo 2 and 3 share."""
+
 GEMMA = Architecture(
     mlp_bias=False, norms="around", norm_offset=1.0, wide_norms=True, activation="gelu_pytorch_tanh",
     activation_field="hidden_activation", scaled_embedding=True, kv_heads=4, head_dim=256, window=4096,
@@ -157,8 +160,9 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": Architecture(
         windows="unrotated layers", skips_rotary=True, kv_heads=4, theta=2_000_000.0, tied=True
     ),
-    "Olmo2ForCausalLM": Architecture(
-        mlp_bias=False, qk_norm="joint", norms="after", wide_norms=True, epsilon=1e-5
+    "Olmo2ForCausalLM": OLMO,
+    "Olmo3ForCausalLM": replace(
+        OLMO, windows="all but fourth", window=4096, theta=500_000.0, local_theta=500_000.0
     ),
     "Gemma2ForCausalLM": replace(GEMMA, windows="every second", attention_cap=50.0, logits_cap=30.0),
     "Gemma3ForCausalLM": replace(

@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-Format = Literal["f32", "bf16", "int8", "int4", "fp8"]
+Format = Literal["f32", "bf16", "int8", "int4", "fp8", "mxfp4", "iq4"]
 """How a weight is stored: in the dtype it had when it was packed, or quantized (quantization.py)."""
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}

@@ -1,13 +1,14 @@
 """Weights of 8 or 4 bits: unsigned integers q, or floats of 8 bits, with a scale for each group of inputs.
 
 An integer stands for scale · (q - zero point), or scale · q + minimum; without either weights are symmetric:
-scale · (q - 128) in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f. Which integers stand
+scale · (q - 128) in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f, and an index q of a
+table for scale · table[q]. Which integers stand
 for a 16-bit weight is decided here, what a product with them is in native/cpp/gemm_int.cpp, with floats in
 gemm_fma.cpp.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,32 +37,51 @@ NOT_A_NUMBER = 0x7F
 """The bits of NaN in e4m3, next to the sign. There are no infinities."""
 
 
+Table = Literal["mxfp4", "iq4"]
+"""Tables of which numbers of 4 bits may be indices."""
+
+TABLES: dict[Table, tuple[int, ...]] = {
+    "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+}
+"""Twice the floats with a sign, two bits of exponent and one of fraction; and GGUF's IQ4_NL and IQ4_XS."""
+
+
 @dataclass(frozen=True)
 class WeightFormat:
     """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output),
     whether it is `symmetric`: without zero points or minimums, and whether its numbers are `floating`: e4m3,
-    which have 8 bits and are symmetric. `precise`: it has minimums, or scales that 16 bits do not hold."""
+    which have 8 bits and are symmetric. `precise`: it has minimums, or scales that 16 bits do not hold.
+    `table`: its numbers are indices of 4 bits; it is symmetric."""
 
     bits: int
     group: int | None
     symmetric: bool
     floating: bool = False
     precise: bool = False
+    table: Table | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.group or 'channel'}"
 
     @property
-    def kind(self) -> Literal["int8", "int4", "fp8"]:
+    def kind(self) -> Literal["int8", "int4", "fp8"] | Table:
         """What the numbers are."""
         if self.floating:
             return "fp8"
+        if self.table:
+            return self.table
         return "int8" if self.bits == 8 else "int4"
 
     @property
     def middle(self) -> int:
         """The number that stands for zero in a symmetric weight."""
         return 1 << (self.bits - 1)
+
+    @property
+    def largest(self) -> int:
+        """A bound of what the numbers stand for with a scale of 1, if they are integers."""
+        return 1 << (8 if self.table else self.bits)
 
     def groups(self, inputs: int) -> int:
         """Return the number of groups of so many inputs."""
@@ -71,6 +91,8 @@ class WeightFormat:
         """Return the bytes of a weight [outputs, inputs] with its scales and offsets. They take more if a
         checkpoint's scales need 32 bits in a format that is not `precise`."""
         tables = 4 * (1 if self.symmetric else 2) if self.wide_tables else 2 + (not self.symmetric)
+        if self.table == "mxfp4":
+            tables = 1  # powers of two
         return outputs * (inputs * self.bits // 8 + tables * self.groups(inputs))
 
     @property
@@ -133,12 +155,19 @@ class QuantizedWeight:
         scales = spread(self.scales)
         if self.format.floating:
             columns = scales * self.numbers.view(torch.float8_e4m3fn).float()
+        elif self.format.table:
+            columns = scales * looked_up(self.format.table, self.numbers).float()
         elif self.minimums is not None:
             columns = scales * self.numbers.float() + spread(self.minimums)
         else:
             zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
             columns = scales * (self.numbers.float() - zeros)
         return columns if self.order is None else columns[:, self.order.argsort()]
+
+
+def looked_up(table: Table, indices: Tensor) -> Tensor:
+    """Return the numbers (int8) that indices (uint8) have in a table."""
+    return torch.tensor(TABLES[table], dtype=torch.int8)[indices.int()]
 
 
 def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -158,23 +187,29 @@ def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
     """Return the format with the fewest bits and the largest group in which `widen` writes weights of all
-    these, which are integers whose groups divide each other."""
+    these, which are integers, or indices of tables, whose groups divide each other."""
     mixed = len({format.symmetric for format in formats}) > 1
+    tables = {format.table for format in formats}
     return WeightFormat(
-        max(format.bits for format in formats),
+        8 if len(tables) > 1 else max(format.bits for format in formats),
         min(format.group or MAX_INPUTS for format in formats),
         all(format.symmetric for format in formats),
         precise=mixed or any(format.precise for format in formats),
+        table=tables.pop() if len(tables) == 1 else None,
     )
 
 
 def widen(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
     """Return a weight of integers without zero points, its inputs in order, in a format with as many or more
     bits, groups of as many or fewer inputs and, perhaps, minimums. The integers are the same but for a
-    constant."""
+    constant, and indices are those of the same table, or become integers of 8 bits."""
     old = weight.format
     if old == format:
         return weight
+    if old.table and format.table is None:
+        integers = (looked_up(old.table, weight.numbers).to(torch.int16) + 128).to(torch.uint8)
+        old = WeightFormat(8, old.group, symmetric=True)
+        weight = replace(weight, format=old, numbers=integers)
     assert not old.floating
     assert weight.zeros is None
     assert weight.order is None

@@ -18,7 +18,7 @@ ORIGINAL = "original_max_position_embeddings"
 Scaling = Literal["default", "factors", "linear", "llama3", "longrope", "yarn"]
 
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
-KINDS_BY_LAYER = ("default", "linear")
+KINDS_BY_LAYER = ("default", "linear", "yarn")
 """What `rope_type` may be, and where layers have rope parameters of their own."""
 
 
@@ -141,6 +141,8 @@ def _read_rope(
         return _dynamic(config, parameters, theta, original)
     if kind == "llama3":
         return _llama3(parameters, theta, original)
+    if family.local_theta is not None and not parameters.flag("truncate", True):
+        parameters.refuse("truncate", "false is not supported where layers differ")
     if kind == "longrope":
         return _longrope(config, parameters, theta, original, rotated)
     return _yarn(parameters, theta, original)

@@ -65,7 +65,7 @@ def _attention_matrices(spec: ModelSpec) -> Matrices:
 def _mlp_matrices(spec: ModelSpec, experts: Experts | None) -> Matrices:
     hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
     if experts:
-        return {name: (*shape, False) for name, shape in experts.matrices(hidden).items()}
+        return {name: (*shape, experts.biased) for name, shape in experts.matrices(hidden).items()}
     down = {"mlp.down_proj": (hidden, inner, bias)}
     if spec.fused:
         return {"mlp.gate_up_proj": (2 * inner, hidden, bias), **down}

@@ -29,6 +29,9 @@ MAX_LAYERS = 10_000
 MAX_MULTIPLIER = 1e6
 """The largest multiplier of embeddings, residuals, scores or logits, and the inverse of the smallest."""
 
+PERIODS: dict[Windows, int | None] = {"every second": 2, "all but fourth": 4, "pattern": None}
+"""Rules by which all layers but the last of every so many have a window; None: the config says how many."""
+
 
 @dataclass(frozen=True)
 class Multipliers:
@@ -268,7 +271,7 @@ def _windows(
     optional = rule in ("some layers", "unrotated layers", "every layer if used", "some of every second")
     on = rule != "none" and (not optional or config.flag("use_sliding_window", False))
     size = config.get("sliding_window", default) if on else None
-    if rule in ("every second", "pattern") and size is None:
+    if rule in PERIODS and size is None:
         config.refuse("sliding_window", "is missing")
     window = None if size is None else config.integer("sliding_window", size)
     slides = _slides(config, rule, rotates)
@@ -288,9 +291,9 @@ def _slides(config: Fields, rule: Windows, rotates: tuple[bool, ...]) -> list[bo
     layers = range(len(rotates))
     if rule == "unrotated layers":
         return [not rotated for rotated in rotates]
-    if rule in ("every second", "pattern"):
-        pattern = 2 if rule == "every second" else config.integer("sliding_window_pattern", 6)
-        return [(layer + 1) % pattern != 0 for layer in layers]
+    if rule in PERIODS:
+        period = PERIODS[rule] or config.integer("sliding_window_pattern", 6)
+        return [(layer + 1) % period != 0 for layer in layers]
     full = config.get("max_window_layers", 28) if rule in ("some layers", "some of every second") else 0
     if isinstance(full, bool) or not isinstance(full, int):
         config.refuse("max_window_layers", f"must be an integer, not {shown(full)}")

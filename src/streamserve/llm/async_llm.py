@@ -25,7 +25,7 @@ from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role, total
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
-from streamserve.protocol.config import ModelConfig, ServerConfig, WorkerConfig
+from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
@@ -33,6 +33,7 @@ from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError

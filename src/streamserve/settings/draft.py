@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.protocol.config import DraftingConfig, ModelConfig
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoint, read_clients, read_key_pair
+from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.settings.checkpoints import locate
 from streamserve.settings.options import Option, SettingsError, convert, options
 

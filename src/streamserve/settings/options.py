@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.server_config import ServerConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -52,10 +53,10 @@ def _option(field: msgspec.structs.FieldInfo) -> Option:
     kind: type = str
     description, choices = "", tuple[str, ...]()
     info = inspect.type_info(field.type)
+    if isinstance(info, inspect.Metadata):
+        description = (info.extra_json_schema or {}).get("description", "")
+        info = info.type
     for part in info.types if isinstance(info, inspect.UnionType) else (info,):
-        if isinstance(part, inspect.Metadata):
-            description = (part.extra_json_schema or {}).get("description", "")
-            part = part.type
         if isinstance(part, inspect.BoolType):
             kind = bool
         elif isinstance(part, inspect.IntType):

@@ -21,10 +21,11 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, pools, unified
 from streamserve.protocol import keys
-from streamserve.protocol.config import ModelConfig, ServerConfig, Task
+from streamserve.protocol.config import ModelConfig, Task
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.embedding import detect_task

@@ -52,6 +52,8 @@ SPLITTINGS = {
     "llama-bpe": _LLAMA,
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
+    "smaug-bpe": Splitting(LLAMA3, whole=True),  # SmolLM3
+    "dbrx": Splitting(LLAMA3),  # Phi-4, OLMo 2 and 3
     "qwen2": Splitting(QWEN2, nfc=True),
     "smollm": Splitting(digits=True),
     "refact": Splitting(digits=True),  # Granite 3
@@ -172,6 +174,7 @@ def _sentencepiece(
             PREFIX + "tokens", f"defines {shown(spaced)}: {SPACE} is supported in normal tokens only"
         )
     scores = metadata.numbers(PREFIX + "scores", len(vocabulary))
+    vocabulary = _with_characters(vocabulary, types)
     model = models.BPE(
         vocabulary, _scored_merges(metadata, vocabulary, types, scores),
         unk_token=special["unk_token"], fuse_unk=True, byte_fallback=True,
@@ -188,12 +191,24 @@ def _sentencepiece(
     return backend, True
 
 
+def _with_characters(vocabulary: dict[str, int], types: np.ndarray) -> dict[str, int]:
+    """Return a vocabulary in which ASCII characters that have only a byte's token, but are part of normal
+    tokens, have that token under their own name: pairs with them are merged too. Gemma's tab is one."""
+    used = {character for text, i in vocabulary.items() if types[i] == NORMAL for character in text}
+    named = {f"<0x{ord(one):02X}>": one for one in used - vocabulary.keys() if one.isascii()}
+    return {named.get(text, text): i for text, i in vocabulary.items()}
+
+
 def _scored_merges(
     metadata: Metadata, vocabulary: dict[str, int], types: np.ndarray, scores: np.ndarray
 ) -> list[tuple[str, str]]:
     """Return all pairs of normal tokens that are one together, those of the best score first, and of one
     token those with the longest first part, as transformers orders them."""
-    normal = {text: float(scores[i]) for text, i in vocabulary.items() if types[i] == NORMAL}
+    normal = {
+        text: float(scores[i])
+        for text, i in vocabulary.items()
+        if types[i] == NORMAL or (types[i] == BYTE and len(text) == 1)
+    }
     merges: list[tuple[float, str, str]] = []
     by_score = dict[float, str]()
     for text, score in normal.items():

@@ -10,9 +10,9 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from streamserve.protocol.config import DraftingConfig
 from streamserve.protocol.curve import parse_endpoint, read_clients, read_key_pair
 from streamserve.protocol.drafting import MAX_MESSAGE_BYTES
+from streamserve.protocol.drafting_config import DraftingConfig
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.execution.load import load, make_drafter
 from streamserve.execution.loaded import Loaded
-from streamserve.protocol.config import DraftingConfig, WorkerConfig
+from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.drafting import DraftReady, encode_report
+from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
 from streamserve.protocol.processors import usable_processors

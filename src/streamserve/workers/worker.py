@@ -29,7 +29,7 @@ from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
-from streamserve.protocol.config import KVTransport, WorkerConfig
+from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -45,6 +45,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
+from streamserve.protocol.server_config import KVTransport
 from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost

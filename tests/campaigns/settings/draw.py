@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from streamserve.protocol.config import ModelConfig, ServerConfig
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.server_config import ServerConfig
 
 Draw = Callable[[Random], Any]
 
@@ -46,9 +47,10 @@ def generators(
 def from_type(declared: Any) -> Draw | None:
     """Return a generator of values that a declaration allows; None if its type does not say enough."""
     info = inspect.type_info(declared)
+    if isinstance(info, inspect.Metadata):
+        info = info.type
     parts = list(info.types) if isinstance(info, inspect.UnionType) else [info]
-    plain = [part.type if isinstance(part, inspect.Metadata) else part for part in parts]
-    (value,) = (part for part in plain if not isinstance(part, inspect.NoneType))
+    (value,) = (part for part in parts if not isinstance(part, inspect.NoneType))
     match value:
         case inspect.BoolType():
             return lambda rng: rng.random() < 0.5

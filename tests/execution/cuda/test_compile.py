@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from streamserve.execution.cuda.compile import CAPABILITIES, SHARED_BYTES, Compiled, all_examples
+from tests.conftest import Scale
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_kernels_fit_the_device(capability: int) -> None:
+def test_kernels_fit_the_device(capability: int, scale: Scale) -> None:
+    if not scale.full and capability != CAPABILITIES[0]:
+        pytest.skip("with --full")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "streamserve.execution.cuda.compile", "--capability", str(capability)]
     done = subprocess.run(

@@ -159,7 +159,6 @@ def test_processes_that_build_at_once_get_one_library(tmp_path):
 
 def test_any_processor_can_have_the_portable_path(tmp_path):
     """Compiled for the oldest 64-bit x86 (or whatever this is), only the portable path is there."""
-    plain = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-w")
-    compiled = library.load_library(build(tmp_path / "plain", plain))
+    compiled = library.load_library(build(tmp_path / "plain", QUICK))
     supported = [path for path in library.Path if compiled.ss_path_supported(path, 1)]
     assert supported == [library.Path.PORTABLE]

@@ -13,7 +13,9 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.quantization import (
     GROUPS,
     MAX_INPUTS,
+    TABLES,
     QuantizedWeight,
+    Table,
     WeightFormat,
     common_format,
     parse_format,
@@ -49,6 +51,9 @@ def reference(weight: QuantizedWeight, x: torch.Tensor) -> np.ndarray:
     width = weight.numbers.shape[1]
     group, offsets = weight.format.group or width, weight.offsets
     q = weight.numbers.numpy().astype(np.int64)
+    middle = 1 << (weight.format.bits - 1)
+    if weight.format.table:
+        q, middle = np.array(TABLES[weight.format.table])[q], 0
     values = np.zeros((len(x), width), np.float32)
     values[:, : x.shape[1]] = x.float().numpy()
     y = np.zeros((len(x), len(q)), np.float32)
@@ -62,8 +67,7 @@ def reference(weight: QuantizedWeight, x: torch.Tensor) -> np.ndarray:
         products = rounded @ q[:, begin : begin + group].T
         s = weight.scales[:, number].numpy()[None]
         if offsets is None:
-            offset = 1 << (weight.format.bits - 1)
-            t = s * (products - offset * total[:, None]).astype(np.float32)
+            t = s * (products - middle * total[:, None]).astype(np.float32)
         else:
             m = offsets[:, number].numpy()[None] * total[:, None].astype(np.float32)
             t = fused(np.broadcast_to(s, products.shape), products.astype(np.float32), m)
@@ -91,6 +95,63 @@ def test_the_bits_are_those_of_the_formula(pool, path: Path, format: WeightForma
         expected = reference(rounded, x)
         linear = NativeLinear(pool(2, path), rounded)
         assert torch.equal(linear(x, wide=True), torch.from_numpy(expected))
+
+
+def indices(table: Table, out: int, width: int, group: int = 32, precise: bool = False) -> QuantizedWeight:
+    """A weight of any indices, with scales that are powers of two, or any numbers of float16 or float32."""
+    generator = torch.Generator().manual_seed(out)
+    scales = torch.exp2(torch.randint(-9, -4, (out, -(-width // group)), generator=generator).float())
+    if table == "iq4":
+        scales = scales * torch.rand(scales.shape, generator=generator)
+        scales = scales if precise else scales.half().float()
+    format = WeightFormat(4, group, symmetric=True, precise=precise, table=table)
+    numbers = torch.randint(0, 16, (out, width), generator=generator, dtype=torch.uint8)
+    return QuantizedWeight(format, numbers, scales)
+
+
+@pytest.mark.parametrize(
+    ("table", "group", "precise"), [("mxfp4", 32, False), ("iq4", 16, True), ("iq4", 32, False)]
+)
+@pytest.mark.parametrize("path", Path)
+def test_indices_give_the_bits_of_the_numbers_in_their_table(
+    pool, path: Path, table: Table, group: int, precise: bool
+) -> None:
+    for out, width, rows in ((64, 64, 1), (200, 288, 7), (130, 448, 33)):
+        weight = indices(table, out, width, group, precise)
+        x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).to(torch.bfloat16)
+        linear = NativeLinear(pool(2, path), weight)
+        y = linear(x, wide=True)
+        assert torch.equal(y, torch.from_numpy(reference(weight, x)))
+        whole = widen(weight, WeightFormat(8, group, symmetric=True, precise=precise))
+        assert torch.equal(whole.floats(), weight.floats())
+        assert torch.equal(NativeLinear(pool(2, path), whole)(x, wide=True), y)
+        if width % 64 == 0 and out % 64 == 0:
+            table_bytes = 16
+            assert linear.nbytes == weight.format.nbytes(out, width) + table_bytes
+
+
+def test_scales_that_are_no_powers_of_two_are_kept(pool) -> None:
+    """The least powers, which have no exponent in float32, are in 16 bits, others in 32."""
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    for factor, kind in ((1.0, ScaleType.E8M0), (2.0**-122, ScaleType.BFLOAT16), (1.1, ScaleType.FLOAT32)):
+        weight = indices("mxfp4", 64, 64)
+        weight = replace(weight, scales=weight.scales * factor)
+        linear = NativeLinear(pool(1, None), weight)
+        assert linear.struct.scale_type == kind
+        assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(weight, x)))
+
+
+def test_indices_are_joined_with_other_formats() -> None:
+    mxfp4, iq4 = WeightFormat(4, 32, True, table="mxfp4"), WeightFormat(4, 32, True, table="iq4")
+    precise = replace(iq4, precise=True)
+    assert common_format([mxfp4, mxfp4]) == mxfp4
+    assert common_format([iq4, precise]) == precise
+    assert common_format([mxfp4, iq4]) == WeightFormat(8, 32, True)
+    assert common_format([mxfp4, WeightFormat(4, 32, True)]) == WeightFormat(8, 32, True)
+    for format in (precise, WeightFormat(8, 16, True), WeightFormat(8, 32, False, precise=True)):
+        weight = indices("iq4", 64, 64)
+        found = widen(weight, format).floats()
+        torch.testing.assert_close(found, weight.floats(), rtol=0, atol=0 if format.symmetric else 1e-4)
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=IDS)

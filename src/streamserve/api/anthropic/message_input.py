@@ -103,7 +103,7 @@ def _messages(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields
     for index, message in enumerate(body.messages):
         where = f"messages[{index}]"
         role = message.get("role")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             _refuse(f"{where}.role must be one of {', '.join(_ROLES)}")
         for name in message.keys() - {"role", "content"}:
             ignored.add_unknown(f"messages[].{name}")
@@ -216,7 +216,7 @@ def _tools(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) -
     kind = choice.get("type")
     if kind == "tool":
         chosen: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         chosen = _CHOICES[kind]
     else:
         _refuse("tool_choice must have a type: auto, any, tool or none", "tool_choice")

@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -108,14 +109,18 @@ class BatchFolder:
     def delete_file(self, file_id: str) -> None:
         """Delete a file, and the batches that have ended and whose last file it was."""
         (self._files_path / f"{file_id}.json").unlink(missing_ok=True)
-        self.release(_size(self.content(file_id)))
-        self.content(file_id).unlink(missing_ok=True)
+        self.discard(file_id)
         del self.files[file_id]
         for batch_id, stored in list(self.batches.items()):
             files = {stored.batch.input_file_id, stored.output, stored.error}
             if file_id in files and stored.batch.status in FINAL and not files & self.files.keys():
                 (self._batches_path / f"{batch_id}.json").unlink(missing_ok=True)
                 del self.batches[batch_id]
+
+    def discard(self, file_id: str) -> None:
+        """Remove the content of a file."""
+        self.release(_size(self.content(file_id)))
+        self.content(file_id).unlink(missing_ok=True)
 
     def unfinished(self) -> list[StoredBatch]:
         """Return the batches that have not ended."""
@@ -131,6 +136,15 @@ class BatchFolder:
                 path.unlink()
 
 
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raise RequestError (507) in place of an OSError: a folder that cannot be written, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"the batch folder cannot be written: {error.strerror}", status=507) from error
+
+
 def new_name(kind: str) -> str:
     """Return a new id, such as file-0123…"""
     return f"{kind}{secrets.token_hex(16)}"
@@ -143,11 +157,14 @@ def _size(path: Path) -> int:
 def _write(path: Path, stored: msgspec.Struct) -> None:
     """Write a file as a whole, even if the process ends."""
     part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.write(msgspec.json.encode(stored))
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            file.write(msgspec.json.encode(stored))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _read_all(folder: Path, kind: type[S]) -> list[S]:

@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -139,6 +140,17 @@ def places(file: BinaryIO, max_bytes: int) -> Iterator[Place]:
         if text.strip():
             yield Place(number, offset, len(text))
         offset += len(text)
+
+
+def append_line(file: FileIO, line: bytes) -> None:
+    """Append a whole line, or nothing. Raises OSError if it cannot be written, as on a full disk."""
+    end, rest = file.tell(), memoryview(line)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def complete_lines(path: Path, read: Callable[[bytes], None] | None = None) -> int:

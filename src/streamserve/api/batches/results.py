@@ -5,7 +5,7 @@ from types import TracebackType
 import msgspec
 
 from streamserve.api.batches.folder import BatchFolder
-from streamserve.api.batches.lines import ResultLine, complete_lines
+from streamserve.api.batches.lines import ResultLine, append_line, complete_lines
 from streamserve.api.batches.schemas import RequestCounts, StoredBatch
 
 
@@ -35,11 +35,15 @@ class Results:
         return RequestCounts(total=self._total, completed=self._counts[0], failed=self._counts[1])
 
     def write(self, result: ResultLine) -> None:
-        """Append a result. Raises RequestError (413) if the folder is full."""
+        """Append a result. Raises RequestError (413) if the folder is full, OSError if the disk is."""
         line = msgspec.json.encode(result) + b"\n"
         self._folder.reserve(len(line))
         index = 0 if result.succeeded else 1
-        self._files[index].write(line)
+        try:
+            append_line(self._files[index], line)
+        except OSError:
+            self._folder.release(len(line))
+            raise
         self._counts[index] += 1
 
     def __enter__(self) -> "Results":

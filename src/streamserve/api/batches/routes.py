@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from streamserve.api.batches.folder import BatchFolder, new_name
+from streamserve.api.batches.folder import BatchFolder, new_name, writing
 from streamserve.api.batches.lines import ENDPOINTS
 from streamserve.api.batches.schemas import (
     MAX_METADATA,
@@ -21,7 +21,7 @@ from streamserve.api.batches.schemas import (
     StoredFile,
 )
 from streamserve.api.batches.service import BatchService
-from streamserve.api.batches.upload import receive
+from streamserve.api.batches.upload import Upload, receive
 from streamserve.api.generation import AppContext
 from streamserve.api.http.auth import owner_of
 from streamserve.api.http.body import read_request
@@ -63,42 +63,38 @@ def batch_context(context: AppContext) -> BatchContext:
 
 
 async def create_file(context: BatchContext, request: Request) -> Response:
-    """Store the file of a form. Raises RequestError if it is no form or too large."""
-    folder, settings = context.service.folder, context.context.settings
+    """Store the file of a form. Raises RequestError if it is no form, too large, or cannot be written."""
+    folder = context.service.folder
     folder.check_number()
     name = new_name("file-")
-    part = folder.content(name).with_suffix(".part")
-    try:
-        with part.open("wb") as target:
-            upload = await receive(request, folder, target, settings.max_batch_file_bytes)
+    with writing():
+        upload = await _received(context, request, folder.content(name))
+        file = FileReply(
+            id=name,
+            bytes=upload.size,
+            created_at=int(time.time()),
+            filename=upload.filename or "file.jsonl",
+            purpose="batch",
+        )
         try:
-            _check_fields(upload.fields, upload.filename)
-        except RequestError:
-            folder.release(upload.size)
+            folder.put_file(StoredFile(owner=owner_of(request), file=file))
+        except OSError:
+            folder.discard(name)
             raise
-        part.replace(folder.content(name))
-    finally:
-        part.unlink(missing_ok=True)
-    file = FileReply(
-        id=name,
-        bytes=upload.size,
-        created_at=int(time.time()),
-        filename=upload.filename or "file.jsonl",
-        purpose="batch",
-    )
-    folder.put_file(StoredFile(owner=owner_of(request), file=file))
     return json_response(file)
 
 
-def _check_fields(fields: dict[str, str], filename: str | None) -> None:
-    if filename is None:
-        raise RequestError("file is required", field="file")
-    if fields.get("purpose") != "batch":
-        raise RequestError(f"purpose must be batch, not {fields.get('purpose')!r}", field="purpose")
-    other = fields.keys() - {"purpose"}
-    if other:
-        name = min(other)
-        raise RequestError(f"{name} is not supported: leave it out", field=name)
+async def _received(context: BatchContext, request: Request, path: Path) -> Upload:
+    """Write the file of a form to `path`, as a whole or not at all."""
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as target:
+            limit = context.context.settings.max_batch_file_bytes
+            upload = await receive(request, context.service.folder, target, limit)
+        part.replace(path)
+        return upload
+    finally:
+        part.unlink(missing_ok=True)
 
 
 async def list_files(context: BatchContext, request: Request) -> Response:
@@ -125,11 +121,13 @@ async def file_content(context: BatchContext, request: Request) -> Response:
 
 
 async def delete_file(context: BatchContext, request: Request) -> Response:
-    """Delete a file. Raises RequestError (404) if there is none, (409) if a batch reads it."""
+    """Delete a file. Raises RequestError (404) if there is none, (409) if a batch reads it, (507) if the
+    folder cannot be written."""
     folder, stored = context.service.folder, _file(context, request)
     if any(batch.batch.input_file_id == stored.file.id for batch in folder.unfinished()):
         raise RequestError("a batch that has not ended reads this file: cancel it first", status=409)
-    folder.delete_file(stored.file.id)
+    with writing():
+        folder.delete_file(stored.file.id)
     return json_response(DeletedFile(id=stored.file.id))
 
 
@@ -146,7 +144,8 @@ async def create_batch(context: BatchContext, request: Request) -> Response:
     stored = service.folder.file(body.input_file_id, owner, "input_file_id")
     if stored.file.purpose != "batch":
         raise RequestError("input_file_id: this file is the output of a batch", field="input_file_id")
-    return json_response(service.create(owner, body))
+    with writing():
+        return json_response(service.create(owner, body))
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
@@ -181,7 +180,8 @@ async def cancel_batch(context: BatchContext, request: Request) -> Response:
     """Cancel a batch. Raises RequestError (404) if there is none, (409) if it has ended."""
     service = context.service
     stored = service.folder.batch(request.path_params["id"], owner_of(request))
-    return json_response(await service.cancel(stored))
+    with writing():
+        return json_response(await service.cancel(stored))
 
 
 def _file(context: BatchContext, request: Request) -> StoredFile:
@@ -204,7 +204,7 @@ BATCH_ROUTES: tuple[Route[BatchContext], ...] = (
         Operation(
             "Upload the requests of a batch, as multipart/form-data with the fields file and purpose",
             reply=FileReply,
-            errors=(400, 404, 413),
+            errors=(400, 404, 413, 507),
         ),
     ),
     Route(
@@ -224,7 +224,7 @@ BATCH_ROUTES: tuple[Route[BatchContext], ...] = (
         "DELETE",
         "/v1/files/{id}",
         delete_file,
-        Operation("Delete a file", reply=DeletedFile, errors=(404, 409)),
+        Operation("Delete a file", reply=DeletedFile, errors=(404, 409, 507)),
     ),
     Route(
         "POST",
@@ -235,6 +235,7 @@ BATCH_ROUTES: tuple[Route[BatchContext], ...] = (
             BatchRequest,
             BatchReply,
             others=_OTHER,
+            errors=(507,),
             example=_EXAMPLE,
         ),
     ),
@@ -249,6 +250,6 @@ BATCH_ROUTES: tuple[Route[BatchContext], ...] = (
         "POST",
         "/v1/batches/{id}/cancel",
         cancel_batch,
-        Operation("End a batch with the results that it has", reply=BatchReply, errors=(404, 409)),
+        Operation("End a batch with the results that it has", reply=BatchReply, errors=(404, 409, 507)),
     ),
 )

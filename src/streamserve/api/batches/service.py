@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 MAX_UNFINISHED = 64
 """Maximum number of batches that have not ended."""
+RETRY_SECONDS = 10.0
+"""Time after which a batch whose results cannot be written, as on a full disk, goes on."""
 _MAX_ERRORS = 100
 _CHECKED_AT_ONCE = 256
 """Lines that are validated in the side thread before other work has its turn."""
@@ -122,14 +124,24 @@ class BatchService:
         self._jobs[name].add_done_callback(lambda _: self._jobs.pop(name, None))
 
     async def _run(self, name: str) -> None:
-        """Process a batch; while the server drains, it waits."""
+        """Process a batch; it waits while the server drains, and while the folder cannot be written."""
         drain = self._context.drain
+        while self.folder.batches[name].batch.status not in FINAL:
+            await drain.accepting()
+            try:
+                await _until(drain.begun(), self._attempt(name))
+            except OSError as error:
+                _log.error("batch %s waits for its folder, which cannot be written: %s", name, error.strerror)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _attempt(self, name: str) -> None:
+        """Process a batch. Raises OSError if the folder cannot be written; other errors end the batch."""
         try:
-            while self.folder.batches[name].batch.status not in FINAL:
-                await drain.accepting()
-                await _until(drain.begun(), self._process(name))
+            await self._process(name)
         except RequestError as error:
             self._fail(name, [BatchError(code="batch_failed", message=error.message)])
+        except OSError:
+            raise
         except Exception as error:
             _log.error("batch %s failed", name, exc_info=error)
             self._fail(name, [BatchError(code="server_error", message="the server failed")])

@@ -30,8 +30,8 @@ class Upload:
 async def receive(request: Request, folder: BatchFolder, target: BinaryIO, max_bytes: int) -> Upload:
     """Write the file of a form to `target`, counted in `folder`.
 
-    Raises RequestError if it is no form, or larger than `max_bytes` or than what the folder may still hold;
-    what was counted is then released.
+    Raises RequestError if it is no form of a batch's requests, or larger than `max_bytes` or than what the
+    folder may still hold, OSError if it cannot be written; what was counted is then released.
     """
     too_large = RequestError(
         f"the file is larger than {max_bytes} bytes, which is the limit (max_batch_file_bytes)", status=413
@@ -47,6 +47,8 @@ async def receive(request: Request, folder: BatchFolder, target: BinaryIO, max_b
         parser.finalize()
         if not form.ended:
             raise RequestError("the form is incomplete")
+        _check(form.upload)
+        target.flush()
     except MultipartParseError as error:
         folder.release(form.upload.size)
         raise RequestError(f"the form cannot be read: {error}") from error
@@ -54,6 +56,18 @@ async def receive(request: Request, folder: BatchFolder, target: BinaryIO, max_b
         folder.release(form.upload.size)
         raise
     return form.upload
+
+
+def _check(upload: Upload) -> None:
+    if upload.filename is None:
+        raise RequestError("file is required", field="file")
+    purpose = upload.fields.get("purpose")
+    if purpose != "batch":
+        raise RequestError(f"purpose must be batch, not {purpose!r}", field="purpose")
+    other = upload.fields.keys() - {"purpose"}
+    if other:
+        name = min(other)
+        raise RequestError(f"{name} is not supported: leave it out", field=name)
 
 
 def _parser(request: Request, form: "_Form") -> MultipartParser:

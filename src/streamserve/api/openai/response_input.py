@@ -102,6 +102,8 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
     for name, value in item.items():
         if name not in {"type", *_ITEM_FIELDS[kind]} and value is not None:
             _refuse(f"{where}.{name} is not a known field")
+    if not isinstance(item.get("id"), str | None):
+        _refuse(f"{where}.id must be a string")
     if item.get("encrypted_content") is not None:
         _refuse(f"{where}.encrypted_content is not supported")
     return kind

@@ -107,7 +107,7 @@ def stored_response(
 def _with_id(item: dict[str, Any]) -> dict[str, Any]:
     """Return an item as lists of items have it: with its type and id; a message with its parts and status."""
     kind = item.get("type") or "message"
-    named = {"id": item.get("id") or f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", **item, "type": kind}
+    named = {**item, "id": item.get("id") or f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", "type": kind}
     if kind != "message":
         return named
     content = item["content"]

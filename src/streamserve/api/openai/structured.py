@@ -58,7 +58,7 @@ _FORMAT_FIELDS = {"text": (), "json_object": ("schema",), "json_schema": ("json_
 def response_schema(format: dict[str, Any]) -> dict[str, Any] | None:
     """Return the JSON schema that a response_format asks for; None for text. Raises RequestError."""
     name, kind = "response_format", format.get("type")
-    if kind not in _FORMAT_FIELDS:
+    if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         raise RequestError(f"{name}.type must be text, json_object or json_schema, not {kind!r}", field=name)
     _check_fields(format, ("type", *_FORMAT_FIELDS[kind]), name)
     if kind == "text":
@@ -143,7 +143,7 @@ def _check_size(value: Any, field: str) -> None:
 def json_grammar(schema: Any, field: str, options: dict[str, Any] | None = None) -> Grammar:
     """Return the grammar of JSON texts that match `schema`, the value of `field`.
 
-    `options` concern whitespace. Raises RequestError if the schema is too large.
+    `options` concern whitespace. Raises RequestError if the schema is too large, or its options no object.
     """
     _check_size(schema, field)
     blanks: dict[str, Any] = {}
@@ -152,5 +152,8 @@ def json_grammar(schema: Any, field: str, options: dict[str, Any] | None = None)
     elif options:
         blanks["whitespace_pattern"] = options["whitespace_pattern"]
     if blanks and isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {**schema.get("x-guidance", {}), **blanks}}
+        own = schema.get("x-guidance", {})
+        if not isinstance(own, dict):
+            raise RequestError(f"{field}: x-guidance must be an object", field=field)
+        schema = {**schema, "x-guidance": {**own, **blanks}}
     return Grammar(kind="json", text=json.dumps(schema))

@@ -26,9 +26,10 @@ _ERRORS = {
     500: "The server failed",
     503: "The model is loading, or the server is stopping",
     504: "The request took longer than request_timeout",
+    507: "The batch folder cannot be written, as on a full disk",
 }
 _OF_READING = (401, 403, 405, 500)
-_OF_ANSWERING = tuple(_ERRORS)
+_OF_ANSWERING = (400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 504)
 _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 _KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
 

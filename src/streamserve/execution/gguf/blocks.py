@@ -7,17 +7,17 @@ scale · (q - middle) or scale · q + minimum in the WeightFormat that FORMATS g
     Q5_0       d: f16, 4 bytes of fifth bits, halves                    d · (q - 16)
     Q5_1       d, m: f16, fifth bits, halves                            d · q + m
     Q8_0       d: f16, 32 signed bytes                                  d · q
-    IQ4_NL     d: f16, halves                                           d · GRID[q]
-    MXFP4      e: an exponent, halves                                   2^(e - 128) · PAIRS[q]
-    IQ4_XS     d: f16, 8 scales s of 6 bits, 8 · 16 halves              d · (s - 32) · GRID[q]
+    IQ4_NL     d: f16, halves                                           d · IQ4[q]
+    MXFP4      e: an exponent, halves                                   2^(e - 128) · MXFP4[q]
+    IQ4_XS     d: f16, 8 scales s of 6 bits, 8 · 16 halves              d · (s - 32) · IQ4[q]
     Q2_K       16 (s, m) of 4 bits, 64 bytes of quarters, d, dmin: f16  d · s · q - dmin · m
     Q3_K       32 bytes of third bits, quarters, 16 s of 6 bits, d      d · (s - 32) · (q - 4)
     Q4_K       d, dmin: f16, 8 (s, m) of 6 bits, 128 bytes of halves    d · s · q - dmin · m
     Q5_K       the same with 32 bytes of fifth bits before the halves   d · s · q - dmin · m
     Q6_K       halves, 64 bytes of quarters, 16 s: i8, d                d · s · (q - 32)
 
-Halves are the lower 4 bits of all bytes of a run, and then the upper ones; quarters likewise with 2 bits. All
-products of d and s have at most 19 bits: they are exact.
+IQ4 and MXFP4 are tables (quantization.TABLES). Halves are the lower 4 bits of all bytes of a run, and then
+the upper ones; quarters likewise with 2 bits. All products of d and s have at most 19 bits: they are exact.
 """
 
 from collections.abc import Callable
@@ -27,15 +27,12 @@ from torch import Tensor
 
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 
-GRID = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-PAIRS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the numbers of four bits with an exponent."""
-
 FORMATS = {
     "Q4_0": WeightFormat(4, 32, True), "Q4_1": WeightFormat(4, 32, False, precise=True),
     "Q5_0": WeightFormat(8, 32, True), "Q5_1": WeightFormat(8, 32, False, precise=True),
-    "Q8_0": WeightFormat(8, 32, True), "IQ4_NL": WeightFormat(8, 32, True),
-    "MXFP4": WeightFormat(8, 32, True), "IQ4_XS": WeightFormat(8, 32, True, precise=True),
+    "Q8_0": WeightFormat(8, 32, True), "IQ4_NL": WeightFormat(4, 32, True, table="iq4"),
+    "MXFP4": WeightFormat(4, 32, True, table="mxfp4"),
+    "IQ4_XS": WeightFormat(4, 32, True, precise=True, table="iq4"),
     "Q2_K": WeightFormat(4, 16, False, precise=True), "Q3_K": WeightFormat(4, 16, True, precise=True),
     "Q4_K": WeightFormat(4, 32, False, precise=True), "Q5_K": WeightFormat(8, 32, False, precise=True),
     "Q6_K": WeightFormat(8, 16, True, precise=True),
@@ -70,11 +67,6 @@ def _bits(data: Tensor, width: int, run: int) -> Tensor:
     return parts.flatten(1)
 
 
-def _signed(data: Tensor, table: tuple[int, ...]) -> Tensor:
-    """Return entries of a table of signed numbers as 8-bit numbers with the middle at 128."""
-    return (torch.tensor(table, dtype=torch.int16) + 128).to(torch.uint8)[data.long()]
-
-
 def _in_order(data: Tensor, width: int) -> Tensor:
     """Return unsigned integers of `width` bits, byte by byte, of each the lowest bits first."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)
@@ -104,29 +96,23 @@ def _q8_0(blocks: Tensor) -> Unpacked:
 
 
 def _iq4_nl(blocks: Tensor) -> Unpacked:
-    return _signed(_bits(blocks[:, 2:], 4, 16), GRID), _half(blocks[:, :2]), None
+    return _bits(blocks[:, 2:], 4, 16), _half(blocks[:, :2]), None
 
 
 def mxfp4_scales(exponents: Tensor) -> Tensor:
-    """Return 2^(e - 128) in float32 for exponents of MXFP4 (uint8): the scales of `mxfp4_numbers`."""
+    """Return 2^(e - 128) in float32 for exponents of MXFP4 (uint8): the scales of indices of its table."""
     # By its bits: below 2^-126, for e of 0 and 1, numbers have no exponent.
     wide = exponents.to(torch.int32)
     return torch.where(wide < 2, 1 << 21 + wide, wide - 1 << 23).view(torch.float32)
 
 
-def mxfp4_numbers(halves: Tensor) -> Tensor:
-    """Return 8-bit numbers (uint8, 128 for zero) for the four bits of numbers of MXFP4: twice their value."""
-    return _signed(halves, PAIRS)
-
-
 def _mxfp4(blocks: Tensor) -> Unpacked:
-    return mxfp4_numbers(_bits(blocks[:, 1:], 4, 16)), mxfp4_scales(blocks[:, :1]), None
+    return _bits(blocks[:, 1:], 4, 16), mxfp4_scales(blocks[:, :1]), None
 
 
 def _iq4_xs(blocks: Tensor) -> Unpacked:
     scales = _in_order(blocks[:, 4:8], 4) | _in_order(blocks[:, 2:4], 2) << 4
-    numbers = _signed(_bits(blocks[:, 8:], 4, 16), GRID)
-    return numbers, _half(blocks[:, :2]) * (scales.float() - 32), None
+    return _bits(blocks[:, 8:], 4, 16), _half(blocks[:, :2]) * (scales.float() - 32), None
 
 
 def _q2_k(blocks: Tensor) -> Unpacked:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import SAMPLE_BYTES, is_finite
 from streamserve.execution.gguf.blocks import unpack
-from streamserve.execution.gguf.names import ROPE_FREQUENCIES, expert_of, stored_name
-from streamserve.execution.gguf.spec import PERMUTED
+from streamserve.execution.gguf.families import FAMILIES
+from streamserve.execution.gguf.names import ROPE_FREQUENCIES, ROPE_LONG, ROPE_SHORT, expert_of, stored_name
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
 from streamserve.execution.shapes import router_modules
 from streamserve.execution.spec import ModelSpec
@@ -34,14 +34,15 @@ class GgufCheckpoint:
 
     def __init__(self, model: GgufModel, spec: ModelSpec) -> None:
         self._model = model
+        self._family = FAMILIES[model.metadata.text("general.architecture")]
         self._heads: dict[str, int] = {}
         self._experts = spec.experts.count if spec.experts else 0
-        if model.metadata.text("general.architecture") in PERMUTED:
+        if self._family.permuted:
             heads = {"self_attn.q_proj": spec.num_heads, "self_attn.k_proj": spec.num_kv_heads}
             for layer in range(spec.num_layers):
                 for part, count in heads.items():
                     for kind in ("weight", "bias"):
-                        self._heads[stored_name(f"model.layers.{layer}.{part}.{kind}")] = count
+                        self._heads[self._stored(f"model.layers.{layer}.{part}.{kind}")] = count
 
     @property
     def path(self) -> Path:
@@ -51,9 +52,9 @@ class GgufCheckpoint:
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise CheckpointError unless the tensors are exactly those of `shapes`."""
         tensors = self._model.tensors
-        known = {ROPE_FREQUENCIES}
+        known = {ROPE_FREQUENCIES, ROPE_SHORT, ROPE_LONG}
         for name, shape in shapes.items():
-            stored = stored_name(name)
+            stored = self._stored(name)
             known.add(stored)
             if stored not in tensors:
                 raise CheckpointError(f"{self.path}: no file holds tensor {stored}")
@@ -63,7 +64,8 @@ class GgufCheckpoint:
                 shape = shape[1:]
             if tensors[stored].shape != shape:
                 self._refuse(stored, f"has shape {list(tensors[stored].shape)}, not {list(shape)}")
-            if len(shape) == 1 and tensors[stored].type.name not in FLOATS:
+            is_vector = len(shape) == 1 or stored.endswith(".bias")
+            if is_vector and tensors[stored].type.name not in FLOATS:
                 self._refuse(stored, f"is of type {tensors[stored].type.name}: a vector must be of floats")
         for stored in sorted(tensors.keys() - known):
             self._refuse(stored, "is unknown to this architecture")
@@ -74,13 +76,16 @@ class GgufCheckpoint:
         exact = {kind for kind, held in FLOATS.items() if held == dtype or dtype == torch.float32}
         formats = spec.stored.by_module if spec.stored else {}
         modules = [module for module, stored in formats.items() if stored] + router_modules(spec)
-        held = {stored_name(f"{module}.weight") for module in modules}
+        held = {self._stored(f"{module}.weight") for module in modules}
         if head_is_stored:
-            held.add(stored_name("lm_head.weight"))
+            held.add(self._stored("lm_head.weight"))
         rounded = [
             f"{name} ({info.type.name})"
             for name, info in self._model.tensors.items()
-            if len(info.shape) >= 2 and name not in held and info.type.name not in exact
+            if len(info.shape) >= 2
+            and name.endswith(".weight")
+            and name not in held
+            and info.type.name not in exact
         ]
         if rounded:
             names = ", ".join(rounded[:MAX_LOGGED]) + (" and others" if len(rounded) > MAX_LOGGED else "")
@@ -89,7 +94,7 @@ class GgufCheckpoint:
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype that a tensor of floats is stored in; float32 holds those of all others."""
-        return FLOATS.get(self._model.tensors[stored_name(name)].type.name, torch.float32)
+        return FLOATS.get(self._model.tensors[self._stored(name)].type.name, torch.float32)
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """Return a copy in `dtype` of the tensors of `names`, joined along their first dimension. Raises
@@ -113,8 +118,11 @@ class GgufCheckpoint:
                 digest.update(content[start : start + SAMPLE_BYTES].tobytes())
         return digest.hexdigest()
 
+    def _stored(self, name: str) -> str:
+        return stored_name(name, self._family.post_norm)
+
     def _floats(self, name: str, dtype: torch.dtype) -> Tensor:
-        info = self._model.tensors[stored_name(name)]
+        info = self._model.tensors[self._stored(name)]
         if info.type.name in FLOATS:
             stored = torch.from_numpy(self._bytes(name)).view(FLOATS[info.type.name])
             shape = info.shape if expert_of(name) is None else info.shape[1:]
@@ -126,25 +134,25 @@ class GgufCheckpoint:
         converted = numbers.to(dtype)
         if not is_finite(converted):
             reason = f"holds numbers that are not finite in {str(dtype).removeprefix('torch.')}"
-            self._refuse(stored_name(name), reason)
+            self._refuse(self._stored(name), reason)
         return converted
 
     def _unpacked(self, name: str) -> Iterator[QuantizedWeight]:
         """Yield the weight of a matrix of blocks, some rows at once."""
-        info = self._model.tensors[stored_name(name)]
+        info = self._model.tensors[self._stored(name)]
         stored = torch.from_numpy(self._bytes(name))
         for rows in torch.split(stored, max(1, NUMBERS_AT_ONCE // info.shape[-1])):
             weight = unpack(info.type.name, rows.view(len(rows), -1, info.type.nbytes))
-            largest = weight.scales * (1 << weight.format.bits)
+            largest = weight.scales * weight.format.largest
             if not is_finite(largest) or not (weight.offsets is None or is_finite(weight.offsets)):
-                self._refuse(stored_name(name), "holds numbers that are not finite")
+                self._refuse(self._stored(name), "holds numbers that are not finite")
             yield weight
 
     def _bytes(self, name: str) -> Bytes:
         """Return a copy of a tensor, or of an expert's part of one, as it is stored, [rows, bytes of a row],
         its rows in our order: of each head the first of all pairs, and then the second, where the file has
         pair after pair."""
-        expert, name = expert_of(name), stored_name(name)
+        expert, name = expert_of(name), self._stored(name)
         stored = self._model.stored(name)
         if expert is not None:
             return np.array(np.array_split(stored, self._experts)[expert])

@@ -2,24 +2,31 @@
 
 EMBEDDING, FINAL_NORM, HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
 ROPE_FREQUENCIES = "rope_freqs.weight"
+ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 LINEAR_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 EXPERTS_NAMES = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 """Beginnings of names of experts' matrices, and of the shared expert's."""
 
+POST_ATTENTION_NORM = "post_attention_layernorm"
 _OTHERS = {
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+    POST_ATTENTION_NORM: "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
 }
@@ -31,12 +38,17 @@ def layer_tensor(layer: int, name: str) -> str:
     return f"blk.{layer}.{name}"
 
 
-def stored_name(name: str) -> str:
-    """Return the name in the file of a tensor by our name, such as model.layers.0.mlp.up_proj.weight."""
+def stored_name(name: str, post_norm: bool) -> str:
+    """Return the name in the file of a tensor by our name, such as model.layers.0.mlp.up_proj.weight.
+    `post_norm`: the norm that follows attention has a name of its own (families.Family)."""
     if name in _MODEL:
         return _MODEL[name]
-    module, kind = name.removeprefix("model.layers.").rsplit(".", 1)
-    layer, part = module.split(".", 1)
+    layer, rest = name.removeprefix("model.layers.").split(".", 1)
+    if rest == "self_attn.sinks":
+        return layer_tensor(int(layer), "attn_sinks.weight")
+    part, kind = rest.rsplit(".", 1)
+    if post_norm and part == POST_ATTENTION_NORM:
+        return layer_tensor(int(layer), f"post_attention_norm.{kind}")
     return layer_tensor(int(layer), f"{part_name(part)}.{kind}")
 
 
@@ -52,6 +64,6 @@ def part_name(part: str) -> str:
 
 
 def expert_of(name: str) -> int | None:
-    """Return the number of the expert whose matrix has our name `name`; None if it is not an expert's."""
+    """Return the number of the expert whose tensor has our name `name`; None if it is not an expert's."""
     _, found, rest = name.partition(".mlp.experts.")
     return int(rest.split(".", 1)[0]) if found else None

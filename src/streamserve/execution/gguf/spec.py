@@ -3,35 +3,28 @@ computed exactly is refused by the entry's name, and so are unknown entries for 
 
 import numpy as np
 
-from streamserve.execution.architectures import ARCHITECTURES
+from streamserve.execution.architectures import ARCHITECTURES, Architecture
 from streamserve.execution.experts import MAX_ALL_EXPERTS, MAX_EXPERTS, Experts
 from streamserve.execution.gguf.blocks import FORMATS
-from streamserve.execution.gguf.names import EMBEDDING, HEAD, ROPE_FREQUENCIES, layer_tensor, part_name
+from streamserve.execution.gguf.families import FAMILIES
+from streamserve.execution.gguf.names import EMBEDDING, HEAD, layer_tensor, part_name
+from streamserve.execution.gguf.ropes import YARN, read_layers
 from streamserve.execution.quantization import common_format
-from streamserve.execution.rope_spec import MAX_THETA, RopeSpec
-from streamserve.execution.spec import MAX_LAYERS, ModelSpec, Multipliers, linear_names
+from streamserve.execution.spec import (
+    MAX_LAYERS,
+    MAX_MULTIPLIER,
+    Clamp,
+    ModelSpec,
+    Multipliers,
+    linear_names,
+)
 from streamserve.execution.stored.formats import GgufBlocks, StoredFormats, joined
 from streamserve.gguf.files import GgufModel
 from streamserve.gguf.metadata import Metadata, shown
 from streamserve.protocol.errors import CheckpointError
 
-FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen2moe": "Qwen2MoeForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-}
-MIXTURES = {"llama": True, "qwen2moe": False, "qwen3moe": True}
-"""Those that may have experts, and whether the weights of a token's experts are divided by their sum, where
-the file does not say it."""
 SOFTMAX = 1
 """The function that makes weights of an expert's scores, as GGUF numbers it."""
-
-PERMUTED = ("llama", "mistral")
-"""Architectures whose rotary embedding pairs neighbours: the rows of their queries and keys are in another
-order than ours."""
 
 KNOWN = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -40,10 +33,15 @@ KNOWN = {
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count", "expert_used_count",
     "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm",
-    "expert_gating_func",
-    "tensor_data_layout", "pooling_type",
+    "expert_gating_func", "tensor_data_layout", "pooling_type", *YARN,
 }  # fmt: skip
-"""Entries of an architecture that are honoured, or change nothing."""
+"""Entries of any architecture that are honoured, or change nothing."""
+
+WITH_WINDOWS = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
+"""Architectures whose files have the name of another one, without windows."""
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Those of every gpt-oss: no entry says them."""
 
 BLOCK_VERSION = 2
 """The version of the layout of blocks since GGUF exists."""
@@ -52,8 +50,11 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 END_OF_TEXT = {
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
+    "<|return|>", "<|call|>",
 }  # fmt: skip
 """Control tokens that end a text in any model that has them, as llama.cpp knows them by name."""
+END_OF_TURN, END_OF_ANSWER = "<|end|>", "<|return|>"
+"""The first ends a text too, but not in a model with the second: there it ends a part of an answer."""
 CONTROL = 3
 
 
@@ -68,23 +69,26 @@ def read_spec(model: GgufModel) -> ModelSpec:
     _check_kind(metadata)
     entry = f"{family}.".__add__
     _refuse_unknown(metadata, family)
-    hidden, heads = (
-        metadata.integer(entry("embedding_length")),
-        metadata.integer(entry("attention.head_count")),
-    )
+    hidden = metadata.integer(entry("embedding_length"))
+    heads = metadata.integer(entry("attention.head_count"))
     layers = metadata.integer(entry("block_count"), maximum=MAX_LAYERS)
-    head_dim = _head_dim(metadata, family, hidden, heads)
     kv_heads = metadata.integer(entry("attention.head_count_kv"), heads)
     if heads % kv_heads:
         metadata.refuse(entry("attention.head_count"), f"must be a multiple of {kv_heads} key-value heads")
-    window = _window(metadata, family)
     experts = _experts(model, family, layers)
-    name = "MistralForCausalLM" if window else FAMILIES[family]
-    if experts and family == "llama":
-        name = "MixtralForCausalLM"
+    partial = ARCHITECTURES[FAMILIES[family].architecture].partial_rotary
+    head_dim, rotated = _dimensions(metadata, family, hidden, heads, partial)
+    ropes, windows = read_layers(model, family, layers, rotated)
+    name = _architecture(family, any(windows), experts is not None)
+    own = ARCHITECTURES[name]
     vocab_size = _vocab_size(model, family)
-    tied = HEAD not in model.tensors
-    stored = _stored_formats(model, [linear_names(False, experts, layer) for layer in range(layers)])
+    query_scalar = hidden // heads if layers == FAMILIES[family].wide_layers else head_dim
+    linears = [linear_names(own.fused, experts, layer) for layer in range(layers)]
+    stored = _stored_formats(model, linears)
+
+    def has_bias(linear: str) -> bool:
+        return layer_tensor(0, f"{part_name(linear)}.bias") in model.tensors
+
     return ModelSpec(
         architecture=name,
         vocab_size=vocab_size,
@@ -97,21 +101,60 @@ def read_spec(model: GgufModel) -> ModelSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=metadata.number(entry("attention.layer_norm_rms_epsilon"), maximum=1.0),
-        rotary_dim=head_dim,
-        ropes=(_rope(model, family, head_dim),) * layers,
-        windows=(window,) * layers,
+        rotary_dim=rotated,
+        ropes=ropes,
+        windows=windows,
         max_position_embeddings=metadata.integer(entry("context_length")),
-        tied_embeddings=tied,
-        qkv_bias=layer_tensor(0, "attn_q.bias") in model.tensors,
-        out_bias=layer_tensor(0, "attn_output.bias") in model.tensors,
-        mlp_bias=layer_tensor(0, "ffn_gate.bias") in model.tensors,
-        multipliers=Multipliers(head_dim**-0.5),
-        dtype=_dtype(model, stored),
+        tied_embeddings=HEAD not in model.tensors,
+        qkv_bias=has_bias(linears[0][0]),
+        out_bias=has_bias("self_attn.o_proj"),
+        mlp_bias=has_bias("mlp.gate_proj"),
+        multipliers=_multipliers(metadata, family, own, query_scalar),
+        dtype=_dtype(model, stored, part_name(linears[0][0])),
         eos_token_ids=_eos_token_ids(metadata, vocab_size),
-        qk_norm=ARCHITECTURES[name].qk_norm,
+        qk_norm=own.qk_norm,
+        norms=own.norms,
+        wide_norms=own.wide_norms,
+        activation=own.activation,
+        rounds_embedding_multiplier=own.scaled_embedding,
+        attention_cap=_cap(metadata, entry("attn_logit_softcapping"), own.attention_cap),
+        logits_cap=_cap(metadata, entry("final_logit_softcapping"), own.logits_cap),
+        fused=own.fused,
         stored=stored,
         experts=experts,
+        clamp=Clamp(SWIGLU_ALPHA, SWIGLU_LIMIT) if own.clamped else None,
+        sinks=own.sinks,
     )
+
+
+def _architecture(family: str, has_windows: bool, has_experts: bool) -> str:
+    """Return the name that Hugging Face folders have for the architecture."""
+    if family == "llama" and has_experts:
+        return "MixtralForCausalLM"
+    name = FAMILIES[family].architecture
+    return WITH_WINDOWS.get(name, name) if has_windows else name
+
+
+def _multipliers(metadata: Metadata, family: str, own: Architecture, query_scalar: int) -> Multipliers:
+    """Return what intermediate results are multiplied by; scores by the inverse root of `query_scalar` where
+    the file does not say it."""
+
+    def number(name: str, default: float) -> float:
+        return metadata.number(f"{family}.{name}", default, 1 / MAX_MULTIPLIER, MAX_MULTIPLIER)
+
+    return Multipliers(
+        attention=number("attention.scale", query_scalar**-0.5),
+        embedding=metadata.integer(f"{family}.embedding_length") ** 0.5
+        if own.scaled_embedding
+        else number("embedding_scale", 1.0),
+        residual=number("residual_scale", 1.0),
+        logits=1 / number("logit_scale", 1.0),
+    )
+
+
+def _cap(metadata: Metadata, key: str, default: float | None) -> float:
+    """Return a soft cap; 0 where there is none."""
+    return metadata.number(key, default or 0.0, 0.0, 1e6)
 
 
 def _check_kind(metadata: Metadata) -> None:
@@ -128,11 +171,14 @@ def _check_kind(metadata: Metadata) -> None:
 
 def _refuse_unknown(metadata: Metadata, family: str) -> None:
     """Raise CheckpointError for entries that mean another computation."""
+    known = KNOWN | FAMILIES[family].entries
     for key in metadata.entries:
-        if key.startswith(f"{family}.") and key.removeprefix(f"{family}.") not in KNOWN:
+        if key.startswith(f"{family}.") and key.removeprefix(f"{family}.") not in known:
             metadata.refuse(key, "is not supported")
     if not metadata.flag(f"{family}.attention.causal", True):
         metadata.refuse(f"{family}.attention.causal", "false is not supported")
+    if family == "granite" and not metadata.flag("granite.rope.scaling.finetuned", True):
+        metadata.refuse("granite.rope.scaling.finetuned", "false is not supported: no layer is rotated")
     layout = metadata.text(f"{family}.tensor_data_layout", "reference")
     if layout not in ("reference", "Meta AI original pth"):
         metadata.refuse(f"{family}.tensor_data_layout", f"{shown(layout)} is not supported")
@@ -142,11 +188,13 @@ def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
     """Return the mixture of experts that every layer has; None without one."""
     metadata, entry = model.metadata, f"{family}.".__add__
     count = metadata.integer(entry("expert_count"), 0, minimum=0, maximum=MAX_EXPERTS)
+    own = ARCHITECTURES[FAMILIES[family].architecture].mixture
     if count == 0:
-        if family.endswith("moe"):
+        if own:
             metadata.refuse(entry("expert_count"), "is missing")
         return None
-    if family not in MIXTURES:
+    normalized = FAMILIES[family].normalized
+    if normalized is None:
         metadata.refuse(entry("expert_count"), "is not supported: this architecture has no experts")
     if count * layers > MAX_ALL_EXPERTS:
         metadata.refuse(
@@ -155,16 +203,17 @@ def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
         )
     if metadata.integer(entry("expert_gating_func"), SOFTMAX) != SOFTMAX:
         metadata.refuse(entry("expert_gating_func"), f"is not supported (supported: {SOFTMAX}, softmax)")
-    shared = ARCHITECTURES[FAMILIES[family]].mixture
     return Experts(
         layers=tuple(range(layers)),
         count=count,
         chosen=metadata.integer(entry("expert_used_count"), maximum=count),
         intermediate_size=_outputs(model, "ffn_gate_exps", 1, entry("expert_feed_forward_length")),
-        normalized=metadata.flag(entry("expert_weights_norm"), MIXTURES[family]),
+        normalized=metadata.flag(entry("expert_weights_norm"), normalized),
         shared_size=_outputs(model, "ffn_gate_shexp", 0, entry("expert_shared_feed_forward_length"))
-        if shared and shared.shared
+        if own and own.shared
         else 0,
+        biased=own is not None and own.biased,
+        tensors=FAMILIES[family].expert_tensors,
     )
 
 
@@ -179,57 +228,21 @@ def _outputs(model: GgufModel, name: str, dimension: int, key: str) -> int:
     return size
 
 
-def _head_dim(metadata: Metadata, family: str, hidden: int, heads: int) -> int:
-    key = f"{family}.attention.key_length"
+def _dimensions(metadata: Metadata, family: str, hidden: int, heads: int, partial: bool) -> tuple[int, int]:
+    """Return the dimensions of a head, and how many of them are rotated: all, unless `partial`."""
+    key, rotated_key = f"{family}.attention.key_length", f"{family}.rope.dimension_count"
     if key not in metadata and hidden % heads:
         metadata.refuse(f"{family}.embedding_length", f"{hidden} is not a multiple of {heads} heads")
     head_dim = metadata.integer(key, max(1, hidden // heads))
     if head_dim % 2:
         metadata.refuse(key, f"must be even for rotary embeddings, not {head_dim}")
-    for name in ("attention.value_length", "rope.dimension_count"):
+    rotated = metadata.integer(rotated_key, head_dim)
+    if partial and (rotated % 2 or rotated > head_dim):
+        metadata.refuse(rotated_key, f"must be even and at most {head_dim}, not {rotated}")
+    for name in ("attention.value_length", *(() if partial else ("rope.dimension_count",))):
         if metadata.integer(f"{family}.{name}", head_dim) != head_dim:
             metadata.refuse(f"{family}.{name}", f"other than the {head_dim} of a key is not supported")
-    return head_dim
-
-
-def _window(metadata: Metadata, family: str) -> int | None:
-    """Return the window of every layer's attention."""
-    key = f"{family}.attention.sliding_window"
-    window = metadata.integer(key, 0, minimum=0)
-    if window and family not in PERMUTED:
-        metadata.refuse(key, "is not supported: the file does not say in which layers")
-    return window or None
-
-
-def _rope(model: GgufModel, family: str, head_dim: int) -> RopeSpec:
-    metadata = model.metadata
-    theta = metadata.number(f"{family}.rope.freq_base", 10_000.0, 1.0, MAX_THETA)
-    key = f"{family}.rope.scaling.type"
-    kind = metadata.text(key, "none")
-    if kind not in ("none", "linear"):
-        metadata.refuse(key, f"{shown(kind)} is not supported (supported: 'none', 'linear')")
-    if ROPE_FREQUENCIES in model.tensors:
-        if kind != "none" or family not in PERMUTED:
-            metadata.refuse(ROPE_FREQUENCIES, f"is not supported for {family} with scaling {kind!r}")
-        return RopeSpec(theta, "factors", factors=_rope_factors(model, head_dim // 2))
-    if kind == "linear":
-        return RopeSpec(
-            theta, "linear", metadata.number(f"{family}.rope.scaling.factor", None, 1.0, MAX_THETA)
-        )
-    return RopeSpec(theta)
-
-
-def _rope_factors(model: GgufModel, count: int) -> tuple[float, ...]:
-    """Return by what each pair's frequency is divided."""
-    info = model.tensors[ROPE_FREQUENCIES]
-    if info.type.name != "F32" or info.shape != (count,):
-        model.metadata.refuse(
-            ROPE_FREQUENCIES, f"must be F32 [{count}], not {info.type.name} {list(info.shape)}"
-        )
-    factors = np.frombuffer(model.stored(ROPE_FREQUENCIES).tobytes(), "<f4")
-    if not ((factors >= 1e-6) & (factors <= MAX_THETA)).all():
-        model.metadata.refuse(ROPE_FREQUENCIES, "must hold positive numbers")
-    return tuple(factors.tolist())
+    return head_dim, rotated
 
 
 def _vocab_size(model: GgufModel, family: str) -> int:
@@ -266,9 +279,9 @@ def _stored_formats(model: GgufModel, linears: list[tuple[str, ...]]) -> StoredF
     return StoredFormats(tuple(formats), tuple(linears), GgufBlocks(head) if head else None)
 
 
-def _dtype(model: GgufModel, stored: StoredFormats | None) -> str:
-    """Return the data type of what is not in integers: that of the first layer's floats, or bfloat16."""
-    info = model.tensors.get(layer_tensor(0, "attn_q.weight"))
+def _dtype(model: GgufModel, stored: StoredFormats | None, first: str) -> str:
+    """Return the data type of what is not in integers: that of the `first` matrix of a layer, or bfloat16."""
+    info = model.tensors.get(layer_tensor(0, f"{first}.weight"))
     return "bfloat16" if stored or info is None else DTYPES.get(info.type.name, "bfloat16")
 
 
@@ -282,5 +295,7 @@ def _eos_token_ids(metadata: Metadata, vocab_size: int) -> tuple[int, ...]:
     if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
         tokens = metadata.texts("tokenizer.ggml.tokens")
         types = metadata.numbers("tokenizer.ggml.token_type", len(tokens))
-        ids |= {int(i) for i in np.flatnonzero(types == CONTROL) if tokens[i] in END_OF_TEXT}
+        control = {tokens[i]: int(i) for i in np.flatnonzero(types == CONTROL)}
+        ends = END_OF_TEXT if END_OF_ANSWER in control else END_OF_TEXT | {END_OF_TURN}
+        ids |= {control[text] for text in ends & control.keys()}
     return tuple(sorted(ids))

@@ -47,6 +47,7 @@ class ScaleType(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     FLOAT16 = 2
+    E8M0 = 3
 
 
 class Activation(IntEnum):
@@ -66,6 +67,7 @@ class LinearStruct(ctypes.Structure):
         ("scales", c_void_p),
         ("offsets", c_void_p),
         ("order", c_void_p),
+        ("table", c_void_p),
         ("n", c_int32),
         ("k", c_int32),
         ("n_padded", c_int32),

@@ -77,6 +77,7 @@ class NativeLinear:
         struct = self.struct
         struct.weight, struct.scales = memory.data_ptr(), packed.scales.data_ptr()
         struct.offsets, struct.order = _address(packed.offsets), _address(packed.order)
+        struct.table = _address(packed.table)
         struct.numbers, struct.bits, struct.group = packed.kind, bits, packed.group
         struct.k_padded, struct.scale_type = packed.depth, packed.scale_type
         return memory

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.native.library import CHUNK, PANEL, Numbers, Path, ScaleType
-from streamserve.execution.quantization import TILE, QuantizedWeight
+from streamserve.execution.quantization import TABLES, TILE, QuantizedWeight
 
 E4M3_PART = 256.0
 """The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
@@ -20,7 +20,8 @@ class Packed:
     """A weight whose inputs are padded to `depth`: the bytes of its `numbers`, `scales` and perhaps `offsets`
     [out / 64, groups, 64] for each `group` of inputs, and perhaps the inputs' `order` [depth] (int32). What
     is padded is zero. By `scale_type` scales and offsets are float32, or scales have 16 bits, and the offsets
-    are zero points (int8)."""
+    are zero points (int8), or scales have 8 bits and there are no offsets. With a `table` [16] (uint8) the
+    numbers are its indices."""
 
     kind: Numbers
     numbers: Tensor
@@ -30,11 +31,13 @@ class Packed:
     group: int
     depth: int
     scale_type: ScaleType
+    table: Tensor | None
 
     @property
     def tables(self) -> list[Tensor]:
         """What the kernels read besides the numbers."""
-        return [table for table in (self.scales, self.offsets, self.order) if table is not None]
+        tables = self.scales, self.offsets, self.order, self.table
+        return [table for table in tables if table is not None]
 
 
 def pack(weight: QuantizedWeight, outputs: Tensor, path: Path) -> Packed:
@@ -62,6 +65,7 @@ def pack(weight: QuantizedWeight, outputs: Tensor, path: Path) -> Packed:
         group,
         depth,
         scale_type,
+        _table(weight),
     )
 
 
@@ -69,6 +73,10 @@ def _tables(weight: QuantizedWeight) -> tuple[ScaleType, Tensor, Tensor | None]:
     """Return scales and offsets [out, groups], in fewer bits where these hold them exactly."""
     if weight.format.floating:
         return ScaleType.FLOAT32, weight.scales * E4M3_PART, None
+    if weight.format.table == "mxfp4":
+        exponents = (weight.scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+        if torch.equal((exponents.to(torch.int32) << 23).view(torch.float32), weight.scales):
+            return ScaleType.E8M0, exponents, None
     if not weight.format.wide_tables:
         zeros = None if weight.zeros is None else weight.zeros.to(torch.int8)
         for scale_type, dtype in SHORT.items():
@@ -76,6 +84,13 @@ def _tables(weight: QuantizedWeight) -> tuple[ScaleType, Tensor, Tensor | None]:
             if torch.equal(short.float(), weight.scales):
                 return scale_type, short, zeros
     return ScaleType.FLOAT32, weight.scales, weight.offsets
+
+
+def _table(weight: QuantizedWeight) -> Tensor | None:
+    """Return the table of a weight's indices as numbers of 8 bits."""
+    if weight.format.table is None:
+        return None
+    return torch.tensor([value + 128 for value in TABLES[weight.format.table]], dtype=torch.uint8)
 
 
 def _integers(numbers: Tensor, bits: int) -> Tensor:

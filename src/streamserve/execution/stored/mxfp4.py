@@ -15,7 +15,7 @@ import torch
 from streamserve.execution.checkpoint import Checkpoint, Header, is_finite
 from streamserve.execution.experts import in_halves, is_routed, stack_of
 from streamserve.execution.fields import Fields
-from streamserve.execution.gguf.blocks import mxfp4_numbers, mxfp4_scales
+from streamserve.execution.gguf.blocks import mxfp4_scales
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
     Linears,
@@ -28,12 +28,12 @@ from streamserve.execution.stored.formats import (
 
 BLOCK = 32
 """Numbers of a block."""
-FORMAT = WeightFormat(8, BLOCK, symmetric=True)
+FORMAT = WeightFormat(4, BLOCK, symmetric=True, table="mxfp4")
 
 
 @dataclass(frozen=True)
 class MXFP4:
-    """A matrix of a stack, of `experts` experts. In memory its numbers have 8 bits: twice their value."""
+    """A matrix of a stack, of `experts` experts."""
 
     experts: int
     weights: WeightFormat = FORMAT
@@ -54,10 +54,10 @@ class MXFP4:
         packed = checkpoint.part(f"{stack}_blocks", number)
         halves = torch.stack([packed & 15, packed >> 4], dim=-1)
         scales = mxfp4_scales(checkpoint.part(f"{stack}_scales", number))
-        if not is_finite(scales * (1 << self.weights.bits)):
+        if not is_finite(scales * self.weights.largest):
             checkpoint.refuse(f"{stack}_scales", "holds scales of weights that float32 cannot hold")
-        numbers = mxfp4_numbers(halves.reshape(shape))
-        return QuantizedWeight(self.weights, in_halves(module, numbers), in_halves(module, scales))
+        numbers = in_halves(module, halves.reshape(shape))
+        return QuantizedWeight(self.weights, numbers, in_halves(module, scales))
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:

@@ -63,9 +63,22 @@ inline float widen(f16 x) {
     return sign ? -out : out;
 }
 
+// A power of two by the exponent of its float32, or zero.
+struct e8m0 {
+    uint8_t bits;
+};
+
+inline float widen(e8m0 x) {
+    uint32_t bits = uint32_t(x.bits) << 23;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 // How the tables of integers are stored: SCALE_F32, scales and offsets in float32; else scales in 16 bits, and
-// zero points in 8, of which the offsets are made: -(zero point · scale).
-enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2 };
+// zero points in 8, of which the offsets are made: -(zero point · scale). SCALE_E8M0, scales in 8 bits, has no
+// zero points.
+enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2, SCALE_E8M0 = 3 };
 
 
 // Of the gates of an MLP (elementwise.h: activate).
@@ -85,12 +98,14 @@ inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 // `bias` has n_padded entries or is null. Padding is zero. Activations are of `type`. INTEGERS have so many
 // `bits`, with `scales` and perhaps `offsets` for each `group` of k (gemm_int.cpp); E4M3 have `scales`
 // (gemm_fma.cpp). With `order`, of k_padded entries, k of the weight meets order[k] of x (INTEGERS only).
+// With `table`, 16 entries, the numbers of 4 bits are its indices, and stand for those of 8 bits in it.
 struct Linear {
     const void* weight;
     const float* bias;
     const void* scales;
     const void* offsets;
     const int32_t* order;
+    const uint8_t* table;
     int32_t n, k;
     int32_t n_padded, k_padded;
     int32_t path, type;

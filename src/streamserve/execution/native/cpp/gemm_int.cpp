@@ -14,7 +14,10 @@
 //
 //   8 bits   [n/64][k/4][64][4]            4 bits   [n/64][k/64][8][64][4]  low: k of the tile's first half,
 //                                                                           high: of its second
-//   s, m     [n/64][k/group][64] float32, or s in 16 bits and zero points in 8 (ScaleType)
+//   s, m     [n/64][k/group][64] float32, or s in 16 bits and zero points in 8, or s in 8 bits (ScaleType)
+//
+// Numbers of 4 bits may be indices of a table of 16 numbers of 8 bits: then q are those, with the offset 128,
+// and all bits are those of the weight that has them in 8 bits.
 //
 // Where the inputs of a group do not follow each other in x, an order of k says where they are.
 #include <iterator>
@@ -57,6 +60,15 @@ struct DotPortable {
     }
     static Bytes high(Bytes w) {
         for (uint8_t& b : w.b) b >>= 4;
+        return w;
+    }
+    static Bytes table(const uint8_t* p) {
+        Bytes out{};
+        std::memcpy(out.b, p, 16);
+        return out;
+    }
+    static Bytes look_up(const Bytes& table, Bytes w) {
+        for (uint8_t& b : w.b) b = table.b[b];
         return w;
     }
     struct Four {
@@ -135,6 +147,10 @@ struct Dot256 {
     static Bytes load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     static Bytes low(Bytes w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
     static Bytes high(Bytes w) { return _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15)); }
+    static Bytes table(const uint8_t* p) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static Bytes look_up(Bytes table, Bytes w) { return _mm256_shuffle_epi8(table, w); }
     static __m256i broadcast(const int8_t* x) {
         int32_t four;
         std::memcpy(&four, x, 4);
@@ -195,6 +211,10 @@ struct Dot512 {
     static Bytes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
     static Bytes low(Bytes w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
     static Bytes high(Bytes w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
+    static Bytes table(const uint8_t* p) {
+        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static Bytes look_up(Bytes table, Bytes w) { return _mm512_shuffle_epi8(table, w); }
     static __m512i broadcast(const int8_t* x) {
         int32_t four;
         std::memcpy(&four, x, 4);
@@ -232,7 +252,7 @@ class RoundedRows {
         groups_ = ceil_div(w.k_padded, w.group);
         size_t sums = size_t(rows) * PANEL, ordered = w.order ? size_t(w.k_padded) : 0;
         size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(round_up(rows, 16)) * stride();
-        size_t unpacked = w.bits == 4 && w.path == AMX ? size_t(w.group) * PANEL : 0;
+        size_t unpacked = w.bits == 4 && !w.table && w.path == AMX ? size_t(w.group) * PANEL : 0;
         size_t floats = sums + ordered + 2 * numbers;
         char* memory = pool.scratch(thread, floats * sizeof(float) + bytes + unpacked);
         sums_ = reinterpret_cast<float*>(memory);
@@ -257,19 +277,24 @@ class RoundedRows {
     }
 
     // Their sums with a panel, [rows][PANEL]. A group's weights stay in L1 while all rows meet them, unless a
-    // whole column is one group.
+    // whole column is one group. `next` is the panel that this thread takes afterwards: its first weights are
+    // fetched when the last of this one are.
     template <class D>
-    float* times(int panel) {
+    float* times(int panel, int next) {
 #if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
-        if (w_.path == AMX && rows_ >= IntegerTiles::ROWS && IntegerTiles::fit(w_.group)) return tile_times(panel);
+        bool tiled = w_.path == AMX && !w_.table && IntegerTiles::fit(w_.group);
+        if (tiled && rows_ >= IntegerTiles::ROWS) return tile_times(panel);
 #endif
         for (int g = 0; g < groups_; g++) {
             for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
                 Block block = block_of(panel, column, g);
+                block.next = next;
                 for (int count; block.row < rows_; block.row += count, block.x += size_t(count) * stride()) {
                     count = rows_ - block.row < D::rows ? rows_ - block.row : D::rows;
                     if (w_.bits == 8) {
                         block_for<D, 8>(count, block);
+                    } else if (w_.table) {
+                        block_for<D, INDICES>(count, block);
                     } else {
                         block_for<D, 4>(count, block);
                     }
@@ -282,10 +307,15 @@ class RoundedRows {
   private:
     size_t stride() const { return size_t(w_.k_padded + ROW_GAP); }
 
+    // Of numbers of 4 bits that are indices of a table, where others have their bits.
+    static constexpr int INDICES = 0;
+    template <int BITS>
+    static constexpr int WIDTH = BITS == 4 ? 4 : 8;  // of numbers as they are multiplied
+
     // Some rows from `row` on, some columns of a panel from `column` on, a group of K, `begin` to `end`.
     // `weight` and `x` are where the first of them lie.
     struct Block {
-        int panel, column, row, g, begin, end;
+        int panel, next, column, row, g, begin, end;
         const uint8_t* weight;
         const int8_t* x;
     };
@@ -304,9 +334,20 @@ class RoundedRows {
     Block block_of(int panel, int column, int g) const {
         int begin = g * w_.group, end = begin + w_.group < w_.k_padded ? begin + w_.group : w_.k_padded;
         int lines = w_.bits == 8 ? begin / 4 : begin / TILE * (TILE / 8) + begin % (TILE / 2) / 4;
-        const uint8_t* weight = static_cast<const uint8_t*>(w_.weight) + size_t(lines) * LINE;
-        weight += size_t(panel) * size_t(w_.k_padded) * size_t(PANEL * w_.bits / 8) + size_t(column) * 4;
-        return {panel, column, 0, g, begin, end, weight, x_rounded_ + begin};
+        const uint8_t* weight = weights_of(panel) + size_t(lines) * LINE + size_t(column) * 4;
+        return {panel, panel, column, 0, g, begin, end, weight, x_rounded_ + begin};
+    }
+
+    const uint8_t* weights_of(int panel) const {
+        return static_cast<const uint8_t*>(w_.weight) + size_t(panel) * panel_bytes();
+    }
+    size_t panel_bytes() const { return size_t(w_.k_padded) * size_t(PANEL * w_.bits / 8); }
+
+    // Where the weights are that are read AHEAD bytes after `weight`, by the first rows of a block.
+    const uint8_t* ahead_of(const Block& b, const uint8_t* weight) const {
+        if (b.row) return weight;
+        const uint8_t* end = weights_of(b.panel) + panel_bytes();
+        return weight + AHEAD < end ? weight + AHEAD : weights_of(b.next) + (weight + AHEAD - end);
     }
 
     // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
@@ -405,19 +446,23 @@ class RoundedRows {
         const int8_t* x = b.x;
         D dot[ROWS][D::at_once];
         const int32_t* total = totals_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
-        int32_t offset = (w_.offsets ? 0 : BITS == 8 ? 128 : 8) - (D::signed8 && BITS == 8 ? 128 : 0);
+        int32_t offset = (w_.offsets ? 0 : BITS == 4 ? 8 : 128) - (D::signed8 && BITS != 4 ? 128 : 0);
+        typename D::Bytes table{};
+        if constexpr (BITS == INDICES) table = D::table(w_.table);
         UNROLLED for (int r = 0; r < ROWS; r++, total += groups_) {
             UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i] = D::all(-offset * *total);
         }
         if (w_.group == SMALL_GROUP) {
-            lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, b.begin, x, dot);
+            lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, ahead_of(b, weight), b.begin, x, table, dot);
         } else {
             int k = b.begin;
-            if constexpr (BITS == 4 && ROWS <= D::rows / 3) {
-                for (; b.end - k >= TILE; k += TILE, x += TILE, weight += 8 * LINE) tile<D, ROWS>(weight, x, dot);
+            if constexpr (BITS != 8 && ROWS <= D::rows / 3) {
+                for (; b.end - k >= TILE; k += TILE, x += TILE, weight += 8 * LINE) {
+                    tile<D, BITS, ROWS>(weight, ahead_of(b, weight), x, table, dot);
+                }
             }
             for (; k < b.end; k += TILE / 2, x += TILE / 2) {
-                lines<D, BITS, ROWS, TILE / 8>(weight, k, x, dot);
+                lines<D, BITS, ROWS, TILE / 8>(weight, ahead_of(b, weight), k, x, table, dot);
                 if (BITS == 8 || k % TILE) weight += 8 * LINE;
             }
         }
@@ -429,54 +474,70 @@ class RoundedRows {
     }
 
     // Which bits of the weights' bytes are taken.
-    static constexpr int LOW = 0, HIGH = 4;
+    static constexpr int LOW = 0, HIGH = 4, WHOLE = 8;
+
+    template <class D, int BITS>
+    static typename D::Bytes looked_up(typename D::Bytes table, typename D::Bytes w) {
+        if constexpr (BITS == INDICES) return D::look_up(table, w);
+        return w;
+    }
 
     // COUNT lines from k on, 32 or 16 of K: gcc keeps sums in registers where it knows how long a loop is. Of 4
     // bits the low halves of a tile's bytes and then the high ones: both at once would need more registers.
     template <class D, int BITS, int ROWS, int COUNT>
-    __attribute__((always_inline)) void lines(const uint8_t* weight, int k, const int8_t* x, D (&dot)[ROWS][D::at_once]) {
+    __attribute__((always_inline)) void lines(const uint8_t* weight, const uint8_t* ahead, int k, const int8_t* x,
+                                              typename D::Bytes table, D (&dot)[ROWS][D::at_once]) {
         if constexpr (BITS == 8) {
-            for (int j = 0; j < COUNT; j++) add<D, 8, ROWS>(weight + j * LINE, x + 4 * j, dot);
+            for (int j = 0; j < COUNT; j++) {
+                add<D, BITS, WHOLE, ROWS>(weight + j * LINE, ahead + j * LINE, x + 4 * j, table, dot);
+            }
         } else if (k % TILE < TILE / 2) {
-            for (int j = 0; j < COUNT; j++) add<D, LOW, ROWS>(weight + j * LINE, x + 4 * j, dot);
+            for (int j = 0; j < COUNT; j++) {
+                add<D, BITS, LOW, ROWS>(weight + j * LINE, ahead + j * LINE, x + 4 * j, table, dot);
+            }
         } else {
-            for (int j = 0; j < COUNT; j++) add<D, HIGH, ROWS>(weight + j * LINE, x + 4 * j, dot);
+            for (int j = 0; j < COUNT; j++) {
+                add<D, BITS, HIGH, ROWS>(weight + j * LINE, weight, x + 4 * j, table, dot);
+            }
         }
     }
 
     // A whole tile of 4 bits at once: for few rows, where reading weights takes the time.
-    template <class D, int ROWS>
-    __attribute__((always_inline)) void tile(const uint8_t* weight, const int8_t* x, D (&dot)[ROWS][D::at_once]) {
-        for (int j = 0; j < TILE / 8; j++, weight += LINE, x += 4) {
+    template <class D, int BITS, int ROWS>
+    __attribute__((always_inline)) void tile(const uint8_t* weight, const uint8_t* ahead, const int8_t* x,
+                                             typename D::Bytes table, D (&dot)[ROWS][D::at_once]) {
+        for (int j = 0; j < TILE / 8; j++, weight += LINE, ahead += LINE, x += 4) {
             typename D::Bytes w[D::at_once];
             UNROLLED for (int i = 0; i < D::at_once; i++) {
-                __builtin_prefetch(weight + i * 4 * D::lanes + AHEAD, 0, 2);
+                __builtin_prefetch(ahead + i * 4 * D::lanes, 0, 2);
                 w[i] = D::load(weight + i * 4 * D::lanes);
             }
             UNROLLED for (int r = 0; r < ROWS; r++) {
                 const int8_t* row = x + size_t(r) * stride();
                 auto low = D::broadcast(row), high = D::broadcast(row + TILE / 2);
                 UNROLLED for (int i = 0; i < D::at_once; i++) {
-                    dot[r][i].template add<4>(D::low(w[i]), low);
-                    dot[r][i].template add<4>(D::high(w[i]), high);
+                    dot[r][i].template add<WIDTH<BITS>>(looked_up<D, BITS>(table, D::low(w[i])), low);
+                    dot[r][i].template add<WIDTH<BITS>>(looked_up<D, BITS>(table, D::high(w[i])), high);
                 }
             }
         }
     }
 
-    template <class D, int PART, int ROWS>
-    __attribute__((always_inline)) void add(const uint8_t* weight, const int8_t* x, D (&dot)[ROWS][D::at_once]) {
+    template <class D, int BITS, int PART, int ROWS>
+    __attribute__((always_inline)) void add(const uint8_t* weight, const uint8_t* ahead, const int8_t* x,
+                                            typename D::Bytes table, D (&dot)[ROWS][D::at_once]) {
         typename D::Bytes w[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
             const uint8_t* at = weight + size_t(i) * 4 * D::lanes;
-            if (ROWS <= 4) __builtin_prefetch(at + AHEAD, 0, 2);
+            if (PART != HIGH) __builtin_prefetch(ahead + i * 4 * D::lanes, 0, 2);
             w[i] = D::load(at);
             if constexpr (PART == LOW) w[i] = D::low(w[i]);
             if constexpr (PART == HIGH) w[i] = D::high(w[i]);
+            w[i] = looked_up<D, BITS>(table, w[i]);
         }
         UNROLLED for (int r = 0; r < ROWS; r++) {
             auto four = D::broadcast(x + size_t(r) * stride());
-            UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i].template add<PART == 8 ? 8 : 4>(w[i], four);
+            UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i].template add<WIDTH<BITS>>(w[i], four);
         }
     }
 
@@ -485,6 +546,7 @@ class RoundedRows {
         switch (w_.scale_type) {
             case SCALE_BF16: return V::load(static_cast<const bf16*>(w_.scales) + i);
             case SCALE_F16: return V::load(static_cast<const f16*>(w_.scales) + i);
+            case SCALE_E8M0: return V::load(static_cast<const e8m0*>(w_.scales) + i);
             default: return V::load(static_cast<const float*>(w_.scales) + i);
         }
     }
@@ -494,11 +556,27 @@ class RoundedRows {
         return V::load(static_cast<const int8_t*>(w_.offsets) + i) * (V::set(-0.0f) - scales);
     }
 
+    // Fetches the scales and offsets of a panel's group after the next.
+    void fetch_scales(const Block& b) const {
+        int g = b.g + 2, panel = b.panel;
+        if (g >= groups_) g = g - groups_ < groups_ ? g - groups_ : 0, panel = b.next;
+        size_t i = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL;
+        size_t bytes = w_.scale_type == SCALE_F32 ? 4 : w_.scale_type == SCALE_E8M0 ? 1 : 2;
+        size_t offset_bytes = w_.scale_type == SCALE_F32 ? 4 : 1;
+        for (size_t at = 0; at < PANEL * bytes; at += 64) {
+            __builtin_prefetch(static_cast<const char*>(w_.scales) + i * bytes + at, 0, 2);
+        }
+        for (size_t at = 0; w_.offsets && at < PANEL * offset_bytes; at += 64) {
+            __builtin_prefetch(static_cast<const char*>(w_.offsets) + i * offset_bytes + at, 0, 2);
+        }
+    }
+
     // The sums of the block are scaled and added to y.
     template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
         using V = typename D::V;
         size_t scale = (size_t(b.panel) * size_t(groups_) + size_t(b.g)) * PANEL + size_t(b.column);
+        if (!b.row && !b.column) fetch_scales(b);
         V s[D::at_once], m[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
             s[i] = scales_at<V>(scale + size_t(i * D::lanes));
@@ -535,11 +613,12 @@ void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int row
     int panels = w.n_padded / PANEL, blocks = ceil_div(rows, BLOCK_ROWS);
     int at_once = ceil_div(rows, blocks);
     RoundedRows some(pool, thread, w, x, at_once);
-    for (int unit, held = -1; (unit = pool.claim()) < panels * blocks;) {
+    for (int unit = pool.claim(), next, held = -1; unit < panels * blocks; unit = next) {
+        next = pool.claim();
         int first = unit / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
         if (first != held) some.take<D>(first, count);
         held = first;
-        float* sums = some.times<D>(unit % panels);
+        float* sums = some.times<D>(unit % panels, (next < panels * blocks ? next : unit) % panels);
         end(w, finish, first, count, unit % panels * PANEL, PANEL, sums);
     }
 }

@@ -140,6 +140,10 @@ struct Vec256 {
                                widen(p[6]), widen(p[7]))};
 #endif
     }
+    static Vec256 load(const e8m0* p) {
+        __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23))};
+    }
     static Vec256 load(const e4m3* p) {
 #ifdef __F16C__
         // A byte's sign fills the upper one, and meets it again one bit too far left.
@@ -238,6 +242,10 @@ struct Vec512 {
     }
     static Vec512 load(const f16* p) {
         return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
+    static Vec512 load(const e8m0* p) {
+        __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23))};
     }
     static Vec512 load(const e4m3* p) {
         __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -1,0 +1,18 @@
+"""Types of settings, and how one is described."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Sequences = Annotated[int, Meta(ge=1, le=4096)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Workers = Annotated[int, Meta(ge=0, le=64)]
+
+
+def about(text: str, ge: int | None = None, le: int | None = None) -> Meta:
+    """Describe a setting, with bounds that no type here has."""
+    return Meta(description=text, ge=ge, le=le)
