@@ -81,7 +81,7 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Send no new requests to a worker",
             reply=WorkerDrainReply,
-            errors=(404,),
+            errors=(404, 409),
             parameters=[MODEL_PARAMETER],
             description="Send no new requests to a worker, or to its prefill/decode pair; open ones run to "
             "completion. May\nbe repeated, to see how many are left.",
@@ -94,7 +94,7 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Send requests to a worker again",
             reply=WorkerDrainReply,
-            errors=(404,),
+            errors=(404, 409),
             parameters=[MODEL_PARAMETER],
             description="Send requests to a worker again.",
         ),
