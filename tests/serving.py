@@ -27,11 +27,11 @@ class Served:
 
 
 @contextmanager
-def serving(model: str, *flags: str) -> Iterator[Served]:
+def serving(*arguments: str) -> Iterator[Served]:
     """Start a server on a free port; it is ended, and must end, when the block does."""
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "streamserve", "serve", model, "--port", "0", *flags],
+        [sys.executable, "-m", "streamserve", "serve", *arguments, "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )

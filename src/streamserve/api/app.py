@@ -1,7 +1,8 @@
 """The application: all routes over one generator, inside their middleware."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.http.request_ids import RequestIds
 from streamserve.api.http.unsupported_routes import unsupported_endpoints
+from streamserve.api.on_demand import HeldModels, Models, Pool
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
 from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
@@ -44,13 +46,44 @@ from streamserve.api.settings import ApiSettings
 from streamserve.protocol.sampling import SamplingParams
 
 
+@dataclass(frozen=True)
+class OnDemand:
+    """A model that is loaded on demand, its settings of the API, and the length of its context."""
+
+    llm: Generator
+    settings: ApiSettings
+    max_model_len: int
+
+
 def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette:
     """Build the application with OpenAI's and Anthropic's APIs over `llm`.
 
     `llm` may still be loading: until it is ready, /health reports that and requests get 503. Raises TypeError
     if `settings.default_sampling` names an unknown field, FolderError if the batch folder cannot be used.
     """
-    context = app_context(llm, settings or ApiSettings())
+    return _application(app_context(llm, settings or ApiSettings()))
+
+
+def create_app_on_demand(models: Mapping[str, OnDemand], pool: Pool) -> Starlette:
+    """Build the application over the models of a pool, by their names in it; the first one is the default.
+
+    Its settings are those of the server. Raises TypeError and FolderError as `create_app` does.
+    """
+    first, *others = models
+    default = app_context(models[first].llm, models[first].settings)
+    contexts = {first: default} | {name: _further(default, models[name]) for name in others}
+    lengths = {name: model.max_model_len for name, model in models.items()}
+    return _application(replace(default, models=Models(contexts, pool, lengths)))
+
+
+def _further(default: AppContext, model: OnDemand) -> AppContext:
+    """Return the context of a further model, which has the memory and threads of the `default` one's."""
+    context = app_context(model.llm, model.settings)
+    return replace(default, llm=model.llm, settings=model.settings, metrics=context.metrics)
+
+
+def _application(context: AppContext) -> Starlette:
+    """Build the application of a context."""
     batches = batch_context(context)
     app = Starlette(
         routes=_router_entries(context, batches),
@@ -125,4 +158,5 @@ def _middleware(context: AppContext) -> list[Middleware]:
         ),
         Middleware(RequestMemory, account=context.memory),
         Middleware(FieldWarnings, strict=settings.strict_fields, count=context.metrics.ignored_fields),
+        *([Middleware(HeldModels)] if context.models else []),
     ]

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +27,9 @@ from streamserve.protocol.messages import FinishReason, PromptLogprobs
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, TokenLogprob, Usage
 
+if TYPE_CHECKING:
+    from streamserve.api.on_demand import Models
+
 
 @dataclass(frozen=True)
 class AppContext:
@@ -33,6 +37,7 @@ class AppContext:
 
     `side_thread` runs work that takes more than a few milliseconds; `grammar_thread` converts grammars, each
     of which may take a second, so that they delay only each other. `stored` are the responses that are kept.
+    With `models`, these are loaded on demand, and `llm` is the default one (on_demand.py).
     """
 
     llm: Generator
@@ -43,23 +48,30 @@ class AppContext:
     drain: Drain = field(default_factory=Drain)
     side_thread: SideThread = field(default_factory=SideThread)
     grammar_thread: SideThread = field(default_factory=SideThread)
+    models: "Models | None" = None
 
     @property
     def max_values(self) -> int:
         """The maximum number of JSON values in a request: prompts of token ids may fill the context."""
-        try:
-            return max(MAX_VALUES, 2 * self.llm.model.max_model_len)
-        except RequestError:  # not loaded yet
-            return MAX_VALUES
+        return max([MAX_VALUES, *(2 * length for length, _ in self._contexts)])
 
     @property
     def max_characters(self) -> int:
         """The maximum number of characters in a string of a request: a prompt that fits in the context has no
         more, and every other string has a far lower limit."""
+        longest = [length * llm.tokenizer.longest_token for length, llm in self._contexts]
+        return max([MIN_CHARACTERS, *longest]) if longest else sys.maxsize
+
+    @property
+    def _contexts(self) -> list[tuple[int, Generator]]:
+        """The context lengths of all models; none while the only one is not loaded."""
+        if self.models is not None:
+            lengths = self.models.max_model_len
+            return [(lengths[name], context.llm) for name, context in self.models.contexts.items()]
         try:
-            return max(MIN_CHARACTERS, self.llm.model.max_model_len * self.llm.tokenizer.longest_token)
+            return [(self.llm.model.max_model_len, self.llm)]
         except RequestError:
-            return sys.maxsize
+            return []
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import typer
 import uvloop
+from starlette.applications import Starlette
 
 from streamserve import __version__
 from streamserve.api.app import create_app
@@ -27,9 +29,11 @@ from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import MAX_VOCABULARY, SamplingParams, check_sampling
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import topology
+from streamserve.settings.several import ServedModels
 
 _log = logging.getLogger(__name__)
 
@@ -43,63 +47,86 @@ RECOMMENDED = {
 """Fields of a checkpoint's generation_config.json that become defaults of requests."""
 
 
-def run(settings: Settings) -> None:
+def run(served: ServedModels) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
     Raises OSError if the address is in use, CheckpointError or StartError if the model cannot be served,
     FleetError if the server itself failed.
     """
-    server = settings.server
+    server = served.first.server
     configure_logging(server.log_level, server.log_format, access_log=server.access_log)
     with bind(server.host, server.port) as listener:
         if not (server.api_key or is_loopback(listener)):
             _log.warning("anyone who can reach %s may use this server: set --api-key-file", server.host)
-        uvloop.run(_serve(settings, listener))
+        if served.on_demand:
+            from streamserve.cli.run_on_demand import serve_on_demand
+
+            uvloop.run(serve_on_demand(served, listener))
+        else:
+            uvloop.run(_serve(served.first, listener))
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     bound_allocator()
     llm = AsyncLLM(settings)
-    server = settings.server
-    api = api_settings(settings, local_only=is_loopback(listener) and not server.api_key)
-    timeouts = Timeouts(server.read_timeout, server.write_timeout)
+    api = api_settings(settings, is_local_only(settings.server, listener))
     typer.echo(f"streamserve {__version__}: loading {settings.name} …")
     warn_of_threads(settings)
     started = time.monotonic()
     await llm.start(wait=False)
     try:
-        app = create_app(llm, api)
-        serving = asyncio.create_task(
-            serve(
-                app,
-                listener,
-                timeouts=timeouts,
-                grace_seconds=server.drain_timeout,
-                max_message_bytes=server.max_body_bytes,
-                limits=ConnectionLimits(server.max_connections, server.max_connections_per_address),
-                tls=tls_context(server.ssl_certfile, server.ssl_keyfile) if server.ssl_certfile else None,
-                stopping=lambda: notify(STOPPING),
-            )
+        await serve_until_stopped(
+            create_app(llm, api),
+            settings.server,
+            listener,
+            llm.until_ready(),
+            llm.until_failed(),
+            lambda: welcome(llm, settings, listener, time.monotonic() - started),
         )
-        loading = asyncio.create_task(llm.until_ready())
-        failing = asyncio.create_task(llm.until_failed())
-        try:
-            await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
-                await loading  # raises the reason why the model cannot be loaded
-                freeze_started()
-                with contextlib.suppress(OSError):  # standard output is closed, or the disk is full
-                    typer.echo(welcome(llm, settings, listener, time.monotonic() - started))
-                notify(READY)
-                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
-                await (failing if failing.done() else serving)
-        finally:
-            for task in (loading, failing, serving):
-                task.cancel()
-            await asyncio.gather(loading, failing, serving, return_exceptions=True)
     finally:
         notify(STOPPING)
         await llm.close()
+
+
+async def serve_until_stopped(
+    app: Starlette,
+    server: ServerConfig,
+    listener: socket.socket,
+    loading: Coroutine[Any, Any, None],
+    failing: Coroutine[Any, Any, None],
+    welcome_text: Callable[[], str],
+) -> None:
+    """Serve `app` until a signal, and print `welcome_text` once `loading` has ended.
+
+    Raises what `loading` raises, and the reason for which `failing` ends.
+    """
+    serving_task = asyncio.create_task(
+        serve(
+            app,
+            listener,
+            timeouts=Timeouts(server.read_timeout, server.write_timeout),
+            grace_seconds=server.drain_timeout,
+            max_message_bytes=server.max_body_bytes,
+            limits=ConnectionLimits(server.max_connections, server.max_connections_per_address),
+            tls=tls_context(server.ssl_certfile, server.ssl_keyfile) if server.ssl_certfile else None,
+            stopping=lambda: notify(STOPPING),
+        )
+    )
+    loading_task, failing_task = asyncio.create_task(loading), asyncio.create_task(failing)
+    try:
+        await asyncio.wait({serving_task, loading_task}, return_when=asyncio.FIRST_COMPLETED)
+        if loading_task.done():
+            await loading_task  # raises the reason why the model cannot be loaded
+            freeze_started()
+            with contextlib.suppress(OSError):  # standard output is closed, or the disk is full
+                typer.echo(welcome_text())
+            notify(READY)
+            await asyncio.wait({serving_task, failing_task}, return_when=asyncio.FIRST_COMPLETED)
+            await (failing_task if failing_task.done() else serving_task)
+    finally:
+        for task in (loading_task, failing_task, serving_task):
+            task.cancel()
+        await asyncio.gather(loading_task, failing_task, serving_task, return_exceptions=True)
 
 
 def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
@@ -133,6 +160,11 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
     )
 
 
+def is_local_only(server: ServerConfig, listener: socket.socket) -> bool:
+    """Return whether only this machine can reach a server, and no key protects it."""
+    return is_loopback(listener) and not server.api_key
+
+
 def is_loopback(listener: socket.socket) -> bool:
     """Return whether only this machine can reach a listening socket."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
@@ -162,10 +194,7 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 
     It shows the model, memory, URL and an example command.
     """
-    ready, model = llm.ready, llm.model
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if settings.server.ssl_certfile else "http"
-    url = f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
+    ready, model, url = llm.ready, llm.model, url_of(settings.server, listener)
     return f"""
   model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, \
 {model.precision}
@@ -177,8 +206,15 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 
   Try it:
 
-    {_curl(llm, url)}
+    {example(llm, url)}
 """
+
+
+def url_of(server: ServerConfig, listener: socket.socket) -> str:
+    """Return the address of the server."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if server.ssl_certfile else "http"
+    return f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
 
 
 def memory_together(settings: Settings, model: ModelInfo, ready: Ready) -> str:
@@ -212,7 +248,7 @@ def _processors(settings: Settings) -> str:
     return f": {threads} threads{more} on {usable}"
 
 
-def _curl(llm: AsyncLLM, url: str) -> str:
+def example(llm: AsyncLLM, url: str) -> str:
     """Return an example request: an embedding or a score where that is the task, else a stream, of a chat if
     the model has a chat template."""
     body: dict[str, Any] = {"model": llm.served_names[0]}

@@ -1,19 +1,39 @@
-"""`streamserve serve`: serve a model over HTTP."""
+"""`streamserve serve`: serve one or several models over HTTP."""
 
-from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
+from typing import Annotated
+
+import typer
+
+from streamserve.cli.flags import Config, Flags, PrintConfig, with_flags
 from streamserve.cli.help import setting_groups
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="checkpoint folders, .gguf files, Hugging Face hub names (owner/model), or `embedded`, the "
+        "packaged model; NAME=MODEL or NAME,NAME=MODEL names it in the API. The first one is the default of "
+        "requests; several are loaded on demand",
+    ),
+]
 
 
 @with_flags(setting_groups())
 def serve(
-    model: Model = None, *, config: Config = None, print_config: PrintConfig = False, flags: Flags
+    models: Models = None, *, config: Config = None, print_config: PrintConfig = False, flags: Flags
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API.
+    """Serve models over HTTP with OpenAI's API.
 
     Every setting is also an environment variable (STREAMSERVE_PORT=9000) and a line of a TOML file (port =
     9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and variables override the file.
+    The table [models.NAME] of the file has settings of that model, which override these.
     """
-    settings = server_settings(model, flags, config, print_config)
+    from streamserve.settings.several import resolve_served, served_to_toml
+
+    served = resolve_served(models or (), flags, config)
+    if print_config:
+        typer.echo(served_to_toml(served), nl=False)
+        return
     from streamserve.cli.run_server import run
 
-    run(settings)
+    run(served)

@@ -93,7 +93,7 @@ def _load_on_cpu(
     memory_share: float,
     allocate: Callable[[int], Tensor] | None,
 ) -> Loaded:
-    tied_head_copied = _tied_head_is_copied(pool, source.dtype)
+    tied_head_copied = tied_head_is_copied(pool is not None, source.dtype)
     sizes = plan_memory(source, int(available_bytes() * memory_share), tied_head_copied)
     source = source.at_length(sizes.max_model_len)
     config, spec = source.config, source.spec
@@ -184,12 +184,22 @@ def make_drafter(loaded: Loaded, group: int = TARGET) -> ModelDrafter:
     return ModelDrafter(passes, loaded.cache, group, eos_token_ids=eos, selector=selector)
 
 
+def has_kernels(config: ModelConfig, spec: ModelSpec) -> bool:
+    """Return whether kernels compute the model on a CPU."""
+    return _library(config, spec) is not None
+
+
+def _library(config: ModelConfig, spec: ModelSpec) -> CDLL | None:
+    """Return the kernels for the model; None where plain torch computes it."""
+    fits = spec.num_heads // spec.num_kv_heads <= MAX_QUERY_GROUP
+    return kernels() if config.backend != "reference" and fits else None
+
+
 def _choose_backend(source: Source, cores: Sequence[int]) -> ThreadPool | None:
     """Return the kernels' thread pool; None where plain torch computes."""
     config, spec = source.config, source.spec
     threads = config.threads or usable_processors().threads
-    fits = spec.num_heads // spec.num_kv_heads <= MAX_QUERY_GROUP
-    library = kernels() if config.backend != "reference" and fits else None
+    library = _library(config, spec)
     if library is None and config.backend == "native":
         raise CheckpointError(
             "--backend native: no kernels are available for this model on this machine (the log says why); "
@@ -223,10 +233,10 @@ def _backend_name(pool: ThreadPool | None, source: Source) -> str:
     return f"native {name_of(pool.path(source.dtype))}" if pool else f"reference torch {torch.__version__}"
 
 
-def _tied_head_is_copied(pool: ThreadPool | None, dtype: torch.dtype) -> bool:
+def tied_head_is_copied(with_kernels: bool, dtype: torch.dtype) -> bool:
     """Return whether a tied head is stored in addition to the embedding. The kernels need no second copy:
     they read embedding rows from the packed weight."""
-    return pool is None and packs(dtype)
+    return not with_kernels and packs(dtype)
 
 
 def _load_model(

@@ -143,7 +143,7 @@ async def start_worker(config: WorkerConfig) -> WorkerProcess:
             "streamserve.workers",
             config.worker,  # for lists of processes; the worker does not read it
             stdin=asyncio.subprocess.PIPE,
-            env=WORKER_ENVIRONMENT | _without_settings(os.environ),
+            env=worker_environment(),
             start_new_session=True,  # Ctrl-C is handled by this process, which stops the workers
             pass_fds=(descriptor,),
         )
@@ -153,6 +153,11 @@ async def start_worker(config: WorkerConfig) -> WorkerProcess:
     data = msgspec.msgpack.encode(msgspec.structs.replace(config, journal=descriptor))
     process.stdin.write(len(data).to_bytes(4, "little") + data)
     return WorkerProcess(process, journal)
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment of a process that computes."""
+    return WORKER_ENVIRONMENT | _without_settings(os.environ)
 
 
 def _journal() -> tuple[mmap.mmap, int]:

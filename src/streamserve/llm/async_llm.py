@@ -78,7 +78,12 @@ class AsyncLLM:
         self.scoring = scoring(self.tokenizer) if task == "score" else None
         self.root = root_name(settings.name, settings.model.path)
         self.created = int(time.time())
-        server = settings.server
+        self._grammars: GrammarCheck | None = None
+        self._runtime = self._new_runtime()
+
+    def _new_runtime(self) -> FleetRuntime:
+        """Return the fleet of the settings, not started."""
+        settings, server = self.settings, self.settings.server
         fleet = FleetConfig(
             topology=topology(server),
             router=parse_router(server.router),
@@ -87,8 +92,7 @@ class AsyncLLM:
             stuck_after=server.stuck_after,
             continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
         )
-        self._grammars: GrammarCheck | None = None
-        self._runtime = FleetRuntime(fleet, self._worker_config, recorder(server))
+        return FleetRuntime(fleet, self._worker_config, recorder(server))
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
@@ -116,6 +120,12 @@ class AsyncLLM:
         if self._grammars is not None:
             self._grammars.close()
         await self._runtime.close()
+
+    async def unload(self) -> None:
+        """Stop the workers, which frees their memory; `start` starts new ones. Open requests end with an
+        error."""
+        runtime, self._runtime = self._runtime, self._new_runtime()
+        await runtime.close()
 
     @property
     def ready(self) -> Ready:

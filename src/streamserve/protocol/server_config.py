@@ -48,6 +48,31 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...],
         about("name of the model in the API; may be given several times; by default MODEL as given"),
     ] = ()
+    models_memory_bytes: Annotated[
+        PositiveInt | None,
+        about(
+            "memory for the weights, KV caches and drafts of all models that are loaded at the same time; by "
+            "default 80 % of the memory that is available at the start"
+        ),
+    ] = None
+    idle_unload: Annotated[
+        PositiveFloat | None,
+        about(
+            "seconds without a request after which a model is unloaded, until the next request for it; by "
+            "default it stays until another model needs its memory"
+        ),
+    ] = None
+    load_timeout: Annotated[
+        PositiveFloat | None,
+        about("seconds that a request waits for its model to be loaded; by default 120"),
+    ] = None
+    memory_timeout: Annotated[
+        NonNegativeFloat | None,
+        about(
+            "seconds of these in which models that are in use may become idle, so that one is unloaded for "
+            "it; by default 10"
+        ),
+    ] = None
     max_requests: Annotated[
         PositiveInt,
         about(

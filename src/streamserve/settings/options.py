@@ -70,6 +70,8 @@ def _option(field: msgspec.structs.FieldInfo) -> Option:
             description += f" ({', '.join(choices)})"
     if is_size(field.name):
         kind, description = str, f"{description} (also 512MB, 2GiB)"
+    if field.name in DURATIONS:
+        kind, description = str, f"{description} (also 90s, 10m, 2h)"
     return Option(field.name, kind, field.default, description, choices)
 
 
@@ -95,6 +97,21 @@ def size_in_bytes(text: str) -> int:
     return int(size)
 
 
+DURATIONS = ("idle_unload", "load_timeout", "memory_timeout")
+"""Settings in seconds that may be given with a unit."""
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?([smhd]?)")
+
+
+def duration_in_seconds(text: str) -> float:
+    """Return a duration such as 90, 90s, 10m or 1.5h in seconds. Raises ValueError if it is none."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("must be a number of seconds, or one with a unit: s, m, h, d")
+    return float(Fraction(match[1]) * _SECONDS[match[2]])
+
+
 MAX_NUMBER = 2**63 - 1
 """What workers are told in 64 bits."""
 
@@ -106,13 +123,14 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
             raise SettingsError(f"{name} = {value!r:.40}: must be between {-MAX_NUMBER} and {MAX_NUMBER}")
 
 
-def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with sizes in bytes as numbers. Raises SettingsError for a text that is no size."""
+def _with_units(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with sizes in bytes and durations in seconds as numbers. Raises SettingsError for a
+    text that is neither."""
     converted = dict(values)
     for name, value in values.items():
-        if is_size(name) and isinstance(value, str):
+        if isinstance(value, str) and (is_size(name) or name in DURATIONS):
             try:
-                converted[name] = size_in_bytes(value)
+                converted[name] = size_in_bytes(value) if is_size(name) else duration_in_seconds(value)
             except ValueError as error:
                 raise SettingsError(f"{name} = {value!r}: {error}") from error
     return converted
@@ -121,7 +139,7 @@ def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
 def convert(values: Mapping[str, Any], struct: type[S]) -> S:
     """Convert those values that are fields of `struct`. Raises SettingsError for an invalid one."""
     known = {field.name for field in msgspec.structs.fields(struct)}
-    values = _with_sizes(values)
+    values = _with_units(values)
     try:
         _check_numbers(values)
         return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)

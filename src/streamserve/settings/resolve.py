@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,36 @@ def resolve(
 
     Raises SettingsError for invalid values, CheckpointError if the model is not found.
     """
+    given = gather(overrides, config, environ)
+    if given.tables:
+        raise SettingsError(f"models (in {given.config}): only `streamserve serve` serves several models")
+    name = model or given.values.get("model", DEFAULT_MODEL)
+    if not isinstance(name, str):
+        raise SettingsError(f"model must be a name or a folder, got {name!r}")
+    return settings_of(name, given.values)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Settings as they were given, by name; keys as digests. `tables` are those of models, by the model's
+    name, in the file `config`."""
+
+    values: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
+    config: str | Path | None
+
+
+def gather(
+    overrides: Mapping[str, Any] | None,
+    config: str | Path | None,
+    environ: Mapping[str, str] | None,
+) -> Given:
+    """Return the settings that are given, as `resolve` takes them. Raises SettingsError for unknown names."""
     environ = os.environ if environ is None else environ
     names = {option.name for option in options()} | {"model"}
     config = config or environ.get(CONFIG_VARIABLE)
     values: dict[str, Any] = _underscored(_from_file(config), config) if config else {}
+    tables = _tables(values.pop("models", {}), names, config)
     _refuse_unknown(values, names, f"in {config}")
     values |= _from_environment(environ, names)
     flags = {name: value for name, value in (overrides or {}).items() if value is not None}
@@ -64,10 +91,24 @@ def resolve(
     values |= flags
     for secret in SECRETS:
         values[secret] = _digests(secret, values, environ)
-    name = model or values.pop("model", DEFAULT_MODEL)
-    values.pop("model", None)
-    if not isinstance(name, str):
-        raise SettingsError(f"model must be a name or a folder, got {name!r}")
+    return Given(values, tables, config)
+
+
+def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str, dict[str, Any]]:
+    """Return the tables of models with underscored names. Raises SettingsError unless all are such tables."""
+    named: dict[str, dict[str, Any]] = {}
+    for model, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
+        if not isinstance(table, dict):
+            raise SettingsError(f"models (in {config}) must be tables: [models.NAME]")
+        where = f"in [models.{model}] of {config}"
+        named[model] = _underscored(table, where.removeprefix("in "))
+        _refuse_unknown(named[model], names, where)
+    return named
+
+
+def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
+    """Return the settings of the model `name` from `values`. Raises SettingsError and CheckpointError as
+    `resolve` does."""
     server = convert(values, ServerConfig)
     unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)

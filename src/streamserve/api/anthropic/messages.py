@@ -28,6 +28,7 @@ from streamserve.api.http.errors import as_request_error
 from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
+from streamserve.api.on_demand import routed
 from streamserve.api.openai.conversation import (
     LARGE_REQUEST,
     Conversation,
@@ -70,7 +71,7 @@ async def messages(context: AppContext, request: Request) -> Response:
     ignored = _ignored_headers(request)
     body = await read_request(request, context, MessagesRequest, OTHER_IN_MESSAGES)
     body = with_header_targets(body, request.headers)
-    served_name(context.llm, body.model)
+    context = await routed(context, request, body.model)
     try:
         chat = await _chat(context, request, body, ignored)
         conversation = await prepared(context, chat, charge_of(request))
@@ -83,7 +84,7 @@ async def count_tokens(context: AppContext, request: Request) -> Response:
     """Return the number of tokens of a conversation's prompt. Raises RequestError as `messages` does."""
     ignored = _ignored_headers(request)
     body = await read_request(request, context, CountTokensRequest, OTHER_IN_COUNTS)
-    served_name(context.llm, body.model)
+    context = await routed(context, request, body.model)
     charge = charge_of(request)
     try:
         chat = await _chat(context, request, body, ignored)

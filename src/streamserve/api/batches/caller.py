@@ -14,10 +14,11 @@ from starlette.types import Message, Scope
 from streamserve.api.batches.lines import ENDPOINTS, LineResponse, RequestLine, prepared_body
 from streamserve.api.generation import AppContext
 from streamserve.api.http.auth import with_owner
-from streamserve.api.http.errors import ERROR_HANDLERS, error_body
+from streamserve.api.http.errors import ERROR_HANDLERS, error_body, error_headers
 from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.request_ids import HEADER, RequestIds
+from streamserve.api.on_demand import HeldModels
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
 from streamserve.api.openai.responses import RESPONSE_ROUTES
@@ -35,9 +36,12 @@ _FAILED = RequestError("the server failed to handle this request", status=500)
 
 @dataclass(frozen=True)
 class _Answer:
+    """The answer of a route; `healthy`: of a server that can serve others."""
+
     status: int
     headers: Headers
     body: bytes
+    healthy: bool
 
     @property
     def wait(self) -> float:
@@ -55,6 +59,7 @@ class Caller:
         self._app = Starlette(
             routes=[endpoint.router_entry() for endpoint in routes if endpoint.route.path in ENDPOINTS],
             middleware=[
+                Middleware(HeldModels),
                 Middleware(RequestIds),
                 Middleware(RequestMemory, account=context.memory),
                 Middleware(
@@ -76,15 +81,28 @@ class Caller:
             return LineResponse(refused.status, "", msgspec.Raw(error_body(refused)))
         retries = 0
         while True:
-            answer = await self._call(line.url, body, owner)
+            answer = await self._answer(line.url, body, owner)
             _check_cancelled()
-            if answer.status == _UNAVAILABLE and self._context.llm.health().ready:
+            if answer.status == _UNAVAILABLE and answer.healthy:
                 retries += not self._context.drain.draining
             if answer.status not in (_BUSY, _UNAVAILABLE) or retries > _MAX_RETRIES:
                 return LineResponse(answer.status, answer.headers.get(HEADER, ""), msgspec.Raw(answer.body))
             await asyncio.sleep(answer.wait)
 
-    async def _call(self, path: str, body: bytes, owner: str) -> _Answer:
+    async def _answer(self, path: str, body: bytes, owner: str) -> _Answer:
+        """Return the answer of the model that the body names, however long that takes to load."""
+        if self._context.models is None:
+            return await self._call(path, body, owner, self._context)
+        try:
+            lease = await self._context.models.lease(_model_of(body), patient=True)
+        except RequestError as error:
+            return _Answer(error.status, Headers(error_headers(error)), error_body(error), healthy=True)
+        try:
+            return await self._call(path, body, owner, lease.context)
+        finally:
+            lease.release()
+
+    async def _call(self, path: str, body: bytes, owner: str, context: AppContext) -> _Answer:
         status, headers, chunks = 500, Headers(), [error_body(_FAILED)]
 
         async def send(message: Message) -> None:
@@ -99,7 +117,19 @@ class Caller:
             await self._app(_scope(path, body, owner), _receiving(body), send)
         except Exception as error:
             _log.error("a request of a batch failed", exc_info=error)
-        return _Answer(status, headers, b"".join(chunks))
+        return _Answer(status, headers, b"".join(chunks), context.llm.health().ready)
+
+
+def _model_of(body: bytes) -> str | None:
+    """Return the model that a request names; None if it names none, or in a way that its route refuses."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except ValueError:
+        return None
+
+
+class _Named(msgspec.Struct, frozen=True):
+    model: str | None = None
 
 
 def _check_cancelled() -> None:

@@ -62,10 +62,12 @@ LENIENT = OtherFields()
 
 
 class IgnoredFields:
-    """The fields of one request that have no effect. If `strict`, such a field is an error."""
+    """The fields of one request that have no effect. If `strict`, such a field is an error. `counted_by`
+    counts them for the request's model, if that is not the default one."""
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
+        self.counted_by: Count | None = None
         self._without_effect: dict[str, str] = {}
         self._unknown: dict[str, int] = {}
         self._meant: dict[str, str] = {}
@@ -135,7 +137,7 @@ class FieldWarnings:
                 text = ignored.text()
                 MutableHeaders(scope=message)[HEADER] = f'299 streamserve "{text}"'
                 _log.debug("fields %s", text)
-                ignored.count(self._count)
+                ignored.count(ignored.counted_by or self._count)
             await send(message)
 
         await self._app(scope, receive, send_with_warning)

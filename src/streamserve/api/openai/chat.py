@@ -24,6 +24,7 @@ from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
+from streamserve.api.on_demand import routed
 from streamserve.api.openai.conversation import Conversation, prepared
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -54,6 +55,7 @@ async def chat_completions(context: AppContext, request: Request) -> Response:
     body = await read_request(request, context, ChatRequest, OTHER_IN_CHATS)
     body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
+    context = await routed(context, request, body.model)
     body = with_thinking(body, context.llm.chat_template, ignored_of(request))
     return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
 

@@ -22,6 +22,7 @@ from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
+from streamserve.api.on_demand import routed
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
@@ -48,6 +49,7 @@ async def completions(context: AppContext, request: Request) -> Response:
     body = await read_request(request, context, CompletionRequest, OTHER_IN_COMPLETIONS)
     body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
+    context = await routed(context, request, body.model)
     return await Completion(context, body).respond(request)
 
 

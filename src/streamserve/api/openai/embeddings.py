@@ -12,6 +12,7 @@ from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
+from streamserve.api.on_demand import routed
 from streamserve.api.openai.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
@@ -78,6 +79,7 @@ class EmbeddingReply(msgspec.Struct, frozen=True, kw_only=True):
 async def embeddings(context: AppContext, request: Request) -> Response:
     """Return the embeddings of the inputs. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, EmbeddingRequest, OTHER_IN_POOLING)
+    context = await routed(context, request, body.model)
     name = served_name(context.llm, body.model)
     config, size = embedding_config(context), context.llm.model.hidden_size
     check_dimensions(body.dimensions, config, size)

@@ -17,6 +17,7 @@ from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
+from streamserve.api.on_demand import routed
 from streamserve.api.openai.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
@@ -114,6 +115,7 @@ class ScoreReply(msgspec.Struct, frozen=True, kw_only=True):
 async def rerank(context: AppContext, request: Request) -> Response:
     """Return the documents by their relevance. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, RerankRequest, OTHER_IN_POOLING)
+    context = await routed(context, request, body.model)
     name = served_name(context.llm, body.model)
     if body.top_n is not None and body.top_n < 0:
         raise RequestError(f"top_n must be 0 (all) or more, got {body.top_n}", field="top_n")
@@ -136,6 +138,7 @@ async def rerank(context: AppContext, request: Request) -> Response:
 async def score(context: AppContext, request: Request) -> Response:
     """Return the scores of pairs of texts. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, ScoreRequest, OTHER_IN_POOLING)
+    context = await routed(context, request, body.model)
     name = served_name(context.llm, body.model)
     pairs = _pairs(context, body)
     scores, pooled = await _scores(context, request, pairs, body, "score", "text_2")

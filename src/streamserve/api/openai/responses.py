@@ -16,6 +16,7 @@ from streamserve.api.http.errors import as_request_error
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
+from streamserve.api.on_demand import routed
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
@@ -52,7 +53,7 @@ async def responses(context: AppContext, request: Request) -> Response:
     body = await read_request(request, context, ResponseRequest, OTHER_IN_RESPONSES)
     body = response_without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
-    served_name(context.llm, body.model)
+    context = await routed(context, request, body.model)
     if body.store and not context.stored.enabled:
         ignored_of(request).add("store")
     owner, previous = owner_of(request), None

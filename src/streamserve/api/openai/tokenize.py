@@ -12,11 +12,11 @@ from streamserve.api.http.body import read_request
 from streamserve.api.http.ignored_fields import LENIENT, OtherFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
+from streamserve.api.on_demand import routed
 from streamserve.api.openai.conversation import LARGE_REQUEST, chat_prompt, chat_tools
 from streamserve.api.openai.idle_fields import without_unknown_keys
 from streamserve.api.openai.prompts import Encoder, Prompt
 from streamserve.api.openai.schemas import ChatRequest, Model, about
-from streamserve.api.ops.models import served_name
 from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
@@ -76,7 +76,7 @@ _OF_CONVERSATIONS = ("add_generation_prompt", "continue_final_message", "chat_te
 async def tokenize(context: AppContext, request: Request) -> Response:
     """Return the token ids of a prompt. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, TokenizeRequest, _OTHER)
-    served_name(context.llm, body.model)
+    context = await routed(context, request, body.model)
     if body.messages is not None:
         messages = without_unknown_keys(body.messages, ignored_of(request))
         body = msgspec.structs.replace(body, messages=messages)
@@ -89,7 +89,7 @@ async def tokenize(context: AppContext, request: Request) -> Response:
 async def detokenize(context: AppContext, request: Request) -> Response:
     """Return the text of token ids. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, DetokenizeRequest, LENIENT)
-    served_name(context.llm, body.model)
+    context = await routed(context, request, body.model)
     reply = DetokenizeReply(prompt=await _text(context, body.tokens))
     return json_response(reply)
 

@@ -5,6 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
+from streamserve.api.on_demand import MODEL_PARAMETER, named_context
 from streamserve.api.routes import Operation, Route, json_response
 
 
@@ -51,7 +52,7 @@ def _state(context: AppContext) -> Response:
 
 async def _drain_worker(context: AppContext, request: Request, draining: bool) -> Response:
     worker = request.path_params["worker"]
-    open_requests = await context.llm.drain(worker, draining)
+    open_requests = await named_context(context, request, loaded=True).llm.drain(worker, draining)
     return json_response(WorkerDrainReply(worker, draining, open_requests))
 
 
@@ -80,7 +81,8 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Send no new requests to a worker",
             reply=WorkerDrainReply,
-            errors=(404,),
+            errors=(404, 409),
+            parameters=[MODEL_PARAMETER],
             description="Send no new requests to a worker, or to its prefill/decode pair; open ones run to "
             "completion. May\nbe repeated, to see how many are left.",
         ),
@@ -92,7 +94,8 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Send requests to a worker again",
             reply=WorkerDrainReply,
-            errors=(404,),
+            errors=(404, 409),
+            parameters=[MODEL_PARAMETER],
             description="Send requests to a worker again.",
         ),
     ),

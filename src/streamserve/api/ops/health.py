@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,10 +15,12 @@ from streamserve.api.routes import JSON, Operation, Route, json_response
 
 
 class HealthReply(msgspec.Struct, frozen=True):
-    """Whether requests are served; if not, `detail` is the reason."""
+    """Whether requests are served; if not, `detail` is the reason. `models`: the states of models that are
+    loaded on demand."""
 
     status: Literal["ready", "not ready"]
     detail: str
+    models: dict[str, str] | UnsetType = UNSET
 
 
 class VersionReply(msgspec.Struct, frozen=True):
@@ -34,10 +37,12 @@ class LoadReply(msgspec.Struct, frozen=True):
 
 async def health(context: AppContext, request: Request) -> Response:
     """Return whether requests are served: 200, or 503 with the reason, and with Retry-After if known."""
-    now = context.llm.health()
+    models = context.models
+    now = context.llm.health() if models is None else models.health()
     ready = now.ready and not context.drain.draining
     detail = "draining" if context.drain.draining else now.detail
-    body = msgspec.json.encode(HealthReply("ready" if ready else "not ready", detail))
+    states = UNSET if models is None else models.states()
+    body = msgspec.json.encode(HealthReply("ready" if ready else "not ready", detail, states))
     seconds = None if ready else context.drain.seconds_left if context.drain.draining else now.retry_after
     headers = {} if seconds is None else {"Retry-After": str(math.ceil(seconds))}
     return Response(body, 200 if ready else 503, headers, JSON)
@@ -60,7 +65,9 @@ async def load(context: AppContext, request: Request) -> Response:
 
 async def metrics(context: AppContext, request: Request) -> Response:
     """Return all metrics in Prometheus' text format."""
-    return Response(context.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    models = context.models
+    text = context.metrics.exposition() if models is None else models.exposition()
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 HEALTH_ROUTES: tuple[Route[AppContext], ...] = (

@@ -135,8 +135,9 @@ class Metrics:
         )
         self._histograms = {name: self._histogram(name, *buckets) for name, buckets in _HISTOGRAMS.items()}
         self._registry.register(_Successes(self._finished))
+        self.collector: Collector = _WithVllmNames(self._registry)
         self._exported = CollectorRegistry()
-        self._exported.register(_WithVllmNames(self._registry))
+        self._exported.register(self.collector)
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

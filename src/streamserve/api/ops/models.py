@@ -1,6 +1,7 @@
 """GET /v1/models: the names under which this server serves its model."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +14,9 @@ from streamserve.protocol.errors import RequestError
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One name of the model. `root` is where its tokenizer can be loaded from. `row_invariant`: the backend
     guarantees that the output of a request does not depend on co-batched requests. `precision`: of weights
-    and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings."""
+    and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings. Of models
+    that are loaded on demand also the `state` (loaded, loading, unloading, not loaded) and the bytes that
+    each takes while it is loaded, `memory`; those that are not loaded lack what is known then."""
 
     id: str
     object: str = "model"
@@ -21,9 +24,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "streamserve"
     root: str
     max_model_len: int
-    row_invariant: bool
-    precision: str
-    numerics: str
+    row_invariant: bool | UnsetType = UNSET
+    precision: str | UnsetType = UNSET
+    numerics: str | UnsetType = UNSET
+    state: str | UnsetType = UNSET
+    memory: int | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,17 +55,24 @@ def served_name(llm: Generator, requested: str | None) -> str:
 
 async def models(context: AppContext, request: Request) -> Response:
     """Return all names of the model."""
+    if context.models is not None:
+        return json_response(ModelList(data=context.models.cards()))
     llm = context.llm
-    return json_response(ModelList(data=[_card(llm, name) for name in llm.served_names]))
+    return json_response(ModelList(data=[card_of(llm, name) for name in llm.served_names]))
 
 
 async def model(context: AppContext, request: Request) -> Response:
     """Return one name of the model. Raises RequestError (404) if it is unknown."""
-    llm = context.llm
-    return json_response(_card(llm, served_name(llm, request.path_params["name"])))
+    requested, models = request.path_params["name"], context.models
+    if models is not None:
+        models.find(requested)
+        return json_response(next(card for card in models.cards() if card.id == requested))
+    return json_response(card_of(context.llm, served_name(context.llm, requested)))
 
 
-def _card(llm: Generator, name: str) -> ModelCard:
+def card_of(llm: Generator, name: str) -> ModelCard:
+    """Return what is known of a loaded model under one of its names. Raises RequestError (503) if it is not
+    loaded."""
     return ModelCard(
         id=name,
         created=llm.created,

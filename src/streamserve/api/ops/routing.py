@@ -4,13 +4,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
+from streamserve.api.on_demand import MODEL_PARAMETER, named_context
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.fleet.view import RouterView
 
 
 async def routing(context: AppContext, request: Request) -> Response:
     """Return the workers' current state, and recent routing decisions."""
-    return json_response(context.llm.routing())
+    return json_response(named_context(context, request).llm.routing())
 
 
 ROUTING_ROUTES: tuple[Route[AppContext], ...] = (
@@ -21,6 +22,7 @@ ROUTING_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Workers, and recent routing decisions",
             reply=RouterView,
+            parameters=[MODEL_PARAMETER],
             description="The workers' current state, and the candidates, scores and reasons of recent "
             "routing decisions.",
         ),

@@ -11,6 +11,7 @@ import msgspec
 from streamserve.api.generation import AppContext, GenerationTask, new_id
 from streamserve.api.http.memory import Charge
 from streamserve.api.http.sse import Emit
+from streamserve.api.on_demand import lease_of
 from streamserve.api.openai.conversation import LARGE_REQUEST
 from streamserve.api.openai.prompts import Prompt
 from streamserve.api.ops.models import served_name
@@ -34,7 +35,7 @@ class Streams:
 
     def __init__(self, context: AppContext) -> None:
         self._context = context
-        self._retokenizer = Retokenizer(context.llm.tokenizer)
+        self._retokenizers = {context.llm.served_names[0]: Retokenizer(context.llm.tokenizer)}
         self._streams: dict[str, PromptStream] = {}
         self._resources: dict[str, ExitStack] = {}
 
@@ -43,13 +44,16 @@ class Streams:
 
         Raises RequestError if too many are open, or naming the field at fault.
         """
-        model, name = served_name(self._context.llm, body.model), new_id("stream")
+        name = new_id("stream")
         with ExitStack() as resources:
-            resources.enter_context(self._context.drain.request())
-            self._reserve_slot(name, resources)
+            lease = await lease_of(self._context, body.model)
+            resources.callback(lease.release)
+            context, model = lease.context, served_name(lease.context.llm, body.model)
+            resources.enter_context(context.drain.request())
+            self._reserve_slot(name, context, resources)
             charge = resources.enter_context(self._context.memory.charge())
             charge.add(size)
-            stream = await self._open(name, model, body, charge)
+            stream = await self._open(name, model, context, body, charge)
             try:
                 await stream.start()
             except BaseException:
@@ -60,9 +64,10 @@ class Streams:
         self._schedule_expiry(stream)
         return StreamReply(id=name)
 
-    async def _open(self, name: str, model: str, body: StreamRequest, charge: Charge) -> PromptStream:
+    async def _open(
+        self, name: str, model: str, context: AppContext, body: StreamRequest, charge: Charge
+    ) -> PromptStream:
         """Open a stream in the engine. Raises RequestError naming the field at fault."""
-        context = self._context
         template = prompt_template(context, body)
         text = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: template.text(""))
         _, task = await template.answer(Prompt([0], text), FinishRequest())  # validates all fields now
@@ -74,10 +79,24 @@ class Streams:
             answer_early=body.answer_early,
         )
         return PromptStream(
-            name, model, context, template, engine_stream, self._retokenizer, charge, body.answer_early
+            name,
+            model,
+            context,
+            template,
+            engine_stream,
+            self._retokenizer(context),
+            charge,
+            body.answer_early,
         )
 
-    def _reserve_slot(self, name: str, resources: ExitStack) -> None:
+    def _retokenizer(self, context: AppContext) -> Retokenizer:
+        """Return the retokenizer of a model."""
+        name = context.llm.served_names[0]
+        if name not in self._retokenizers:
+            self._retokenizers[name] = Retokenizer(context.llm.tokenizer)
+        return self._retokenizers[name]
+
+    def _reserve_slot(self, name: str, context: AppContext, resources: ExitStack) -> None:
         """Count one more stream as open, until `resources` is closed."""
         limit = self._context.settings.max_streams
         if len(self._resources) >= limit:
@@ -87,8 +106,8 @@ class Streams:
                 retry_after=_RETRY_AFTER,
             )
         self._resources[name] = resources
-        self._context.metrics.streams.inc()
-        resources.callback(self._context.metrics.streams.dec)
+        context.metrics.streams.inc()
+        resources.callback(context.metrics.streams.dec)
         resources.callback(self._resources.pop, name, None)
 
     def names(self) -> set[str]:
@@ -187,8 +206,8 @@ class Streams:
 
     async def _end(self, stream: PromptStream) -> None:
         if self._streams.pop(stream.name, None) is not None:
-            self._resources[stream.name].close()
-            await stream.engine_stream.close()
+            with self._resources[stream.name]:  # its model stays loaded until it is closed
+                await stream.engine_stream.close()
 
     def _schedule_expiry(self, stream: PromptStream) -> None:
         """End the stream if it has expired; otherwise check again when it may have."""

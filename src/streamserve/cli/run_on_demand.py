@@ -1,0 +1,97 @@
+"""Run the HTTP server over models that are loaded on demand."""
+
+import socket
+import time
+
+import typer
+
+from streamserve import __version__
+from streamserve.api.app import OnDemand, create_app_on_demand
+from streamserve.api.http.process_memory import bound_allocator
+from streamserve.cli.notify import STOPPING, notify
+from streamserve.cli.run_server import (
+    api_settings,
+    example,
+    is_local_only,
+    serve_until_stopped,
+    url_of,
+    warn_of_threads,
+)
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.llm.memory_plan import plan_memory, with_planned_pool
+from streamserve.llm.model_pool import LOAD_TIMEOUT, MEMORY_TIMEOUT, ModelPool, PooledModel
+from streamserve.protocol.model_memory import MemoryPlan
+from streamserve.settings.several import ServedModels
+
+
+async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None:
+    """Serve models within a budget of memory until a signal. The first one is loaded at the start.
+
+    Raises CheckpointError or StartError if one of them cannot be served in it, or the first not be loaded.
+    """
+    bound_allocator()
+    server = served.first.server
+    names = ", ".join(settings.name for settings in served.models)
+    typer.echo(f"streamserve {__version__}: loading {served.first.name}, of {names} …")
+    for settings in served.models:
+        warn_of_threads(settings)
+    started = time.monotonic()
+    plan = await plan_memory(served.models, server.models_memory_bytes)
+    llms = [
+        AsyncLLM(with_planned_pool(settings, memory.num_blocks))
+        for settings, memory in zip(served.models, plan.models, strict=True)
+    ]
+    pool, local_only = _pool(llms, plan), is_local_only(server, listener)
+    models = {
+        llm.served_names[0]: OnDemand(llm, api_settings(llm.settings, local_only), memory.max_model_len)
+        for llm, memory in zip(llms, plan.models, strict=True)
+    }
+    try:
+        await serve_until_stopped(
+            create_app_on_demand(models, pool),
+            server,
+            listener,
+            pool.load(next(iter(models))),
+            pool.until_failed(),
+            lambda: _welcome(llms, plan, url_of(server, listener), time.monotonic() - started),
+        )
+    finally:
+        notify(STOPPING)
+        await pool.close()
+
+
+def _pool(llms: list[AsyncLLM], plan: MemoryPlan) -> ModelPool:
+    """Return the pool of the models, with the memory that each takes."""
+    server = llms[0].settings.server
+    pooled = [
+        PooledModel(llm.served_names[0], llm, memory.total, llm.settings.server.idle_unload)
+        for llm, memory in zip(llms, plan.models, strict=True)
+    ]
+    return ModelPool(
+        pooled,
+        plan.budget,
+        LOAD_TIMEOUT if server.load_timeout is None else server.load_timeout,
+        MEMORY_TIMEOUT if server.memory_timeout is None else server.memory_timeout,
+        server.max_requests,
+    )
+
+
+def _welcome(llms: list[AsyncLLM], plan: MemoryPlan, url: str, seconds: float) -> str:
+    """Return the text to print once the first model is loaded, after `seconds`."""
+    lines = [
+        f"{', '.join(llm.served_names)}: {memory.weights / 1e6:.1f} MB weights, "
+        f"{memory.kv_cache / 1e6:.0f} MB KV cache, {memory.max_model_len} tokens of context"
+        for llm, memory in zip(llms, plan.models, strict=True)
+    ]
+    together = sum(memory.total for memory in plan.models)
+    fits = "all fit together" if together <= plan.budget else f"of {together / 1e6:.0f} MB of all together"
+    models = "\n            ".join(lines)
+    return f"""
+  models    {models}
+  memory    {plan.budget / 1e6:.0f} MB for the models that are loaded at the same time: {fits}
+  ready     in {seconds:.1f} s at {url}
+
+  Try it:
+
+    {example(llms[0], url)}
+"""

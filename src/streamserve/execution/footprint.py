@@ -1,0 +1,49 @@
+"""The memory that a model takes once it is loaded, without loading it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamserve.execution.cuda.device import choose_device
+from streamserve.execution.load import has_kernels, tied_head_is_copied
+from streamserve.execution.loaded import Source, open_source, plan_memory
+from streamserve.execution.open import open_checkpoint
+from streamserve.execution.shapes import weight_bytes
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The bytes of one worker: weights with those of a draft model, the KV cache of `num_blocks` with a draft
+    model's, the host pool."""
+
+    weights: int
+    kv_cache: int
+    swap: int
+    num_blocks: int
+    max_model_len: int
+
+
+def footprint(config: ModelConfig, free: int, kv_fraction: float) -> Footprint:
+    """Return what a worker takes of `free` bytes, as `load` plans it on a CPU; by default the KV cache takes
+    at most `kv_fraction` of what the weights leave. Raises CheckpointError for what cannot be served."""
+    spec, checkpoint = open_checkpoint(Path(config.path), config.task == "embed")
+    if config.backend == "device" or choose_device(config.device).type == "cuda":
+        raise CheckpointError("models that are loaded on demand are computed on a CPU: use --device cpu")
+    source = open_source(config, checkpoint, spec)
+    copied = tied_head_is_copied(has_kernels(config, spec), source.dtype)
+    sizes = plan_memory(source, free, copied, fraction=kv_fraction)
+    return Footprint(
+        _weights(source, copied),
+        sizes.blocks * sizes.block_bytes,
+        sizes.swap_blocks * sizes.block_bytes,
+        sizes.blocks,
+        sizes.max_model_len,
+    )
+
+
+def _weights(source: Source, tied_head_copied: bool) -> int:
+    """Return the bytes of the weights of the target and of a draft model."""
+    own = weight_bytes(source.spec, source.dtype, tied_head_copied, source.format, source.head)
+    draft = source.draft.spec
+    return own + (weight_bytes(draft, source.dtype, tied_head_copied) if draft else 0)

@@ -1,0 +1,170 @@
+"""Settings of a server with several models: those of all, and for each model the table [models.NAME]."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.options import Settings, SettingsError, convert
+from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
+
+OF_MODELS = frozenset(
+    {
+        "model", "served_model_name", "idle_unload", "max_requests", "max_waiting_tokens", "tool_parser",
+        "reasoning_parser", "max_grammar_bytes", "grammar_timeout", "stuck_after", "pairs", "prefill",
+        "decode", "prefill_max_num_seqs", "prefill_max_num_batched_tokens", "prefill_max_chunk",
+        "decode_max_num_seqs", "decode_max_num_batched_tokens", "decode_max_chunk", "router",
+        "continue_tokens", "kv_transport", "kv_bytes_per_second",
+    }
+    | (set(ModelConfig.__struct_fields__) - {"path"})
+)  # fmt: skip
+"""The settings that a model's table may have; all others are of the whole server."""
+
+ON_DEMAND = ("models_memory_bytes", "idle_unload")
+"""Settings with which a single model is loaded on demand, too."""
+
+_NAMED = re.compile(r"(?P<names>[\w.:/@-]+(?:,[\w.:/@-]+)*)=(?P<model>.+)")
+
+
+@dataclass(frozen=True)
+class ServedModels:
+    """The models of a server, the default one first. With `on_demand` they are loaded for requests and
+    unloaded; otherwise there is one, which is always loaded."""
+
+    models: tuple[Settings, ...]
+    on_demand: bool
+
+    @property
+    def first(self) -> Settings:
+        """The default model; its settings of the server are those of all."""
+        return self.models[0]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A model as it is given, and the names that it is served under, if others than that."""
+
+    model: str
+    names: tuple[str, ...] = ()
+
+
+def resolve_served(
+    models: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    config: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ServedModels:
+    """Resolve the settings of a server of `models`, each MODEL or NAME[,NAME…]=MODEL, and of those that have
+    a table in the file; the other settings come from where `resolve` has them.
+
+    A model's table wins over the settings of all models. Raises SettingsError for invalid values,
+    CheckpointError if a model is not found.
+    """
+    given = gather(overrides, config, environ)
+    named = _all_models(models, given)
+    on_demand = len(named) > 1 or any(
+        values.get(name) is not None
+        for values in (given.values, *given.tables.values())
+        for name in ON_DEMAND
+    )
+    _check_common(given.values, len(named), on_demand)
+    settings = tuple(_settings(each, given) for each in named)
+    _check_names(settings)
+    return ServedModels(settings, on_demand)
+
+
+def _all_models(models: Sequence[str], given: Given) -> list[_Named]:
+    """Return the models that are given, then those of the other tables."""
+    setting = given.values.get("model")
+    if setting is not None and not isinstance(setting, str):
+        raise SettingsError(f"model must be a name or a folder, got {setting!r}")
+    named = [_named(text) for text in models or ([setting] if setting else [])]
+    known = {name for each in named for name in (each.names or (each.model,))}
+    for name, table in given.tables.items():
+        if name in known:
+            if "model" in table:
+                raise SettingsError(f"models.{name}: model is given twice, in {given.config} and outside")
+        elif not isinstance(table.get("model"), str):
+            raise SettingsError(f"models.{name} (in {given.config}): model is missing, a name or a folder")
+        else:
+            named.append(_Named(table["model"], (name,)))
+    return named or [_Named(DEFAULT_MODEL)]
+
+
+def _named(text: str) -> _Named:
+    """Return what NAME=MODEL or MODEL means; a path that exists is no such pair."""
+    match = _NAMED.fullmatch(text)
+    if match is None or Path(text).expanduser().exists():
+        return _Named(text)
+    return _Named(match["model"], tuple(match["names"].split(",")))
+
+
+def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> None:
+    """Refuse settings that cannot be of several models, or of models that are loaded on demand."""
+    if models > 1 and values.get("served_model_name"):
+        raise SettingsError(
+            "served_model_name: with several models give NAME=MODEL, or set it in each model's table "
+            "[models.NAME]"
+        )
+    if on_demand and values.get("timeline"):
+        raise SettingsError("timeline: it is written for one model that stays loaded: leave it out")
+    for name in ("load_timeout", "memory_timeout"):
+        if not on_demand and values.get(name) is not None:
+            raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
+
+
+def _settings(named: _Named, given: Given) -> Settings:
+    """Return the settings of one model. Raises SettingsError naming a setting that its table may not have."""
+    tables = [given.tables[name] for name in named.names or (named.model,) if name in given.tables]
+    if len(tables) > 1:
+        raise SettingsError(f"{','.join(named.names)}: these names of one model have several tables")
+    table = tables[0] if tables else {}
+    for name in table:
+        if name not in OF_MODELS:
+            raise SettingsError(f"models.{(named.names or (named.model,))[0]}: {name} is a setting of the "
+                                "whole server: give it outside of the table")  # fmt: skip
+    values = {**given.values, **table}
+    others = convert({"served_model_name": values.get("served_model_name", ())}, ServerConfig)
+    values["served_model_name"] = tuple(dict.fromkeys((*named.names, *others.served_model_name)))
+    return settings_of(named.model, values)
+
+
+def served_names(settings: Settings) -> tuple[str, ...]:
+    """Return the names of a model in the API."""
+    return settings.server.served_model_name or (settings.name,)
+
+
+def _check_names(models: Sequence[Settings]) -> None:
+    """Refuse a name that two models have."""
+    seen: set[str] = set()
+    for settings in models:
+        for name in served_names(settings):
+            if name in seen:
+                raise SettingsError(f"two models have the name {name!r}: give NAME=MODEL for one of them")
+            seen.add(name)
+
+
+def served_to_toml(served: ServedModels) -> str:
+    """Return the settings as a file that `--config` reads back to the same settings."""
+    if len(served.models) == 1:
+        return to_toml(served.first)
+    common = msgspec.to_builtins(served.first.server)
+    shared = {name: value for name, value in common.items() if name not in OF_MODELS}
+    text = _lines(shared)
+    for settings in served.models:
+        names = served_names(settings)
+        values = {**msgspec.to_builtins(settings.server), **msgspec.to_builtins(settings.model)}
+        own = {name: value for name, value in values.items() if name in OF_MODELS}
+        own |= {"model": settings.name, "served_model_name": names}
+        text += f"\n[models.{json.dumps(names[0])}]\n{_lines(own)}"
+    return text
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)

@@ -1,0 +1,58 @@
+"""Program that plans the memory of several models: `MemoryRequest` on standard input, the plan on standard
+output. A process of its own, because reading a checkpoint's shapes loads torch, which a server does not."""
+
+import os
+import sys
+
+import msgspec
+
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.model_memory import (
+    MemoryPlan,
+    MemoryRequest,
+    ModelMemory,
+    PlannedModel,
+    PlanRefused,
+)
+
+BUDGET_SHARE = 0.8
+"""Default share of the available memory that the models take."""
+
+
+def plan(request: MemoryRequest) -> MemoryPlan | PlanRefused:
+    """Return the memory of each model, so that it fits the budget alone. The KV caches of all models together
+    take by default at most the share of the budget that one model's takes."""
+    from streamserve.execution.memory import available_bytes
+
+    budget = int(available_bytes() * BUDGET_SHARE) if request.budget is None else request.budget
+    planned = []
+    for model in request.models:
+        try:
+            planned.append(_model_memory(model, budget, len(request.models)))
+        except CheckpointError as error:
+            limit = f"the models' memory is {budget / 1e6:.1f} MB (--models-memory-bytes)"
+            return PlanRefused(f"{model.name}: {error}; {limit}")
+    return MemoryPlan(budget, tuple(planned))
+
+
+def _model_memory(model: PlannedModel, budget: int, models: int) -> ModelMemory:
+    from streamserve.execution.footprint import footprint
+    from streamserve.execution.memory import KV_FRACTION
+
+    one = footprint(model.config, budget // model.workers, KV_FRACTION / models)
+    workers = model.workers
+    return ModelMemory(
+        one.weights * workers, one.kv_cache * workers, one.swap * workers, one.num_blocks, one.max_model_len
+    )
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MemoryRequest)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # nothing else gets between the bytes of the answer
+    os.write(answers, msgspec.msgpack.encode(plan(request)))
+
+
+if __name__ == "__main__":
+    main()

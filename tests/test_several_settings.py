@@ -1,0 +1,111 @@
+"""Settings of a server with several models: arguments, tables, names, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from streamserve.cli.main import app
+from streamserve.protocol.errors import CheckpointError
+from streamserve.settings.options import SettingsError
+from streamserve.settings.resolve import resolve
+from streamserve.settings.several import ServedModels, resolve_served, served_names, served_to_toml
+from tests.checkpoints import make_checkpoint
+
+NONE: dict[str, str] = {}
+
+
+def served(*models: str, file: Path | None = None, **flags: object) -> ServedModels:
+    return resolve_served(models, flags, file, NONE)
+
+
+def test_one_model_is_served_as_before() -> None:
+    one = served("embedded", port=1)
+    assert one.models == (resolve("embedded", {"port": 1}, environ=NONE),)
+    assert not one.on_demand
+    assert served().first.name == "embedded"
+    assert served("small=embedded").first.server.served_model_name == ("small",)
+
+
+def test_arguments_and_tables_are_models_and_tables_override_the_settings_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        'port = 1\nmax-num-seqs = 2\nidle_unload = "10m"\n'
+        "[models.small]\nmax-num-seqs = 3\n"
+        '[models."big/one"]\nmodel = "embedded-draft"\nserved-model-name = ["other"]\nidle-unload = "90s"\n'
+    )
+    several = served("small,tiny=embedded", file=file, max_num_seqs=4)
+    assert several.on_demand
+    first, second = several.models
+    assert [served_names(each) for each in several.models] == [("small", "tiny"), ("big/one", "other")]
+    assert (first.name, second.name) == ("embedded", "embedded-draft")
+    assert [each.model.max_num_seqs for each in several.models] == [3, 4]
+    assert [each.server.idle_unload for each in several.models] == [600.0, 90.0]
+    assert second.server.port == 1
+
+
+def test_a_single_model_is_loaded_on_demand_with_idle_unload() -> None:
+    one = served("embedded", idle_unload="1.5h", load_timeout=60)
+    assert one.on_demand
+    assert one.first.server.idle_unload == 5400.0
+
+
+def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
+    several = served("a,b=embedded", "embedded-draft", models_memory_bytes="2GB", idle_unload="10m")
+    file = tmp_path / "settings.toml"
+    file.write_text(served_to_toml(several))
+    again = resolve_served(config=file, environ=NONE)
+    assert [each.model for each in again.models] == [each.model for each in several.models]
+    assert [served_names(each) for each in again.models] == [("a", "b"), ("embedded-draft",)]
+    assert again.first.server == several.first.server
+
+
+def test_print_config_shows_every_model() -> None:
+    command = ["serve", "a=embedded", "b=embedded-draft", "--print-config"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0
+    assert '[models."a"]' in result.output
+    assert 'model = "embedded-draft"' in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[models.b]\nmodel = "embedded"\nport = 2\n', "models.b: port is a setting of the whole server"),
+        ("[models.b]\nmax_num_seqs = 2\n", r"models.b \(in .*\): model is missing"),
+        ('[models.a]\nmodel = "embedded"\n', "models.a: model is given twice"),
+        ("[models.a]\nmax_num_sqs = 2\n", r"'max_num_sqs' \(in \[models.a\].*did you mean max_num_seqs"),
+        ("[models.a]\nmax_num_seqs = 0\n", "max_num_seqs = 0"),
+        ('models = "embedded"\n', "must be tables"),
+        ('idle_unload = "10 minutes"\n', "idle_unload = '10 minutes': must be a number of seconds"),
+        ('load_timeout = "10s"\n', "load_timeout: a single model"),
+        ('idle_unload = 5\ntimeline = "x"\n', "timeline: it is written for one model"),
+        (
+            'served_model_name = ["x"]\n[models.b]\nmodel = "embedded"\n',
+            "served_model_name: with several models",
+        ),
+        (
+            '[models.b]\nmodel = "embedded"\nserved_model_name = ["a"]\n',
+            "two models have the name 'a'",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        served("a=embedded", file=file)
+
+
+def test_only_serve_takes_several_models(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[models.b]\nmodel = "embedded"\n')
+    with pytest.raises(SettingsError, match="only `streamserve serve` serves several models"):
+        resolve("embedded", config=file, environ=NONE)
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "seed=1")
+    assert served(str(folder)).first.model.path == str(folder)
+    with pytest.raises(CheckpointError, match="/no/where"):
+        served("name=/no/where")
