@@ -23,6 +23,7 @@ ROUTING_ROUTES: tuple[Route[AppContext], ...] = (
             "Workers, and recent routing decisions",
             reply=RouterView,
             parameters=[MODEL_PARAMETER],
+            errors=(404,),
             description="The workers' current state, and the candidates, scores and reasons of recent "
             "routing decisions.",
         ),
