@@ -22,14 +22,14 @@ FAMILIES: dict[str, Callable[[random.Random, Split], Conversation]] = {
 }
 # Shares of chats; articles and tool chats are long, so that their share of the tokens is larger.
 WEIGHTS = {
-    "instructions": 0.2,
-    "arithmetic": 0.18,
-    "functions": 0.14,
+    "instructions": 0.16,
+    "arithmetic": 0.15,
+    "functions": 0.1,
     "articles": 0.09,
-    "recall": 0.06,
-    "formats": 0.12,
-    "json": 0.09,
-    "tools": 0.12,
+    "recall": 0.08,
+    "formats": 0.14,
+    "json": 0.12,
+    "tools": 0.16,
 }
 SYSTEM_PROMPTS = [
     "You are a helpful assistant.",
