@@ -14,7 +14,6 @@ from streamserve.engine.pipeline import StepPipeline
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.prompt_edits import Streams
-from streamserve.engine.reservations import write_backs_without_blocks
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
@@ -171,8 +170,6 @@ class Engine:
         plan = flight.plan
         moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
         self.stalled = not (self._pipeline.running or moved)
-        if self.stalled:
-            events += self._give_up_write_backs()
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
             check_state(self.scheduler, self.transfers)
@@ -228,15 +225,6 @@ class Engine:
                 flight.members[number].tick(flight.began)
         self._committer.count_step(zip(flight.plan.spans, flight.members, strict=True))
         return events
-
-    def _give_up_write_backs(self) -> list[Event]:
-        """End the KV write-backs that have no free blocks."""
-        waiting = write_backs_without_blocks(self.scheduler.sequences.values())
-        for sequence in waiting:
-            self.transfers.remove(sequence)
-        return [
-            Finished(s.request, s.attempt, 0, "error", "no free KV blocks to write it back") for s in waiting
-        ]
 
     def take_cache_updates(self) -> Cached | None:
         """Return the changes of the prefix index since the last call, for one worker of a stream pair; None
@@ -296,10 +284,8 @@ class Engine:
                 message, choices, self.scheduler.new_id(), root, groups, survival, self.config.check
             )
             self.scheduler.add(sequence)
-            if (
-                sequence.transfer.role is TransferRole.WRITE_BACK
-                and sequence.pending - sequence.kv.cached > self.config.block_size
-            ):
+            is_copy = sequence.transfer.role is TransferRole.COPY
+            if is_copy and not self.scheduler.attach_copy(sequence):
                 self.scheduler.remove(sequence)
                 return final_events(message, "its KV is no longer in this worker's cache")
         if message.phase in ("both", "prefill") and not message.open:

@@ -163,4 +163,6 @@ class KVTransferManager:
             return
         for branch in self._scheduler.fork(sequence):
             branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
-            branch.clock.first_token_at = message.began[branch.choices[0]]
+            branch.clock.first_token_at = message.began.get(branch.choices[0])
+            if not branch.pending:  # its first token was held back: it is sampled here
+                self._scheduler.truncate(branch, len(branch.tokens) - 1)

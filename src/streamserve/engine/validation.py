@@ -9,7 +9,7 @@ from streamserve.scheduling.feasibility import Load, infeasible
 ROLES: dict[Phase, TransferRole] = {
     "both": TransferRole.LOCAL,
     "prefill": TransferRole.SENDER,
-    "return": TransferRole.WRITE_BACK,
+    "return": TransferRole.COPY,
     "decode": TransferRole.RECEIVER,
 }
 """The role of a sequence in a KV transfer, by the part of its request that this worker does."""

@@ -11,7 +11,7 @@ from itertools import count
 
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, Open, Refuse, Send
-from streamserve.fleet.placement import Placement
+from streamserve.fleet.placement import Placement, Route
 from streamserve.fleet.quarantine import Quarantine
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import Queued
@@ -32,6 +32,8 @@ class Dispatcher:
         self._quarantine = quarantine
         self._max_attempts = max_attempts
         self._attempts = count()
+        self.rerouted = 0
+        """Prompt streams that were moved to a better place."""
 
     def open(self, event: Open, now: float) -> Iterator[Command]:
         """Open a request and place it."""
@@ -44,32 +46,71 @@ class Dispatcher:
         yield from self.place(request, now)
 
     def place(self, request: OpenRequest, now: float) -> Iterator[Command]:
-        """Route a request to the router's choice; without a free route candidate it stays waiting."""
+        """Route a request to the router's choice. It stays waiting without a free route candidate, and as a
+        prompt stream without content."""
         if not self._availability.can_serve:
             yield self.refuse(request, self.unavailable(self._availability.health()[1], now))
             return
-        name, trial = request.name, self._quarantine.trial
-        if self._quarantine.waits(name):
+        route = None if self._quarantine.waits(request.name) else self._route(request, now)
+        if route is not None:
+            yield self._assign(request, route, now)
+
+    def reroute(self, request: OpenRequest, now: float, anew: bool = False) -> Iterator[Command]:
+        """Move a prompt stream to a better place, as a new attempt. Without `anew` it stays, and there are no
+        commands, unless the better place is worth the move, or its decode worker is gone."""
+        decode = request.decode
+        ended = decode if decode and not self._workers[decode].ready else ""
+        anew = anew or bool(ended)
+        route = self._route(request, now, stay=(request.worker or "", decode))
+        stays = route is None or (route.worker, route.decode) == (request.worker, decode)
+        if stays and not anew:
             return
-        if trial and name in trial.group.members:
-            chosen = self._placement.choose(request, now, only=trial.workers)
+        self.rerouted += not stays
+        yield from self.withdraw(request, ended)
+        if route is not None:
+            yield self._assign(request, route, now)
+
+    def update_load(self, request: OpenRequest, now: float) -> None:
+        """Record what is left to compute of a request at its workers. A prompt stream that is idle is no
+        load, and its deadline counts from its end."""
+        front, opened = request.worker, request.opened
+        if front is None or any(request.outputs.values()):
+            return
+        if opened.open:
+            self._workers[front].arrives(request.name, request.uncomputed)
         else:
-            chosen = self._placement.choose(request, now, without=self._quarantine.reserved(now))
-        if chosen is None:
-            return
-        front, decode, tokens = chosen
-        # Do not hand a request to a decode worker if it ends with its first token or is answered while its
-        # prompt changes.
-        params, early = request.opened.params, request.opened.answer_early
-        local = decode is None or params.max_tokens in (0, 1) or early
-        request.worker, request.decode = front, None if local else decode
+            ttft = opened.params.slo.ttft_ms
+            deadline = None if ttft is None else request.since + ttft / 1000
+            self._workers[front].queue(request.name, Queued(request.uncomputed, deadline), now)
+        if not opened.open or opened.answer_early:
+            self._workers[request.decode or front].expects(request.name)
+
+    def _route(
+        self, request: OpenRequest, now: float, stay: tuple[str, str | None] | None = None
+    ) -> Route | None:
+        """Return the router's choice; None while there is none. A prompt stream is routed when its first
+        content has come."""
+        trial = self._quarantine.trial
+        if trial and request.name in trial.group.members:
+            return self._placement.choose(request, now, only=trial.workers)
+        if not request.placeable:
+            return None
+        return self._placement.choose(request, now, without=self._quarantine.reserved(now), stay=stay)
+
+    def _assign(self, request: OpenRequest, route: Route, now: float) -> Command:
+        """Send a request to its workers. One that ends with its first token is not handed over."""
+        params = request.opened.params
+        final = not request.opened.open or request.opened.answer_early
+        local = route.decode is None or (final and params.max_tokens in (0, 1))
+        request.worker, request.decode = route.worker, None if local else route.decode
         request.transferring = set() if local else set(request.open_choices)
-        request.awaited_version = None
-        ttft = params.slo.ttft_ms
-        deadline = None if ttft is None else request.arrival + ttft / 1000
-        self._workers[front].queue(name, Queued(tokens, deadline), now)
-        self._workers[request.decode or front].incoming.add(name)
-        yield Send(front, request.submit("both" if local else "prefill"))
+        request.arriving.computed = len(request.opened.prompt) - route.tokens
+        if any(request.outputs.values()):
+            self._workers[route.worker].queue(request.name, Queued(route.tokens), now)
+            self._workers[request.decode or route.worker].expects(request.name)
+        else:
+            self.update_load(request, now)
+        return Send(route.worker, request.submit("both" if local else "prefill"))
 
     def place_waiting(self, now: float) -> Iterator[Command]:
         """Place all requests that have no worker."""

@@ -25,12 +25,16 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-RETURN = "\0return/"
-"""Prefix of the request names of KV write-backs; no client's request has such a name."""
+COPY = "\0"
+"""First character of the request names of cache copies; no client's request has such a name."""
+RETURN = f"{COPY}return/"
+"""Prefix of the names of KV write-backs."""
+STREAM = f"{COPY}stream/"
+"""Prefix of the names of copies of a prompt stream's KV that are made while the prompt arrives."""
 Phase = Literal["both", "prefill", "decode", "return"]
 """The part of a request that a worker does: all of it; the prompt and the next token, for another worker;
-decoding, after another worker has sent the KV; or sending the KV of all these tokens, which it has, as a
-write-back."""
+decoding, after another worker has sent the KV; or sending the KV of all these tokens, which it has cached, as
+a cache copy."""
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
