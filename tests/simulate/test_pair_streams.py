@@ -20,7 +20,7 @@ from tests.simulate.test_streams import texts
 
 MAX_MODEL_LEN = 160
 MAX_VIRTUAL_SECONDS = 600.0
-ROUTERS = ("flowguard", "predictive", "round-robin", "least-loaded", "classes:20,50")
+ROUTERS = ("flowguard", "predictive", "round-robin", "least-loaded", "classes:20,50", "classes:30=1,other=1")
 SLOS = (Slo(), Slo(tpot_ms=40.0), Slo(ttft_ms=300.0, tpot_ms=20.0))
 
 
@@ -46,14 +46,14 @@ def make_trial(seed: int) -> Trial:
     )  # fmt: skip
     drafter = lambda executor: SimulatedDrafter(executor, 0.8, 0.1, seed=seed)  # noqa: E731
     drafts = rng.random() < 0.4
-    kills = rng.choice((0, 0, 1, 3))
+    kills, token_seconds = rng.choice((0, 0, 1, 3)), rng.choice((0.001, 0.004))
     trial = Trial(
         Simulation(
             FleetConfig(topology=topology, max_attempts=9, router=parse_router(rng.choice(ROUTERS))),
             WorkerSpec(
                 engine,
                 model_info(MAX_MODEL_LEN),
-                lambda tokens, context: 0.01 + tokens * 0.001,
+                lambda tokens, context: 0.01 + tokens * token_seconds,
                 wire_seconds=rng.choice((0.0, 0.003, 0.02)),
                 drafter=drafter if drafts else None,
                 groups=2 if drafts else 1,
@@ -126,6 +126,7 @@ def check(trial: Trial) -> Counter[str]:
         counts["preempted"] += report.preemptions
         if report.transfer:
             counts["arriving_bytes"] += report.transfer.arriving_bytes
+            counts["deferred"] += report.transfer.deferred
         if report.speculation:
             counts["accepted"] += report.speculation.accepted
     return counts
@@ -137,5 +138,14 @@ def test_prompt_streams_on_pairs_change_no_text(scale: Scale, record) -> None:
     for seed in range(scale.seed, scale.seed + trials):
         total.update(check(make_trial(seed)))
     record(trials=trials, **total)
-    for name in ("pushes", "arriving_bytes", "rerouted", "withdrawn", "deaths", "preempted", "accepted"):
+    for name in (
+        "pushes",
+        "arriving_bytes",
+        "rerouted",
+        "withdrawn",
+        "deaths",
+        "preempted",
+        "accepted",
+        "deferred",
+    ):
         assert total[name] > 0, name

@@ -42,6 +42,7 @@ from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cached, Cancel, Events, Failed, Pushed, Ready, Transfers, Withdrawn
 from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.transfers import Hold
 
 
 class Fleet:
@@ -53,7 +54,9 @@ class Fleet:
         self.availability = self.supervisor.availability
         self.quarantine = Quarantine(config.topology, config.max_attempts)
         self.placement = Placement(self.availability, config.router, config.continue_tokens)
-        self.dispatcher = Dispatcher(self.availability, self.placement, self.quarantine, config.max_attempts)
+        self.dispatcher = Dispatcher(
+            self.availability, self.placement, self.quarantine, config.max_attempts, config.slo_admission
+        )
         self.requests = self.dispatcher.requests
         self.transfers = KVTransfers(config.topology, self.workers, self.requests)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
@@ -163,6 +166,9 @@ class Fleet:
             event.request, request.attempt, event.version, event.retained, event.tokens, event.finish,
             params, event.tail, now,
         )  # fmt: skip
+        if request.worker and not request.opened.answer_early and self.dispatcher.holds(request):
+            request.hold = True
+            yield Send(request.worker, Hold(request.name, request.attempt))
         for worker in (request.worker, request.decode if request.reserving else None):
             if worker:
                 yield Send(worker, message)

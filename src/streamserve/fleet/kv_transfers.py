@@ -11,7 +11,8 @@ from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.reservations import ReservationBook
 from streamserve.fleet.stream_pushes import StreamPushes
 from streamserve.fleet.worker_state import Topology, WorkerState
-from streamserve.protocol.messages import Reserved, TransferUpdate
+from streamserve.protocol.messages import Deferred, Reserved, TransferUpdate
+from streamserve.protocol.transfers import Hold
 
 
 class KVTransfers:
@@ -29,9 +30,9 @@ class KVTransfers:
 
     def reserve(self, request: OpenRequest) -> Iterator[Command]:
         """Reserve KV blocks at the decode worker once the prompt is complete, or is answered early, and its
-        first chunk is scheduled."""
+        first chunk is scheduled; at once if its first token waits for that."""
         complete = not request.opened.open or request.opened.answer_early
-        due = request.planned and complete and bool(request.open_choices)
+        due = (request.planned or request.hold) and complete and bool(request.open_choices)
         if due and request.decode and not request.reserving:
             request.reserving = True
             yield from self.pushes.finish(request)
@@ -44,7 +45,10 @@ class KVTransfers:
         any."""
         known = ChainMap(self._requests, self.copies.open)
         request = known.get(update.request)
+        if isinstance(update, Deferred):
+            return list(self._deferred(worker, update)), None
         if isinstance(update, Reserved):
+            self._workers[worker].deferring.discard(update.request)
             sends = self.reservations.reserved(worker, update, request)
             begun = self.copies.reserved(update.request) if request and _sent_to(request, sends) else ()
             return [*begun, *sends], None
@@ -55,6 +59,14 @@ class KVTransfers:
         if again is None and request and request.decode and not request.transferring:
             self.decodes(request, now)
         return [*closing], again
+
+    def _deferred(self, worker: str, update: Deferred) -> Iterator[Send]:
+        """Hold back the first token of a request whose reservation is deferred, if it is not out yet."""
+        request = self._requests.get(update.request)
+        if request and (request.attempt, request.decode) == (update.attempt, worker):
+            self._workers[worker].deferring.add(request.name)
+            if request.worker and not any(request.outputs.values()):
+                yield Send(request.worker, Hold(request.name, request.attempt))
 
     def end_copy(self, name: str, landed: bool, now: float, ended_worker: str = "") -> Iterator[Send]:
         """End a cache copy that has landed, or drop it at all its workers except `ended_worker`."""

@@ -70,6 +70,8 @@ class OpenRequest:
     has the outputs with which the current attempt began; `first_token_at` has the time of each choice's
     first token.
 
+    With `hold` the worker holds back the first token until the decode worker has reserved blocks.
+
     `opened` holds the latest prompt, which was complete at `completed_at`; `arriving` says how far a prompt
     stream is computed. After an edit of a prompt that is answered early, the worker's tokens
     belong to an older version until the worker confirms version `awaited_version`, which is then cleared.
@@ -97,6 +99,7 @@ class OpenRequest:
     awaited_version: int | None = None
     prompt_logprobs: int = 0
     completed_at: float | None = None
+    hold: bool = False
     arriving: Arriving = field(default_factory=Arriving)
 
     @property
@@ -159,6 +162,7 @@ class OpenRequest:
         self.attempt = number
         self.worker = self.decode = None
         self.planned = self.reserving = False
+        self.hold = False
         self.transferring = set()
         self.arriving = Arriving()
         self.awaited_version = None
@@ -228,6 +232,7 @@ class OpenRequest:
             opened.tail,
             opened.version,
             phase,
+            self.hold and phase == "prefill",
         )
 
     def accept(self, event: Event, now: float) -> Event | None:

@@ -37,7 +37,7 @@ class WorkerState(ProcessState[Ready]):
     """The last known state of a worker: its process, and its requests. `prefilling` requests wait for or are
     in prefill, the first of them since `computing_since`; `arriving` has the tokens left to compute of the
     prompt streams that still arrive and are not idle; `incoming` requests will decode there, `decoding` ones
-    do. A `draining` worker gets no new requests.
+    do. It defers the reservations of those in `deferring`. A `draining` worker gets no new requests.
     """
 
     report: Report | None = None
@@ -46,6 +46,7 @@ class WorkerState(ProcessState[Ready]):
     arriving: dict[str, int] = field(default_factory=dict)
     computing_since: float = 0.0
     incoming: set[str] = field(default_factory=set)
+    deferring: set[str] = field(default_factory=set)
     decoding: set[str] = field(default_factory=set)
     costs: Costs | None = None
     speedup: float = 1.0
@@ -106,7 +107,16 @@ class WorkerState(ProcessState[Ready]):
         self.prefilling.pop(request, None)
         self.arriving.pop(request, None)
         self.incoming.discard(request)
+        self.deferring.discard(request)
         self.decoding.discard(request)
+
+    def decode_seconds(self, sequences: int) -> float | None:
+        """Return the predicted time per output token if so many sequences decode here; None if step costs are
+        unknown."""
+        if self.costs is None:
+            return None
+        live = self.report.blocks_live if self.report else 0
+        return self.costs.decode(sequences, live * self.block_size) / self.speedup
 
     def load(self, name: str, now: float) -> WorkerLoad:
         """Return its load as seen by a router. Prompt streams with tokens to compute are queued, but delay no

@@ -91,6 +91,7 @@ class AsyncLLM:
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
             continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
+            slo_admission=settings.model.slo_admission,
         )
         return FleetRuntime(fleet, self._worker_config, recorder(server))
 
