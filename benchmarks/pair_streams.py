@@ -6,7 +6,7 @@ capacity of one worker. Virtual time runs the real engine and fleet on the cost 
 pair has one such machine for each half, and a unified worker one in all. Each seed is one trace, and each row
 is compared with another on the same trace: median of the ratios, with a bootstrap interval over the seeds.
 
-    python -m benchmarks.pair_streams --seeds 8                # in virtual time
+    python -m benchmarks.pair_streams --seeds 6                # in virtual time
     python -m benchmarks.pair_streams --live --rounds 3        # one pair and one worker of this machine
 """
 
@@ -47,6 +47,10 @@ DRAFT_SHARE = 0.05
 COMPARED = (
     ("pair", "pair, sent at finish", "ttft_p50"),
     ("pair", "unified", "ttft_p50"),
+    ("pair", "unified", "ttft_p95"),
+    ("pair, targets", "pair", "ttft_p50"),
+    ("pair, targets", "pair", "ttft_p95"),
+    ("pair, targets", "pair", "tpot_p50"),
     ("pair, draft and targets", "pair", "ttft_p50"),
     ("pair, draft and targets", "pair", "ttft_p95"),
     ("pair, draft and targets", "pair", "second_p50"),
@@ -83,6 +87,7 @@ ROWS: dict[str, tuple[Server, bool]] = {
     "pair": (Server(pairs(1)), True),
     "pair, sent at finish": (Server(pairs(1)), False),
     "unified": (Server(unified(1)), True),
+    "pair, targets": (Server(pairs(1), slo=SLO), True),
     "pair, draft and targets": (Server(pairs(1), drafter, SLO), True),
     "unified, draft and targets": (Server(unified(1), drafter, SLO), True),
 }
@@ -225,11 +230,8 @@ def report(
     keys = list(next(iter(rows.values())))
     table(file, ["row", *keys], [[name, *(f"{row[key]:.4g}" for key in keys)] for name, row in rows.items()])
     compared = compare(rounds)
-    table(
-        "ratios",
-        ["", "median", "low", "high"],
-        [[k, *(f"{v:.3f}" for v in vs)] for k, vs in compared.items()],
-    )
+    ratios = [[name, *(f"{value:.3f}" for value in values)] for name, values in compared.items()]
+    table("ratios", ["", "median", "low", "high"], ratios)
     write(file, settings, {"rows": rows, "ratios": compared, "rounds": list(rounds)}, models)
 
 
@@ -242,8 +244,8 @@ def known(file: str) -> list[dict[str, Any]]:
 def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--queries", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--resume", action="store_true", help="keep the rounds of the result file")
     parser.add_argument("--live", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="live rounds")

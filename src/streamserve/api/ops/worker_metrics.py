@@ -205,6 +205,11 @@ class WorkerMetrics(Collector):
             "Bytes of them sent while their prompt was still arriving.",
             report.arriving_bytes,
         )
+        yield self._counter(
+            "kv_transfer_deferred",
+            "Requests whose KV transfer waited so that latency targets could be met.",
+            report.deferred,
+        )
         hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
         yield self._counter(
             "kv_transfer_exposed_seconds",
