@@ -212,11 +212,14 @@ class Placement:
             RouteCandidate(loads[front], loads[back], count)
             for (front, back), count in zip(candidates, cached, strict=True)
         ]
-        tokens, slo = len(request.opened.prompt), request.opened.params.slo
+        opened = request.opened
+        tokens, slo = len(opened.prompt), opened.params.slo
+        if opened.open:
+            tokens = max(tokens, opened.expected_tokens)
         arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
         decision = self._router(arrival, options, self._turn)
         named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
-        self.recent.append(RoutingRecord(now, request.opened.request, tokens, named, tuple(cached), decision))
+        self.recent.append(RoutingRecord(now, opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
 
     def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:
