@@ -22,32 +22,46 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from benchmarks.arriving_replay import Machine, ReplayResult, Server, virtual
+from benchmarks.arriving_replay import VOCABULARY, Machine, ReplayResult, Server, virtual
 from benchmarks.arriving_traces import TRACES, Query
 from benchmarks.pairs_live import prompt, serving, times
 from benchmarks.report import PACKAGED_PAIR, RESULTS, SIMULATED, table, write
 from benchmarks.streaming import ENGINE, PAPER, SCALE, measured_capacity
+from streamserve.engine.plan import DraftRequest
 from streamserve.fleet.worker_state import pairs, unified
 from streamserve.llm.async_llm import AsyncLLM
+from streamserve.protocol.config import Order
 from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.simulate.drafter import SimulatedDrafter
-from streamserve.simulate.executor import CostExecutor
+from streamserve.simulate.executor import CostExecutor, next_token
+from streamserve.speculation.tree import TokenTree
 from streamserve.text.output import Delta
 
 LOAD = 0.8
 OUTPUT = 32
 """Tokens of an answer."""
 SLO = Slo(ttft_ms=2000.0, tpot_ms=40.0)
+TPOT = Slo(tpot_ms=40.0)
+SERVICE_SECONDS = 1e-3
+"""Seconds in which a draft service answers."""
 ACCURACY = 0.7
 """Probability that a draft token is the target's."""
 DRAFT_SHARE = 0.05
 """A draft pass takes this share of the target's time for a token."""
 COMPARED = (
     ("pair", "pair, sent at finish", "ttft_p50"),
+    ("pair", "pair, sent at finish, by arrival", "ttft_p50"),
     ("pair", "unified", "ttft_p50"),
     ("pair", "unified", "ttft_p95"),
+    ("pair, TPOT targets", "pair", "ttft_p50"),
+    ("pair, TPOT targets", "pair", "ttft_p95"),
+    ("pair, draft service and TPOT targets", "pair", "ttft_p50"),
+    ("pair, draft service and TPOT targets", "pair", "ttft_p95"),
+    ("pair, draft service and TPOT targets", "pair", "second_p50"),
+    ("pair, draft service and TPOT targets", "pair", "tpot_p50"),
     ("pair, targets", "pair", "ttft_p50"),
     ("pair, targets", "pair", "ttft_p95"),
     ("pair, targets", "pair", "tpot_p50"),
@@ -83,15 +97,52 @@ def drafter(executor: CostExecutor) -> SimulatedDrafter:
     )
 
 
-ROWS: dict[str, tuple[Server, bool]] = {
-    "pair": (Server(pairs(1)), True),
-    "pair, sent at finish": (Server(pairs(1)), False),
-    "unified": (Server(unified(1)), True),
-    "pair, targets": (Server(pairs(1), slo=SLO), True),
-    "pair, draft and targets": (Server(pairs(1), drafter, SLO), True),
-    "unified, draft and targets": (Server(unified(1), drafter, SLO), True),
+class ServiceDrafter:
+    """A drafter without KV on the worker, as a draft service is: it answers a step's requests in
+    `SERVICE_SECONDS`, and reads prompts elsewhere."""
+
+    group = None
+
+    def __init__(self, executor: CostExecutor) -> None:
+        self._executor = executor
+        self._random = random.Random(0)
+        self._trees: dict[int, TokenTree] = {}
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._trees = {request.id: self._draft(request) for request in requests}
+        self._executor.seconds += SERVICE_SECONDS if requests else 0.0
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        return self._trees
+
+    def release(self, ids: Sequence[int]) -> None:
+        pass
+
+    def _draft(self, request: DraftRequest) -> TokenTree:
+        """Draft a chain, of which each token is the target's with probability ACCURACY."""
+        tokens = list(request.tokens[: request.length])
+        chain = [tokens[-1]]
+        for _ in range(min(request.depth, request.nodes)):
+            token = next_token(np.array(tokens, np.int64), request.params, request.choice, VOCABULARY)
+            token = token if self._random.random() < ACCURACY else (token + 1) % VOCABULARY
+            tokens.append(token)
+            chain.append(token)
+        likely = tuple(ACCURACY**depth for depth in range(len(chain)))
+        return TokenTree(tuple(chain), tuple(range(-1, len(chain) - 1)), likely, likely)
+
+
+ROWS: dict[str, tuple[Server, bool, Order]] = {
+    "pair": (Server(pairs(1)), True, "slo"),
+    "pair, sent at finish": (Server(pairs(1)), False, "slo"),
+    "pair, sent at finish, by arrival": (Server(pairs(1)), False, "arrival"),
+    "unified": (Server(unified(1)), True, "slo"),
+    "pair, TPOT targets": (Server(pairs(1), slo=TPOT), True, "slo"),
+    "pair, targets": (Server(pairs(1), slo=SLO), True, "slo"),
+    "pair, draft and targets": (Server(pairs(1), drafter, SLO), True, "slo"),
+    "pair, draft service and TPOT targets": (Server(pairs(1), ServiceDrafter, TPOT), True, "slo"),
+    "unified, draft and targets": (Server(unified(1), drafter, SLO), True, "slo"),
 }
-"""The rows: what serves, and whether prompts are streamed."""
+"""The rows: what serves, whether prompts are streamed, and the service order."""
 
 
 def figures(done: ReplayResult) -> dict[str, float]:
@@ -117,18 +168,19 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))] if values else 0.0
 
 
-def simulate(seed: int, count: int) -> dict[str, dict[str, float]]:
-    """Run all rows on the trace of one seed."""
+def simulate(seed: int, count: int, known: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Run the rows that are not `known` on the trace of one seed; return all."""
     machine = hardware()
     queries = [replace(query, output=OUTPUT) for query in TRACES["append"](count, seed, SCALE)]
     rate = LOAD * measured_capacity(queries) / statistics.fmean(query.tokens for query in queries)
-    engine = msgspec.structs.replace(
-        ENGINE, num_blocks=round(PAPER.blocks * SCALE), order="slo", eviction="recompute"
-    )
-    return {
-        name: figures(virtual(queries, rate, engine, machine, streaming, server=server))
-        for name, (server, streaming) in ROWS.items()
-    }
+    engine = msgspec.structs.replace(ENGINE, num_blocks=round(PAPER.blocks * SCALE), eviction="recompute")
+    rows = {}
+    for name, (server, streaming, order) in ROWS.items():
+        ordered = msgspec.structs.replace(engine, order=order)
+        rows[name] = known.get(name) or figures(
+            virtual(queries, rate, ordered, machine, streaming, server=server)
+        )
+    return rows
 
 
 LIVE_ROWS: dict[str, tuple[dict[str, object], bool]] = {
@@ -223,9 +275,11 @@ def report(
     file: str, settings: dict[str, str], rounds: Sequence[dict[str, Any]], models: Sequence[str]
 ) -> None:
     """Print the medians over the rounds and the comparisons, and write them."""
+    complete = set.intersection(*(set(one) for one in rounds))
     rows = {
         name: {key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]}
         for name in rounds[0]
+        if name in complete
     }
     keys = list(next(iter(rows.values())))
     table(file, ["row", *keys], [[name, *(f"{row[key]:.4g}" for key in keys)] for name, row in rows.items()])
@@ -254,11 +308,15 @@ def main() -> None:
     settings = {key: str(value) for key, value in vars(args).items() if key != "resume"}
     file = "pair_streams_live" if args.live else "pair_streams"
     rounds = known(file) if args.resume else []
-    for seed in range(len(rounds), args.rounds if args.live else args.seeds):
+    for seed in range(args.rounds if args.live else args.seeds):
+        before = rounds[seed] if seed < len(rounds) else {}
+        if set(before) >= set(LIVE_ROWS if args.live else ROWS):
+            continue
         if args.live:
-            rounds.append(asyncio.run(live_round(args.model, seed, args.queries)))
+            after = asyncio.run(live_round(args.model, seed, args.queries))
         else:
-            rounds.append(simulate(seed, args.queries))
+            after = simulate(seed, args.queries, before)
+        rounds[seed : seed + 1] = [after]
         report(file, settings, rounds, PACKAGED_PAIR if args.live else SIMULATED)
 
 
