@@ -186,6 +186,7 @@ def simulate(seed: int, count: int, known: dict[str, dict[str, float]]) -> dict[
 LIVE_ROWS: dict[str, tuple[dict[str, object], bool]] = {
     "pair": ({"pairs": 1, "threads": 1}, True),
     "pair, sent at finish": ({"pairs": 1, "threads": 1}, False),
+    "pair, sent at finish, by arrival": ({"pairs": 1, "threads": 1, "order": "arrival"}, False),
     "unified": ({"threads": 1}, True),
     "pair, draft and targets": ({"pairs": 1, "threads": 1, "draft": "auto"}, True),
 }
