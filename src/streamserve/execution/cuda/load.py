@@ -1,21 +1,26 @@
 """Load a model onto a device: weights, KV pool in the device's free memory, executor and drafter."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.executor import DeviceExecutor
+from streamserve.execution.cuda.experts import stack_experts
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
-from streamserve.execution.cuda.head import WideLinear
-from streamserve.execution.cuda.linear import TorchLinear
+from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear, WideLinear
 from streamserve.execution.cuda.model import DeviceModel
 from streamserve.execution.cuda.operations import Implementation, Operations, operations
+from streamserve.execution.cuda.packing import packs
 from streamserve.execution.cuda.runner import Runner
 from streamserve.execution.cuda.swap import DeviceHostPool
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
+from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.loaded import (
@@ -31,7 +36,8 @@ from streamserve.execution.loaded import (
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.open import open_checkpoint
-from streamserve.execution.spec import ModelSpec, Multipliers
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
 from streamserve.protocol.errors import CheckpointError
 
@@ -71,14 +77,41 @@ class DeviceBackend:
         chosen: Implementation = implementation or ("kernels" if device.type == "cuda" else "plain")
         return cls(device, operations(chosen), max_sequences, max_model_len)
 
-    def model(self, checkpoint: AnyCheckpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
-        """Load the model's weights onto the device."""
-        makers = LinearMakers(TorchLinear, TorchLinear, WideLinear)
-        return load_model(checkpoint, spec, dtype, makers, self.device)
+    def model(
+        self,
+        checkpoint: AnyCheckpoint,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        format: WeightFormat | None = None,
+        head: WeightFormat | None = None,
+    ) -> Model:
+        """Load the model's weights onto the device, as `load_model` says. Raises CheckpointError for those
+        that its kernels do not multiply."""
+        experts = partial(stack_experts, count=spec.experts.count if spec.experts else 0)
+        makers = LinearMakers(self._linear, self._linear, self._head, TorchLinear, experts)
+        try:
+            return load_model(checkpoint, spec, dtype, makers, self.device, format, head)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{checkpoint.path}: {error} on a GPU: use --device cpu, and not --backend device"
+            ) from None
 
-    def cache(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+    def _linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> TorchLinear | QuantizedLinear:
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLinear(self.operations.matrix, self.device, weight, bias)
+        return TorchLinear(weight, bias)
+
+    def _head(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> WideLinear | QuantizedLinear:
+        assert bias is None
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLinear(self.operations.matrix, self.device, weight, wide=True)
+        return WideLinear(weight)
+
+    def cache(
+        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, quantized: bool = False
+    ) -> KVCache:
         """Return a KV pool with one block more than the engine knows: it takes the KV of padding rows."""
-        return KVCache(spec, num_blocks + 1, block_size, dtype, device=self.device)
+        return KVCache(spec, num_blocks + 1, block_size, dtype, device=self.device, quantized=quantized)
 
     def runner(self, model: Model, cache: KVCache) -> Runner:
         """Return what runs `model` over `cache`."""
@@ -108,7 +141,9 @@ class DeviceBackend:
         elif draft.spec:
             model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
             group = DRAFT
-            draft_cache = self.cache(draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype)
+            draft_cache = self.cache(
+                draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype, cache.quantized
+            )
         elif draft.kind in ("none", "remote"):
             return None
         else:
@@ -117,20 +152,18 @@ class DeviceBackend:
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars)
 
 
-def refuse_unsupported(spec: ModelSpec) -> None:
+def refuse_unsupported(spec: ModelSpec, kv_quantized: bool) -> None:
     """Raise CheckpointError for a model that needs an operation which the device's kernels do not have."""
-    multipliers = spec.multipliers
+    stored = spec.stored.by_module.values() if spec.stored else ()
+    groups = {str(format.weights.group) for format in stored if format and not packs(format.weights)}
     needs = {
-        "norms after attention and MLP": spec.norms != "before",
-        "norms in float32": spec.wide_norms,
-        "norms of all queries as one vector": spec.qk_norm == "joint",
-        "heads that are rotated in part": spec.rotary_dim != spec.head_dim,
-        "layers with different rotary embeddings": len(set(spec.ropes)) > 1 or None in spec.ropes,
-        "soft caps": bool(spec.attention_cap or spec.logits_cap),
-        "another activation than SiLU": spec.activation != "silu",
-        "mixtures of experts": spec.experts is not None,
-        "attention sinks": spec.sinks,
-        "multipliers": multipliers != Multipliers(spec.head_dim**-0.5),
+        f"{spec.num_heads // spec.num_kv_heads} query heads that share a key-value head": (
+            spec.num_heads // spec.num_kv_heads > TILES[-1]
+        ),
+        f"heads of {spec.head_dim} dimensions, with --kv-cache-dtype int8": (
+            kv_quantized and spec.head_dim % 4 > 0
+        ),
+        f"weights in groups of {', '.join(sorted(groups))} inputs": bool(groups),
     }
     missing = [name for name, needed in needs.items() if needed]
     if missing:
@@ -143,6 +176,9 @@ def refuse_unsupported(spec: ModelSpec) -> None:
 def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
     """Return the memory to leave for a step's activations, logits and graphs, in bytes."""
     widest = 3 * spec.intermediate_size + 4 * spec.hidden_size + 2 * spec.num_heads * spec.head_dim
+    if spec.experts:
+        inner = 3 * spec.experts.intermediate_size + spec.hidden_size
+        widest += spec.experts.chosen * inner + 3 * spec.experts.shared_size
     return GRAPH_BYTES + ROWS[-1] * widest * dtype.itemsize + 2 * max_nodes * spec.vocab_size * 4
 
 
@@ -160,20 +196,13 @@ def load_on_device(
     """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of the
     free memory that may be used. Raises CheckpointError for what cannot be served there."""
     config, spec = source.config, source.spec
-    if source.quantized:
-        raise CheckpointError(f"{source.quantized} is for the CPU: use --device cpu")
     if config.kernel_path != "auto":
         raise CheckpointError(f"--kernel-path {config.kernel_path} is for the CPU: use --device cpu")
-    if source.kv_quantized:
-        raise CheckpointError(
-            f"--kv-cache-dtype {config.kv_cache_dtype} is for the CPU's backends: use --device cpu, and not "
-            "--backend device"
-        )
     if config.backend in ("native", "reference"):
         raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
     for model_spec in (source.spec, source.draft.spec):
         if model_spec:
-            refuse_unsupported(model_spec)
+            refuse_unsupported(model_spec, source.kv_quantized)
     sizes = plan_memory(
         source, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
         reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
@@ -181,8 +210,10 @@ def load_on_device(
     source = source.at_length(sizes.max_model_len)
     spec = source.spec
     backend = DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len)
-    model = backend.model(source.checkpoint, spec, source.dtype)
-    cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype)
+    if isinstance(source.checkpoint, GgufCheckpoint):
+        source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
+    model = backend.model(source.checkpoint, spec, source.dtype, source.format, source.head)
+    cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype, source.kv_quantized)
     grammars = make_grammars(vocabulary, spec)
     drafter = backend.drafter(source.draft, model, cache, config.speculation_mode == "rejection", grammars)
     caches = all_caches(cache, drafter)
@@ -199,4 +230,6 @@ def load_on_device(
         caches,
         source.draft_fingerprint,
         device,
+        source.format,
+        source.head,
     )
