@@ -199,7 +199,7 @@ def compare(
         *((model, *run) for model in EVERY_CASE for run in RUNS),
         *((model, "preempted", run) for model in MODELS if model not in EVERY_CASE for run in BOTH),
         *((model, name, "auto") for model in MIXTURES for name in CASES if name != "preempted"),
-        ("phi3", "preempted", "device"),
+        *((model, "preempted", "device") for model in MODELS if model not in EVERY_CASE),
     ],
     indirect=["checkpoint"],
 )

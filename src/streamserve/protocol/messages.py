@@ -217,6 +217,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Data type of the KV cache; auto: `dtype`."""
     backend: str = ""
     """What computes it: implementation and instructions."""
+    notice: str = ""
+    """What whoever uses the model should know; empty if there is nothing."""
     numerics_class: str = ""
     """The name that backends share which compute the same bits; by default the backend's."""
 

@@ -160,13 +160,14 @@ def test_every_pair_is_in_one_tile_of_its_expert(rows: int, experts: int, each: 
     assert sorted(found) == list(range(rows * each))
 
 
+@example(format="int8", rows=50, experts=2, each=1, biased=True, shared=True, dtype=torch.float32, seed=0)
 @given(
     format=st.sampled_from(["floats", "int8", "int4", "mxfp4", "int4:16, minimums"]),
-    rows=st.sampled_from([1, 3, 20, 50]), experts=st.sampled_from([2, 5]), each=st.integers(1, 2),
+    rows=st.sampled_from([1, 3, 20, 40]), experts=st.sampled_from([1, 2, 5]), each=st.integers(1, 2),
     biased=st.booleans(), shared=st.booleans(), dtype=dtypes, seed=st.integers(0, 2**31),
 )  # fmt: skip
 def test_experts(device, format: str, rows, experts, each, biased, shared, dtype, seed) -> None:
-    case = Product(rows, 24, 64, biased, False, False, dtype, seed)
+    case, each = Product(rows, 24, 64, biased, False, False, dtype, seed), min(each, experts)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.rand(rows, experts, generator=generator).argsort(1)[:, :each]
     x = case.normal(3, rows, 64).to(dtype)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.execution.cuda.attention import TILES
+from streamserve.execution.cuda.device import notice
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.experts import stack_experts
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
@@ -221,7 +222,7 @@ def load_on_device(
     return Loaded(
         DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False, _backend_name(device)),
+        model_info(source, sizes, False, False, _backend_name(device), notice=notice(device)),
         sizes.blocks * sizes.block_bytes,
         model,
         None,

@@ -8,7 +8,7 @@ The numbers are not scaled before they are multiplied, so the weights are as exa
 """
 # mypy: ignore-errors
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -195,7 +195,8 @@ def multiply_routed(
     """As plain.matrix.multiply_routed."""
     pairs = len(routing.order)
     out = torch.empty(pairs, weight.outputs, dtype=x.dtype, device=x.device)
-    launch = choose_launch(tile_of(pairs, len(weight.numbers)), x.dtype)
+    tile = tile_of(pairs, len(weight.numbers))
+    launch = replace(choose_launch(tile, x.dtype), rows=tile)
     _launch(x, weight, bias, out, routing, shared, launch, len(routing.experts), 1)
     return out
 
