@@ -142,6 +142,23 @@ async def test_a_step_that_raises_costs_one_request_and_leaves_a_report(
     record(**figures)
 
 
+async def test_an_error_of_the_device_ends_the_worker_and_its_requests_continue(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor of GPUs, whose wait for the device fails once."""
+    texts = []
+    for fault in ("none run", "device run"):
+        inject(monkeypatch, tmp_path, fault)
+        async with serving(checkpoint, backend="device") as llm:
+            asked = [answer(llm, f"r{number}", prompt, 24) for number, prompt in enumerate(prompts(3))]
+            texts.append(await asyncio.gather(*asked))
+            assert llm.incidents().crash_reports == (fault == "device run")
+    assert texts[1] == texts[0]
+    assert all(len(text) == 24 for text in texts[0])
+    (report,) = (tmp_path / "streamserve" / "crashes").iterdir()
+    assert json.loads(report.read_text())["exception"] == "RuntimeError"
+
+
 @pytest.mark.parametrize("co_batched", ["", " co-batched"], ids=["always", "only co-batched"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("topology", ["one", "pair", "service"])

@@ -26,6 +26,7 @@ from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.loaded import (
     Loaded,
+    PoolSizes,
     Source,
     Vocabulary,
     all_caches,
@@ -208,8 +209,18 @@ def load_on_device(
         source, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
         reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
     )  # fmt: skip
-    source = source.at_length(sizes.max_model_len)
-    spec = source.spec
+    try:
+        return _load(source.at_length(sizes.max_model_len), sizes, device, vocabulary)
+    except torch.OutOfMemoryError:
+        raise CheckpointError(
+            f"the memory of {device} does not suffice: {free_bytes(device) >> 20} MiB are free with parts of "
+            "the model loaded; set --quantization, or less --kv-cache-bytes or --max-num-batched-tokens, "
+            "or see which other processes use the device"
+        ) from None
+
+
+def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vocabulary | None) -> Loaded:
+    config, spec = source.config, source.spec
     backend = DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len)
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
