@@ -1,13 +1,18 @@
 """Load a model onto a device: weights, KV pool in the device's free memory, executor and drafter."""
 
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.attention import TILES
+from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.device import notice
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.experts import stack_experts
@@ -16,7 +21,9 @@ from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear, Wide
 from streamserve.execution.cuda.model import DeviceModel
 from streamserve.execution.cuda.operations import Implementation, Operations, operations
 from streamserve.execution.cuda.packing import packs
+from streamserve.execution.cuda.ranks import Children, LeadingHostPool, LeadingRunner, Start, new_store
 from streamserve.execution.cuda.runner import Runner
+from streamserve.execution.cuda.sharding import Shard, ShardedCheckpoint, check_shards, shard_spec
 from streamserve.execution.cuda.swap import DeviceHostPool
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
@@ -33,6 +40,7 @@ from streamserve.execution.loaded import (
     engine_config,
     make_grammars,
     model_info,
+    open_source,
     plan_memory,
 )
 from streamserve.execution.memory import available_bytes
@@ -66,6 +74,7 @@ class DeviceBackend:
     operations: Operations
     max_sequences: int
     max_model_len: int
+    ranks: Ranks | None = None
 
     @classmethod
     def on(
@@ -107,7 +116,7 @@ class DeviceBackend:
         assert bias is None
         if isinstance(weight, QuantizedWeight):
             return QuantizedLinear(self.operations.matrix, self.device, weight, wide=True)
-        return WideLinear(weight)
+        return WideLinear(Shard(self.ranks.rank, self.ranks.degree).rows(weight) if self.ranks else weight)
 
     def cache(
         self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, quantized: bool = False
@@ -117,7 +126,8 @@ class DeviceBackend:
 
     def runner(self, model: Model, cache: KVCache) -> Runner:
         """Return what runs `model` over `cache`."""
-        device_model = DeviceModel(model, self.operations, self.max_model_len + MAX_DRAFT_POSITIONS)
+        positions = self.max_model_len + MAX_DRAFT_POSITIONS
+        device_model = DeviceModel(model, self.operations, positions, self.ranks)
         return Runner(device_model, cache, self.operations, self._graphs(), self.max_sequences)
 
     def _graphs(self) -> Graphs:
@@ -184,12 +194,13 @@ def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
     return GRAPH_BYTES + ROWS[-1] * widest * dtype.itemsize + 2 * max_nodes * spec.vocab_size * 4
 
 
-def _backend_name(device: torch.device) -> str:
+def _backend_name(device: torch.device, degree: int) -> str:
     """Return what computes the model, as far as its bits depend on it."""
+    parallel = f" tensor parallel {degree}" if degree > 1 else ""
     if device.type != "cuda":
-        return f"device torch {torch.__version__}"
+        return f"device torch {torch.__version__}{parallel}"
     major, minor = torch.cuda.get_device_capability(device)
-    return f"cuda sm_{major}{minor} torch {torch.__version__}"
+    return f"cuda sm_{major}{minor} torch {torch.__version__}{parallel}"
 
 
 def load_on_device(
@@ -205,8 +216,12 @@ def load_on_device(
     for model_spec in (source.spec, source.draft.spec):
         if model_spec:
             refuse_unsupported(model_spec, source.kv_quantized)
+    degree = config.tensor_parallel_size
+    if degree > 1:
+        _check_parallel(source, device)
+    part = replace(source, spec=shard_spec(spec, degree))
     sizes = plan_memory(
-        source, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
+        part, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
         reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
     )  # fmt: skip
     try:
@@ -221,6 +236,8 @@ def load_on_device(
 
 def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vocabulary | None) -> Loaded:
     config, spec = source.config, source.spec
+    if config.tensor_parallel_size > 1:
+        return _lead(source, sizes, device, vocabulary)
     backend = DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len)
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
@@ -233,7 +250,7 @@ def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
     return Loaded(
         DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False, _backend_name(device), notice=notice(device)),
+        model_info(source, sizes, False, False, _backend_name(device, 1), notice=notice(device)),
         sizes.blocks * sizes.block_bytes,
         model,
         None,
@@ -245,3 +262,81 @@ def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
         source.format,
         source.head,
     )
+
+
+def _check_parallel(source: Source, device: torch.device) -> None:
+    """Raise CheckpointError for what is not divided among ranks."""
+    config, degree = source.config, source.config.tensor_parallel_size
+    check_shards(source.spec, source.checkpoint, degree)
+    refused = {
+        source.quantized or "": source.quantized is not None,
+        f"--draft {config.draft}": source.draft.kind not in ("none", "ngram"),
+    }
+    for flag, present in refused.items():
+        if present:
+            raise CheckpointError(f"{flag} is not supported with --tensor-parallel-size yet: use 1")
+    if device.type == "cuda" and (device.index or 0) + degree > torch.cuda.device_count():
+        raise CheckpointError(
+            f"--tensor-parallel-size {degree}: there are only {torch.cuda.device_count()} GPUs, from which "
+            f"--device takes the first"
+        )
+
+
+def _shard(source: Source, sizes: PoolSizes, ranks: Ranks, device: torch.device) -> tuple[Runner, Model]:
+    """Return what runs a rank's shard of the model, and the shard."""
+    assert isinstance(source.checkpoint, Checkpoint)
+    config, spec = source.config, shard_spec(source.spec, ranks.degree)
+    backend = replace(DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len), ranks=ranks)
+    checkpoint: Any = ShardedCheckpoint(source.checkpoint, Shard(ranks.rank, ranks.degree))
+    model = backend.model(checkpoint, spec, source.dtype)
+    cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype, source.kv_quantized)
+    return backend.runner(model, cache), model
+
+
+def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vocabulary | None) -> Loaded:
+    """Load the first rank of a tensor-parallel model, with processes for the others."""
+    config, spec, degree = source.config, source.spec, source.config.tensor_parallel_size
+    store = new_store()
+    start = Start(
+        config, 0, str(store), str(device), sizes.blocks, sizes.swap_blocks, sizes.max_model_len
+    )  # fmt: skip
+    children = Children(start, degree)
+    ranks = Ranks.connect(0, degree, store, device)
+    runner, model = _shard(source, sizes, ranks, device)
+    ranks.meet(device)
+    shutil.rmtree(store.parent)
+    leading: Any = LeadingRunner(runner, ranks, children)
+    grammars = make_grammars(vocabulary, spec)
+    drafter = NGramDrafter(spec.eos_token_ids, grammars) if source.draft.kind == "ngram" else None
+    host = LeadingHostPool([runner.cache], sizes.swap_blocks, children.send) if sizes.swap_blocks else None
+    return Loaded(
+        DeviceExecutor(leading, spec.eos_token_ids, grammars, host),
+        engine_config(config, sizes),
+        model_info(source, sizes, False, False, _backend_name(device, degree), notice=notice(device)),
+        sizes.blocks * sizes.block_bytes,
+        model,
+        None,
+        runner.cache,
+        drafter,
+        (runner.cache,),
+        source.draft_fingerprint,
+        device,
+    )
+
+
+def load_rank(start: Start) -> tuple[Runner, Ranks, DeviceHostPool | None]:
+    """Load a rank other than the first, in its process."""
+    config, device = start.config, torch.device(start.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", (device.index or 0) + start.rank)
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    ranks = Ranks.connect(start.rank, config.tensor_parallel_size, Path(start.store), device)
+    spec, checkpoint = open_checkpoint(Path(config.path))
+    source = open_source(config, checkpoint, spec).at_length(start.max_model_len)
+    sizes = PoolSizes(start.blocks, 0, 0, start.swap_blocks, start.max_model_len)
+    runner, _ = _shard(source, sizes, ranks, device)
+    ranks.meet(device)
+    host = DeviceHostPool([runner.cache], start.swap_blocks) if start.swap_blocks else None
+    return runner, ranks, host

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.cuda.attention import AttentionWork
+from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.experts import mix
 from streamserve.execution.cuda.operations import Operations
 from streamserve.execution.kv_cache import KVCache
@@ -37,7 +38,11 @@ class ForwardInputs:
 class DeviceModel:
     """`model`, whose weights are on a device, for positions below `max_positions`."""
 
-    def __init__(self, model: Model, operations: Operations, max_positions: int) -> None:
+    def __init__(
+        self, model: Model, operations: Operations, max_positions: int, ranks: Ranks | None = None
+    ) -> None:
+        """With `ranks` the model is a shard (cuda/sharding.py), and all ranks do the same together."""
+        self._ranks = ranks
         self.spec = model.spec
         self.embedding = model.embedding
         self.layers = model.layers
@@ -70,15 +75,18 @@ class DeviceModel:
         delta = post = None
         for number, layer in enumerate(self.layers):
             x = layers.add_rms_norm(hidden, delta, layer.attention_norm, epsilon, None, post, residual)
-            delta = layer.out(self._attend(number, layer, x, inputs, cache, workspace))
+            delta = self._sum(layer.out(self._attend(number, layer, x, inputs, cache, workspace)))
             post = layer.attention_post_norm
             x = layers.add_rms_norm(hidden, delta, layer.mlp_norm, epsilon, None, post, residual)
-            delta, post = self._mlp(number, layer, x), layer.mlp_post_norm
+            delta, post = self._sum(self._mlp(number, layer, x)), layer.mlp_post_norm
         layers.add_rms_norm(hidden, delta, self.final_norm, epsilon, out, post, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the float32 logits [rows, vocabulary] of the next token."""
-        logits, cap = scaled(self.head(hidden), self.spec.multipliers.logits), self.spec.logits_cap
+        logits = self.head(hidden)
+        if self._ranks:
+            logits = self._ranks.join(logits)
+        logits, cap = scaled(logits, self.spec.multipliers.logits), self.spec.logits_cap
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def _attend(
@@ -118,6 +126,10 @@ class DeviceModel:
         assert layer.gate_up
         assert layer.down
         return layer.down(self._gate(layer.gate_up(x)))
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Return the sum over all ranks."""
+        return self._ranks.add(x) if self._ranks else x
 
     def _gate(self, gate_up: Tensor) -> Tensor:
         gated: Tensor = self._operations.layers.gate(gate_up, self.spec.activation, self.spec.clamp)

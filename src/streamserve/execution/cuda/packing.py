@@ -156,7 +156,7 @@ def unpack(weight: PackedWeight) -> Tensor:
     if weight.kind == Kind.FLOATS or weight.scales is None:
         return numbers.float()
     if weight.bits == 4:
-        parts = numbers.unflatten(-1, (-1, 1, weight.part))
+        parts = numbers.view(*numbers.shape[:-1], -1, 1, weight.part)
         numbers = torch.cat([parts & 15, parts >> 4], -2).flatten(-3)
     numbers = numbers[..., : weight.inputs]
 

@@ -294,7 +294,9 @@ def attend(
     for index, launched in enumerate(tiles):
         if not launched:
             continue
-        launch = choose_launch(TILES[index], padded_dim, q.dtype, _capability(q.device), quantized)
+        launch = choose_launch(
+            TILES[index], padded_dim, q.dtype, _capability(q.device), quantized, work.bits.shape[1] > 0
+        )
         programs = launch.resident * _multiprocessors(q.device)
         _attend[(programs,)](
             q, cache_layer, cache_scales, q if sinks is None else sinks, tables, limits,
@@ -317,11 +319,16 @@ def attend(
 
 
 def choose_launch(
-    tile: int, padded_dim: int, dtype: torch.dtype, capability: int, quantized: bool = False
+    tile: int,
+    padded_dim: int,
+    dtype: torch.dtype,
+    capability: int,
+    quantized: bool = False,
+    trees: bool = False,
 ) -> Launch:
     """Return the launch for a tile size, by the bytes of a head of the queries, the device's compute
-    capability (90 for 9.0), and whether keys and values have scales."""
-    if quantized:
+    capability (90 for 9.0), and whether keys and values have scales, and rows tree masks."""
+    if quantized or (trees and tile > 16):
         if tile == 128:  # on older devices loads in flight would spill registers
             return Launch(32, 8, 2 if capability >= 90 else 1, 1)
         return Launch(32, 4, 3, 4) if tile == 16 else Launch(32, 8, 3, 1)
@@ -362,7 +369,7 @@ def examples(capability: int) -> list[KernelExample]:
         "ITEM_FIELDS": ITEM_FIELDS, "UPCAST": False,
     }  # fmt: skip
     plain = {"SOFTCAP": False, "QUANTIZED": False, "SINKS": False}
-    kinds = {
+    kinds: dict[str, dict[str, int]] = {
         "0 nodes": {"WORDS": 0, **plain}, "64 nodes": {"WORDS": 2, **plain},
         "8 bits": {"WORDS": 0, **plain, "QUANTIZED": True},
         "cap, sinks": {"WORDS": 0, "SOFTCAP": True, "QUANTIZED": False, "SINKS": True},
@@ -370,7 +377,9 @@ def examples(capability: int) -> list[KernelExample]:
     launches = []
     for index, tile in enumerate(TILES):
         for kind, options in kinds.items():
-            launch = choose_launch(tile, 128, torch.bfloat16, capability, bool(options["QUANTIZED"]))
+            launch = choose_launch(
+                tile, 128, torch.bfloat16, capability, options["QUANTIZED"], options["WORDS"] > 0
+            )
             constants = fixed | {"INDEX": index, "TILE": tile, "KEYS": launch.keys} | options
             narrow = {"cache": "*i8", "cache_scales": "*fp32"} if options["QUANTIZED"] else {}
             signature = pointers | narrow | dict.fromkeys(constants, "constexpr")

@@ -310,7 +310,7 @@ def rotate_and_store(
         cache_layer.view(torch.float32) if quantized else cache_layer, slots, epsilon,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=turned, HALF=triton.next_power_of_2(turned // 2),
         REST=triton.next_power_of_2(rest) if rest else 0, BLOCK_SIZE=block_size, NORM=head_norm is not None,
-        ROTATE=cos is not None, QUANTIZED=quantized, GROUP=8, num_warps=2,
+        ROTATE=cos is not None, QUANTIZED=quantized, GROUP=8, num_warps=4 if quantized else 2,
     )  # fmt: skip
 
 
@@ -365,7 +365,7 @@ def examples(capability: int) -> list[KernelExample]:
         KernelExample("rotate_and_store, normed", _rotate_and_store, rotation, heads | {"NORM": True}, 2),
         KernelExample(
             "rotate_and_store, 8 bits", _rotate_and_store,
-            rotation | {"cache": "*i8", "cache_scales": "*fp32"}, partial, 2,
+            rotation | {"cache": "*i8", "cache_scales": "*fp32"}, partial, 4,
         ),
         KernelExample("gate, silu", _gate, gates, shape | {"SILU": True, "CLAMPED": False}),
         KernelExample("gate, gelu", _gate, gates, shape | {"SILU": False, "CLAMPED": False}),
