@@ -52,6 +52,7 @@ def parts(capability: int, processes: int) -> list[Part]:
     pytest = (*python, "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--no-header")
     several = ("--numprocesses", str(processes), "--dist", "worksteal") if processes > 1 else ()
     compiled = ("streamserve.execution.cuda.compile", "--capability", str(capability))
+    compiled += ("--processes", str(processes))
     return [
         Part("compiled kernels: registers, spills, shared memory", (*python, *compiled)),
         Part("kernels, engine with and without graphs", (*pytest, *several, *KERNELS)),

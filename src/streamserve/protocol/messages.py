@@ -218,7 +218,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     """What computes it: implementation and instructions."""
     notice: str = ""
-    """What whoever uses the model should know; empty if there is nothing."""
+    """What users should know of the model; empty if there is nothing."""
     numerics_class: str = ""
     """The name that backends share which compute the same bits; by default the backend's."""
 

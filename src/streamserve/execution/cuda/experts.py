@@ -41,8 +41,8 @@ def stack_experts(
 
 
 def _joined(maps: Sequence[DeviceLinear]) -> tuple[PackedWeight, Tensor | None]:
-    biases = [one.bias for one in maps if one.bias is not None]
-    return stack([one.packed for one in maps]), torch.stack(biases) if biases else None
+    biases = [linear.bias for linear in maps if linear.bias is not None]
+    return stack([linear.packed for linear in maps]), torch.stack(biases) if biases else None
 
 
 def mix(

@@ -55,7 +55,7 @@ class DeviceModel:
         ropes, self._rope_of = distinct_ropes(self.spec.ropes)
         rotations = Rotations.of(ropes, self.spec.rotary_dim).to(device)
         cos, sin = rotations.at(torch.arange(max_positions, device=device), model.dtype)
-        self._turns = [(one.contiguous(), other.contiguous()) for one, other in zip(cos, sin, strict=True)]
+        self._turns = list(zip(cos, sin, strict=True))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -115,10 +115,10 @@ def _multiply(
             if KIND == FLOATS:
                 weights = tl.load(own + key[None, :], exists[:, None] & (key < K)[None, :], 0.0)
             else:
-                place = tables + (first // GROUP) * N
+                group = tables + (first // GROUP) * N
                 zeros = column
                 if ZEROS:
-                    zeros = tl.load(offsets + place, exists, 0).to(tl.int32)
+                    zeros = tl.load(offsets + group, exists, 0).to(tl.int32)
                 integers = packed
                 if HALVES == 2:
                     integers = (packed >> (4 * half)) & 15
@@ -130,15 +130,15 @@ def _multiply(
                 acc = tl.dot(left, tl.trans(right), acc, input_precision=PRECISION)
             else:
                 product = tl.dot(left, tl.trans(right), input_precision=PRECISION)
-                acc += product * _scale(tl.load(scales + place, exists, 0))[None, :]
+                acc += product * _scale(tl.load(scales + group, exists, 0))[None, :]
                 if MINIMUMS:
                     sums = tl.sum(values.to(tl.float32), 1)
-                    acc += sums[:, None] * tl.load(offsets + place, exists, 0.0)[None, :]
+                    acc += sums[:, None] * tl.load(offsets + group, exists, 0.0)[None, :]
     if BIAS:  # noqa: SIM102
         if split == 0:
             acc += tl.load(bias + expert * N + column, exists, 0.0).to(tl.float32)[None, :]
-    place = (split.to(tl.int64) * rows + target)[:, None] * N + column[None, :]
-    tl.store(out + place, acc.to(out.dtype.element_ty), live[:, None] & exists[None, :])
+    result = (split.to(tl.int64) * rows + target)[:, None] * N + column[None, :]
+    tl.store(out + result, acc.to(out.dtype.element_ty), live[:, None] & exists[None, :])
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -297,10 +297,12 @@ def examples(capability: int) -> list[KernelExample]:
         | {"KIND": int(Kind.MXFP4), "PART": 32, "GROUP": 32, "GROUPS": 128},
         "experts in bf16": routed | {"KIND": int(Kind.FLOATS), "BYTES": 4096, "HALVES": 1},
     }  # fmt: skip
-    launches = []
-    for rows in (1, 64, 512):
+    launches, every = [], kinds | experts
+    chosen = {1: every, 64: ("4 bits", *experts), 512: ("4 bits", "4 bits, minimums", "iq4")}
+    for rows, names in chosen.items():
         launch = choose_launch(rows, torch.bfloat16)
-        for kind, options in (kinds | (experts if rows <= 64 else {})).items():
+        for kind in names:
+            options = every[kind]
             constants = fixed | {"ROWS": launch.rows, "COLUMNS": launch.columns} | options
             signature = pointers | dict.fromkeys(constants, "constexpr")
             signature |= {"offsets": "*fp32"} if constants["MINIMUMS"] else {}
