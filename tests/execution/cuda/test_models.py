@@ -138,7 +138,7 @@ def test_keys_and_values_of_8_bits_are_those_of_the_cpu(shared_checkpoint: Share
     assert found[1] != pytest.approx(generate(loaded(folder).executor)[1], abs=1e-5)
 
 
-def test_a_head_that_has_no_room_for_a_scale_is_refused_by_name(shared_checkpoint: Shared) -> None:
+def test_heads_whose_scale_would_not_be_aligned_are_refused_by_name(shared_checkpoint: Shared) -> None:
     folder = shared_checkpoint("llama", head_dim=18)
     with pytest.raises(CheckpointError, match="heads of 18 dimensions, with --kv-cache-dtype int8"):
         loaded(folder, kv_cache_dtype="int8")

@@ -25,13 +25,18 @@ class Ranks:
     @classmethod
     def connect(cls, rank: int, degree: int, store: Path, device: torch.device) -> "Ranks":
         """Meet the other ranks by the file `store`, in a folder of their own. They talk on this host only."""
-        shared = dist.PrefixStore("ranks", dist.FileStore(str(store), degree))
+        backends: Any = dist
+        shared = backends.PrefixStore("ranks", backends.FileStore(str(store), degree))
         if device.type == "cuda":
-            return cls(rank, degree, dist.ProcessGroupNCCL(shared, rank, degree, TIMEOUT))
-        options = dist.ProcessGroupGloo._Options()
+            nccl = backends.ProcessGroupNCCL
+            options = nccl.Options()
+            options._timeout = TIMEOUT
+            return cls(rank, degree, nccl(shared, rank, degree, options))
+        gloo = backends.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = TIMEOUT
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        return cls(rank, degree, dist.ProcessGroupGloo(shared, rank, degree, options))
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        return cls(rank, degree, gloo(shared, rank, degree, options))
 
     def meet(self, device: torch.device) -> None:
         """Return when all ranks have come here; the store is not used any more."""
