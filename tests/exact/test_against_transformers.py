@@ -119,8 +119,8 @@ def all_runs() -> list[tuple[str, str, Backend]]:
 
 
 def in_small_runs(model: str, name: str, backend: Backend) -> bool:
-    """Return whether a run is among the small counts: the kernels' all, a GPU's, one or two models' on the slow
-    backends."""
+    """Return whether a run is among the small counts: the kernels' and a GPU's, else one or two models'
+    on the slow backends."""
     slow = {"reference": ("llama",), "device": ("llama", "gpt_oss")}
     fast = backend == "auto" or (backend == "device" and torch.cuda.is_available())
     return fast or model in slow[backend] or (backend, name) == ("reference", "preempted")
