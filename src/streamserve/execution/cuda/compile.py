@@ -155,7 +155,7 @@ def main() -> int:
     else:
         with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
             compiled = list(pool.map(_compile, *zip(*examples, strict=True)))
-    Console(width=110).print(show(compiled))
+    Console(width=130).print(show(compiled))
     return int(any(kernel.spills or kernel.shared > SHARED_BYTES[kernel.capability] for kernel in compiled))
 
 
