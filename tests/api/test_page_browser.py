@@ -1,129 +1,37 @@
 """The page in a headless Chromium: chat, prompt streams, fleet, /docs. Skipped where there is none."""
 
-import asyncio
-import io
 import json
-import math
-import os
 import re
-import shutil
-from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
-from PIL import Image
-from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from streamserve.api.generator import Item
 from streamserve.api.settings import ApiSettings
-from streamserve.fleet.view import CandidateView, DecisionView, RouterView, WorkerView
 from streamserve.protocol.keys import digest
 from streamserve.protocol.reports import TransferReport
-from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.latency import SloOutcome
-from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
-from tests.api.serving import Script, ScriptedGenerator, Served, scripted
-from tests.api.test_metrics import REPORT
-from tests.api.test_tools import CALL, TEMPLATE, WEATHER
-from tests.serving import serving
-from tests.text.folders import byte_level_folder
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-quic",
-]
-SHOTS = os.environ.get("PAGE_SCREENSHOTS")
-"""A folder for pictures of the page at work."""
-
-NARROW: ViewportSize = {"width": 390, "height": 760}
-EVIL = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
-MARKDOWN = f"""## Steps
-
-1. **Bold** and *slanted*, `a < b`
-   - nested
-2. [a link](https://example.org/x), [a trap](javascript:document.title='taken'), ![picture](https://example.org/y.png)
-
-{EVIL}
-
-| a | b |
-|---|--:|
-| {EVIL} | 2 |
-
-```python {EVIL}
-def f(x):  # {EVIL}
-    return "{"long " * 60}"
-```
-
-> quoted
-"""
-WORKERS = [
-    WorkerView(f"{role}-0", True, False, 1, queued, 100, decoding, live, 1000, 0.1)
-    for role, queued, decoding, live in (("prefill", 3, 0, 120), ("decode", 0, 5, 640))
-]
-DECISION = DecisionView(
-    "r", 2.0, 345, "prefill-0 → decode-0", "best score", [CandidateView("prefill-0 → decode-0", 16, 0.87)]
+from tests.api.page import (
+    EVIL,
+    MARKDOWN,
+    NARROW,
+    PAIR,
+    Playbook,
+    answered,
+    drop,
+    launched,
+    no_sideways_scroll,
+    opened,
+    say,
+    stored,
 )
-PAIR = RouterView("flowguard", WORKERS, 1, [DECISION])
-
-
-class Playbook:
-    """What the scripted model says to the last message, its prompts, and how many answers ended early."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.prompts: list[str] = []
-        self.params: list[SamplingParams] = []
-        self.abandoned = 0
-
-    def script(self) -> Script:
-        async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-            text = self.tokenizer.decode(prompt, skip_special_tokens=False)
-            self.prompts.append(text)
-            self.params.append(params)
-            last = text.rsplit("<|im_start|>", 2)[-2]
-            if "forever" in last:
-                async for item in self._forever():
-                    yield item
-            pieces = next((pieces for word, pieces in self.lines().items() if word in last), ["hello"])
-            for number, piece in enumerate(pieces):
-                yield Delta(0, piece, (72,) * (1 + 2 * (number > 0)))
-                await asyncio.sleep(0.01)
-            yield Delta(0, tokens=(3,), finish="stop")
-            slo = SloOutcome(met=False, ttft_ms=12.5, tpot_ms=80.0) if params.slo.tpot_ms else None
-            count = 3 * len(pieces) - 1
-            yield Usage(len(prompt), count, cached_tokens=8, drafted_tokens=9, accepted_tokens=6, slo=slo)
-
-        return script
-
-    @staticmethod
-    def lines() -> dict[str, list[str]]:
-        return {
-            "markdown": re.findall(r".{1,40}", MARKDOWN, re.DOTALL),
-            "think": ["<think>\nSo ", "what?\n</think>\n\n", "Yes", "."],
-            "weather": [CALL],
-            "sunny": ["It is sunny."],
-            "count": [f"{number} " for number in range(10)],
-        }
-
-    async def _forever(self) -> AsyncGenerator[Item, None]:
-        try:
-            for _ in range(3000):
-                yield Delta(0, "more ", (72,))
-                await asyncio.sleep(0.01)
-        finally:
-            self.abandoned += 1
+from tests.api.serving import ScriptedGenerator, Served, scripted
+from tests.api.test_metrics import REPORT
+from tests.api.test_tools import TEMPLATE, WEATHER
+from tests.text.folders import byte_level_folder
 
 
 @pytest.fixture(scope="module")
@@ -148,78 +56,14 @@ def stage(actor: ScriptedGenerator) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine (Debian: apt install chromium)")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with launched() as chromium:
         yield chromium
-        chromium.close()
-
-
-@contextmanager
-def opened(browser: Browser, stage: Served, tolerated: str = "nothing") -> Iterator[Page]:
-    """The page in a browser without history. No request may leave the origin, and the browser may not report
-    errors other than `tolerated`."""
-    context = browser.new_context(viewport={"width": 1100, "height": 760})
-    page = context.new_page()
-    complaints: list[str] = []
-    elsewhere: list[str] = []
-    context.on("console", lambda text: complaints.append(text.text) if text.type == "error" else None)
-    context.on("weberror", lambda error: complaints.append(str(error.error)))
-    context.on("request", lambda sent: None if _is_here(sent.url, stage) else elsewhere.append(sent.url))
-    page.goto(stage.url)
-    expect(page.locator("#model")).to_have_value("actor")
-    yield page
-    assert [text for text in complaints if tolerated not in text] == []
-    assert elsewhere == []
-    assert page.title().startswith("streamserve")
-    context.close()
 
 
 @pytest.fixture
 def page(browser: Browser, stage: Served) -> Iterator[Page]:
     with opened(browser, stage) as page:
         yield page
-
-
-def _is_here(url: str, server: Served) -> bool:
-    return url.startswith((server.url + "/", "blob:" + server.url))
-
-
-def say(page: Page, text: str) -> None:
-    page.fill("#text", text)
-    page.keyboard.press("Enter")
-
-
-def answered(page: Page, text: str | re.Pattern[str]) -> None:
-    """Wait until the last answer is complete and has a text."""
-    answer = page.locator(".message").last
-    expect(answer.locator(".markdown").last).to_contain_text(text)
-    expect(answer).not_to_have_class(re.compile("busy"))
-
-
-def drop(page: Page, *files: tuple[str, str]) -> None:
-    """Drop text files on the page."""
-    transfer = page.evaluate_handle(
-        """(files) => { const data = new DataTransfer();
-            for (const [name, text] of files) data.items.add(new File([text], name)); return data; }""",
-        files,
-    )
-    for event in ("dragover", "drop"):
-        page.dispatch_event("body", event, {"dataTransfer": transfer})
-
-
-def stored(page: Page) -> list[Any]:
-    texts = page.evaluate(
-        "Object.entries(localStorage).filter(([name]) => name.includes('chat')).map((e) => e[1])"
-    )
-    return [json.loads(text) for text in texts]
-
-
-def no_sideways_scroll(page: Page) -> None:
-    script = """[document.documentElement, ...document.querySelectorAll('main, section, #log')]
-        .filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.id || part.tagName)"""
-    assert page.evaluate(script) == []
 
 
 def test_a_chat_with_figures(page: Page, playbook: Playbook) -> None:
@@ -449,6 +293,10 @@ def test_models_are_chosen_by_name(page: Page, stage: Served) -> None:
         say(page, "Who?")
     answered(page, "hello")
     assert json.loads(sent.value.post_data or "")["model"] == "<b>other"
+    page.evaluate("localStorage.setItem('streamserve.settings', '{\"model\": \"gone\"}')")
+    page.reload()
+    say(page, "Who is left?")
+    answered(page, "hello")
 
 
 def test_the_fleet_in_numbers_and_graphs(page: Page, stage: Served) -> None:
@@ -479,13 +327,13 @@ def test_the_fleet_in_numbers_and_graphs(page: Page, stage: Served) -> None:
 def test_samples_are_taken_gently(page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda sent: asked.append(sent.url) if "/assets/" not in sent.url else None)
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(1000)
     assert len(asked) <= 1
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     asked.clear()
     page.evaluate("location.hash = 'fleet'")
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(500)
     assert asked == []
 
 
@@ -556,11 +404,6 @@ def test_it_asks_for_the_key_and_keeps_it_to_itself(browser: Browser, actor: Scr
         page.context.close()
 
 
-def test_without_a_key_there_is_no_key_field(page: Page) -> None:
-    expect(page.locator("#key-form")).to_be_hidden()
-    expect(page.locator("#state")).to_have_text("ready")
-
-
 def test_failures_are_told(browser: Browser, stage: Served) -> None:
     with opened(browser, stage, tolerated="net::ERR_FAILED") as page:
         page.route("**/v1/chat/completions", lambda route: route.abort())
@@ -569,58 +412,3 @@ def test_failures_are_told(browser: Browser, stage: Served) -> None:
         page.unroute("**/v1/chat/completions")
         page.locator(".message").last.get_by_label("Regenerate").click()
         answered(page, "hello")
-
-
-def test_pictures_for_the_docs(browser: Browser) -> None:
-    """Made only when asked for: PAGE_SCREENSHOTS names the folder, and the packaged model poses."""
-    if not SHOTS:
-        return
-    folder = Path(SHOTS)
-    with serving("embedded", "--pairs", "2", "--threads", "1") as served:
-        page = browser.new_page(viewport={"width": 1120, "height": 720})
-        page.goto(served.url)
-        page.evaluate(f"localStorage.setItem('streamserve.settings', '{json.dumps(POSE)}')")
-        page.reload()
-        for text in ("Hello!", "What is 12 + 7?", "Write a function that returns the larger of two numbers."):
-            say(page, text)
-            expect(page.locator("#send")).to_be_visible(timeout=30_000)
-        page.mouse.move(0, 0)
-        picture(page, folder / "page-chat.png")
-        drop(page, ("minutes.txt", "The meeting is on Monday. " * 40))
-        page.fill("#text", "When is the meeting?")
-        expect(page.locator("#ahead-text")).to_have_text(
-            re.compile(r"^([\d,]+) of \1 tokens"), timeout=30_000
-        )
-        page.set_viewport_size(NARROW)
-        page.emulate_media(color_scheme="dark")
-        page.evaluate("document.getElementById('log').scrollTop = 1e9")
-        picture(page, folder / "page-narrow.png")
-        page.set_viewport_size({"width": 1120, "height": 1000})
-        page.emulate_media(color_scheme="light")
-        page.click("#to-fleet")
-        under_load(page, served.url)
-        picture(page, folder / "page-fleet.png")
-        page.close()
-
-
-POSE = {"temperature": 0, "ttft_ms": 200, "tpot_ms": 20}
-"""Settings of the chat in the pictures."""
-
-
-def under_load(page: Page, url: str) -> None:
-    """Send requests for about two minutes, more and fewer at a time, while the page looks on."""
-    body = {"messages": [{"role": "user", "content": "Write a story about a ship."}], "ignore_eos": True}
-    body |= {"max_tokens": 200, "slo": {"tpot_ms": 25}, "temperature": 0.8}
-    with ThreadPoolExecutor(24) as senders, httpx.Client(base_url=url, timeout=120) as client:
-        for second in range(60):
-            for _ in range(round(2 + 2 * math.sin(second / 7))):
-                senders.submit(client.post, "/v1/chat/completions", json={**body, "seed": second})
-            page.wait_for_timeout(2000)
-
-
-def picture(page: Page, file: Path) -> None:
-    """Save a picture of the page, of at most 150 KB."""
-    page.wait_for_timeout(300)
-    shot = Image.open(io.BytesIO(page.screenshot()))
-    shot.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
-    assert file.stat().st_size < 150_000

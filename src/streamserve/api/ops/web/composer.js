@@ -117,8 +117,14 @@ export class Composer {
     if (body === null) return;
     if (JSON.stringify(body) !== this.#streamBody) this.reset();
     this.#streamBody = JSON.stringify(body);
-    this.#stream ??= new MessageStream(body, (progress) => this.#progress(progress));
+    this.#stream ??= this.#opened(body);
     this.#stream.update(this.#chunks());
+  }
+
+  /** Return a new stream, whose progress is shown until it is sent or given up. */
+  #opened(body) {
+    const stream = new MessageStream(body, (progress) => { if (this.#stream === stream) this.#progress(progress); });
+    return stream;
   }
 
   #progress(progress) {
@@ -128,7 +134,7 @@ export class Composer {
     const share = tokens ? computed / tokens : 0;
     at("ahead-bar").value = share;
     at("ahead-bar").hidden = Boolean(error);
-    at("ahead-text").textContent = error ? `Not computed ahead: ${error}` : `${number(computed)} of ${number(tokens)} tokens computed already`;
+    at("ahead-text").textContent = !progress ? "" : error ? `Not computed ahead: ${error}` : `${number(computed)} of ${number(tokens)} tokens computed already`;
   }
 
   #submit() {

@@ -83,6 +83,6 @@ export function number(value, digits = 0) {
 /** Return a time in milliseconds, in the unit that suits it. */
 export function duration(milliseconds) {
   if (milliseconds === null || milliseconds === undefined || !Number.isFinite(milliseconds)) return "–";
-  if (milliseconds < 10) return `${number(milliseconds, 1)} ms`;
+  if (milliseconds < 100) return `${Number(milliseconds.toFixed(1))} ms`;
   return milliseconds < 1000 ? `${number(milliseconds)} ms` : `${number(milliseconds / 1000, milliseconds < 10_000 ? 2 : 1)} s`;
 }

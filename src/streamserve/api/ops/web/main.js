@@ -61,6 +61,7 @@ async function loadModels() {
 function showModel() {
   const { settings } = chat.conversation;
   const chosen = models.find(({ id }) => id === settings.model) ?? models[0];
+  if (chosen && settings.model !== chosen.id) delete settings.model;      // the server has others now
   const options = models.map(({ id, state }) => el("option", { value: id, text: state && state !== "loaded" ? `${id} (${state})` : id }));
   at("model").replaceChildren(...options);
   at("model").disabled = models.length < 2;

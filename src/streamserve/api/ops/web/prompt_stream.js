@@ -5,7 +5,8 @@
 
 import { ApiError, json } from "./api.js";
 
-const POLL = 400;            // milliseconds between questions for how much is computed
+const POLL = 400;            // milliseconds until the next question for how much is computed; doubled without progress
+const MAX_POLL = 6400;
 const TYPED = "typed";       // the key of the chunk that holds what was typed; it is the last one
 
 /** Return a message's chunks: one for each file, and one for the text. */
@@ -74,7 +75,7 @@ export class MessageStream {
   async #sync() {
     try {
       await this.#send().catch((error) => this.#sendAgain(error));
-      if (!this.#closed) this.#poll();
+      if (!this.#closed) this.#poll(POLL);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.#error = error;
@@ -118,11 +119,14 @@ export class MessageStream {
     }
   }
 
-  async #poll() {
+  /** Ask until all is computed but the last token, which the answer begins with. */
+  async #poll(wait, before = -1) {
     clearTimeout(this.#timer);
     const { tokens, computed } = await this.#state();
     if (this.#closed || tokens === undefined) return;
     this.#report({ tokens, computed });
-    if (computed < tokens && !document.hidden) this.#timer = setTimeout(() => this.#poll(), POLL);
+    if (computed >= tokens - 1 || document.hidden || wait > MAX_POLL) return;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#poll(computed > before ? POLL : 2 * wait, computed), wait);
   }
 }
