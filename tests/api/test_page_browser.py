@@ -161,6 +161,7 @@ def test_markdown_is_shown_and_markup_is_only_text(page: Page) -> None:
     expect(page.locator("#attached")).to_contain_text(EVIL)
     say(page, f"markdown {EVIL}")
     answered(page, "quoted")
+    expect(page.locator("#jump")).to_be_hidden()  # the log has followed the answer
     answer = page.locator(".message").last
     expect(answer.locator("h4")).to_have_text("Steps")
     expect(answer.locator("strong")).to_have_text("Bold")
@@ -223,6 +224,11 @@ def test_dropped_files_are_computed_while_one_types(page: Page, playbook: Playbo
     expect(ahead).not_to_have_text(first)
     drop(page, ("more.txt", "No: it is ```red```."))
     expect(page.locator("#attached li")).to_have_count(2)
+    with page.expect_request(lambda sent: sent.method == "DELETE"):  # other settings need another stream
+        page.click("#to-settings")
+        page.fill("#setting-seed", "5")
+        page.press("#setting-seed", "Tab")
+    page.click("#close-settings")
     page.fill("#text", "What colour is it?")
     page.get_by_label("Remove notes.txt").click()
     page.focus("#text")
@@ -242,6 +248,7 @@ def test_dropped_files_are_computed_while_one_types(page: Page, playbook: Playbo
     expect(page.locator(".pager").last).to_have_text("2 / 2")
     answered(page, "hello")
     assert playbook.prompts[-1] == playbook.prompts[-2]
+    assert [params.seed for params in playbook.params[-2:]] == [5, 5]
 
 
 def test_what_cannot_be_computed_ahead_is_sent_whole(

@@ -27,7 +27,7 @@ export class Chat {
       editLast: () => this.#editLast(),
     });
     at("log").addEventListener("scroll", () => this.#showJump());
-    at("jump").addEventListener("click", () => this.#follow(true));
+    at("jump").addEventListener("click", () => this.#follow());
     window.addEventListener("pagehide", () => { if (this.#pending) store.save(this.conversation); });
     this.show();
   }
@@ -37,9 +37,9 @@ export class Chat {
     this.stop();
     for (const node of Object.values(conversation.nodes)) if (node.state === "waiting" || node.state === "writing") node.state = "stopped";
     this.conversation = conversation;
-    this.#composer.reset();
+    this.#composer.refresh();
     this.show();
-    this.#follow(true);
+    this.#follow();
     this.#composer.focus();
   }
 
@@ -50,7 +50,7 @@ export class Chat {
     else settings[name] = value;
     store.saveSettings(settings);
     if (Object.keys(this.conversation.nodes).length) this.#save();
-    this.#composer.reset();
+    this.#composer.refresh();
   }
 
   /** Stop the answer that is being generated. */
@@ -150,7 +150,7 @@ export class Chat {
     const answer = add(conversation, newAnswer(body.slo), parent);
     this.#composer.busy = true;
     this.show();
-    this.#follow(true);
+    this.#follow();
     this.#save();
     try {
       await this.#answer(body, answer, prepare, pending.signal);
@@ -190,7 +190,7 @@ export class Chat {
     this.#frame = 0;
     const follows = isAtEnd();
     this.#views.get(this.conversation.head)?.update();
-    if (follows) this.#follow(false);
+    if (follows) this.#follow();
     this.#showJump();
   }
 
@@ -200,8 +200,8 @@ export class Chat {
     this.#changed();
   }
 
-  #follow(always) {
-    if (always || isAtEnd()) at("log").scrollTop = at("log").scrollHeight;
+  #follow() {
+    at("log").scrollTop = at("log").scrollHeight;
   }
 
   #showJump() {

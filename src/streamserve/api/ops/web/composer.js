@@ -23,7 +23,7 @@ export class Composer {
     at("file").addEventListener("change", () => { this.#add(at("file").files); });
     at("stop").addEventListener("click", () => host.stop());
     acceptDrops((files) => this.#add(files));
-    window.addEventListener("pagehide", () => this.reset());
+    window.addEventListener("pagehide", () => this.#reset());
   }
 
   focus() {
@@ -37,15 +37,13 @@ export class Composer {
     at("send").hidden = busy;
   }
 
-  /** Put a text in; the conversation or its settings may be others now. */
-  fill(text) {
-    at("text").value = text;
+  /** Take another conversation or other settings into account. */
+  refresh() {
     this.#changed(0);
-    this.focus();
   }
 
-  /** Give the stream up: it was for another conversation, or other settings. */
-  reset() {
+  /** Give the stream up. */
+  #reset() {
     clearTimeout(this.#timer);
     this.#stream?.close();
     this.#stream = null;
@@ -110,12 +108,12 @@ export class Composer {
     const ahead = this.#host.ahead();
     const wanted = ahead === "always" ? at("text").value.trim() || this.#files.length : ahead !== "never" && this.#files.length;
     if (!wanted || this.#busy) {
-      this.reset();
+      this.#reset();
       return;
     }
     const body = this.#host.streamBody();
     if (body === null) return;
-    if (JSON.stringify(body) !== this.#streamBody) this.reset();
+    if (JSON.stringify(body) !== this.#streamBody) this.#reset();
     this.#streamBody = JSON.stringify(body);
     this.#stream ??= this.#opened(body);
     this.#stream.update(this.#chunks());

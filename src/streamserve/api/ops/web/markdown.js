@@ -75,14 +75,14 @@ const closes = (line, mark) => {
 /** A list goes on over empty lines, if an item or an indented line follows. Fences within it are skipped. */
 function endOfList(lines, start) {
   const ordered = isOrdered(lines[start]);
-  let end = start;
+  let end = start, trimmed;
   for (let i = start; i < lines.length;) {
     const line = lines[i];
     const inside = /^\s{2,}\S/.test(line);
     const item = ITEM.test(line) && !RULE.test(line) && (inside || isOrdered(line) === ordered);
     const lazy = line.trim() && i === end && !interrupts(line) && i > start;
     if (line.trim() && !(item || inside || lazy || i === start)) break;
-    i = inside && FENCE.test(line.trim()) ? endOfFence(lines.map((text) => text.trimStart()), i) : i + 1;
+    i = inside && FENCE.test(line.trim()) ? endOfFence(trimmed ??= lines.map((text) => text.trimStart()), i) : i + 1;
     if (line.trim()) end = i;
   }
   return end;
