@@ -241,6 +241,7 @@ class ScriptedGenerator:
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
+        expected_tokens: int = 0,
     ) -> "ScriptedPrompt":
         return ScriptedPrompt(self.script)
 
