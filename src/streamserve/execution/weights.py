@@ -48,7 +48,7 @@ CPU = torch.device("cpu")
 class LinearMakers:
     """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
     values, the head, routers in float32, and all others; and what makes a layer's experts of the router and
-    the experts' maps. `direct`: the makers take matrices as StoredWeight, those of plain checkpoints without a
+    the experts' maps. `direct`: makers take matrices as StoredWeight, those of plain checkpoints without a
     copy."""
 
     linear: LinearMaker = Linear
