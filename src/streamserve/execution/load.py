@@ -79,6 +79,8 @@ def load(
         if allocate:
             raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
         return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
+    if config.tensor_parallel_size > 1:
+        raise CheckpointError("--tensor-parallel-size is for GPUs: use 1, or --device cuda")
     source = open_source(config, checkpoint, spec)
     pool = _choose_backend(source, cores)
     if source.quantized and pool is None:
@@ -252,7 +254,9 @@ def _load_model(
     if pool is None:
         return load_model(checkpoint, spec, dtype)
     linear = partial(NativeLinear, pool, dtype=dtype)
-    makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
+    makers = LinearMakers(
+        linear, partial(linear, paired=True), linear, partial(NativeLinear, pool), direct=True
+    )
     return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format, head=head), pool)
 
 

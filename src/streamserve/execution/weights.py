@@ -13,7 +13,15 @@ from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model
-from streamserve.execution.quantization import MAX_INPUTS, QuantizedWeight, WeightFormat, join, quantize
+from streamserve.execution.quantization import (
+    MAX_INPUTS,
+    NotFinite,
+    QuantizedWeight,
+    StoredWeight,
+    WeightFormat,
+    join,
+    quantize,
+)
 from streamserve.execution.shapes import (
     EMBEDDING,
     FINAL_NORM,
@@ -30,7 +38,8 @@ from streamserve.protocol.errors import CheckpointError
 
 AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight, and optionally a bias [out]."""
+"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight (or a StoredWeight: LinearMakers),
+and optionally a bias [out]."""
 
 CPU = torch.device("cpu")
 
@@ -38,12 +47,16 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class LinearMakers:
     """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
-    values, the head, routers in float32, and all others."""
+    values, the head, routers in float32, and all others; and what makes a layer's experts of the router and
+    the experts' maps. `direct`: makers take matrices as StoredWeight, those of plain checkpoints without a
+    copy."""
 
     linear: LinearMaker = Linear
     gate_up: LinearMaker = Linear
     head: LinearMaker = Linear
     router: LinearMaker = Linear
+    experts: Callable[[LinearMap, Sequence[Any], Sequence[Any]], Any] = ExpertWeights
+    direct: bool = False
 
 
 IGNORED = (".rotary_emb.inv_freq",)
@@ -137,7 +150,7 @@ class _Loader:
         qkv, gate_up = FUSED_INPUTS if spec.fused else INPUTS
         norms = {field: self.norm(f"{prefix}{name}.weight") for field, name in NORMS[spec.norms].items()}
         experts = spec.experts_of(number)
-        mlp: dict[str, LinearMap | ExpertWeights]
+        mlp: dict[str, Any]
         if experts:
             mlp = {"experts": self._experts(prefix, experts)}
         else:
@@ -153,11 +166,12 @@ class _Loader:
             attention_post_norm=norms.get("attention_post_norm"),
             mlp_norm=norms.get("mlp_norm"),
             mlp_post_norm=norms.get("mlp_post_norm"),
-            sinks=self._checkpoint.tensor([f"{prefix}self_attn.sinks"], torch.float32)
-            if spec.sinks
-            else None,
-            **mlp,  # type: ignore[arg-type]
+            sinks=self._sinks(prefix) if spec.sinks else None,
+            **mlp,
         )
+
+    def _sinks(self, prefix: str) -> Tensor:
+        return self._checkpoint.tensor([f"{prefix}self_attn.sinks"], torch.float32).to(self._device)
 
     def head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
         """Return the head, in `format` if given."""
@@ -168,6 +182,8 @@ class _Loader:
             weight = embedding if spec.tied_embeddings else self.tensors([name])
         elif isinstance(checkpoint, GgufCheckpoint) and spec.stored and spec.stored.head:
             weight = checkpoint.integers(name.removesuffix(".weight"), format)
+        elif self._makers.direct:
+            return self._direct(self._makers.head, [name], None, format)
         else:
             weight = quantize(checkpoint.tensor([name], torch.float32), format)
         return self._makers.head(weight, None)
@@ -190,7 +206,7 @@ class _Loader:
         copies = (1, 1) if spec.qk_norm == "joint" else (spec.num_heads, spec.num_kv_heads)
         return torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
 
-    def _experts(self, prefix: str, experts: Experts) -> ExpertWeights:
+    def _experts(self, prefix: str, experts: Experts) -> Any:
         hidden = self._spec.hidden_size
         names = [experts.router, *([experts.shared_gate] if experts.shared_gate else [])]
         weight = torch.cat([
@@ -201,7 +217,7 @@ class _Loader:
         if experts.biased:
             bias = self._checkpoint.tensor([f"{prefix}{experts.router}.bias"], torch.float32).to(self._device)
         makers, biased, modules = self._makers, experts.biased, experts.modules()
-        return ExpertWeights(
+        return makers.experts(
             makers.router(weight.to(self._device), bias),
             [self._map(makers.gate_up, biased, prefix, *gate_up) for gate_up, _ in modules],
             [self._map(makers.linear, biased, prefix, down) for _, down in modules],
@@ -211,7 +227,31 @@ class _Loader:
         """Return the linear map of joined matrices."""
         modules = [f"{prefix}{name}" for name in names]
         bias = torch.cat([self._bias(module) for module in modules]) if has_bias else None
+        if self._makers.direct and not (self._spec.stored and self._spec.stored.of(modules[0])):
+            format = self._format if self._spec.stored is None else None
+            return self._direct(make, [f"{module}.weight" for module in modules], bias, format)
         return make(self._matrix(modules), bias)
+
+    def _direct(
+        self, make: LinearMaker, names: Sequence[str], bias: Tensor | None, format: WeightFormat | None
+    ) -> LinearMap:
+        """Return the linear map of joined matrices, packed where they lie in the file."""
+        dtype = torch.float32 if format else self._dtype
+        parts = [self._stored_floats(name, dtype) for name in names]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [part.float() for part in parts]
+        try:
+            return make(StoredWeight(tuple(parts), self._dtype, format), bias)
+        except NotFinite:
+            for name in names:
+                self._floats(name.removesuffix(".weight"), dtype)
+            raise
+
+    def _stored_floats(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a tensor as it lies in the file, or in `dtype` where it must be taken apart."""
+        if isinstance(self._checkpoint, Checkpoint) and name in self._checkpoint:
+            return self._checkpoint.view(name)
+        return self._floats(name.removesuffix(".weight"), dtype).contiguous()
 
     def _matrix(self, modules: Sequence[str]) -> Tensor | QuantizedWeight:
         stored = self._spec.stored.of(modules[0]) if self._spec.stored else None
