@@ -148,9 +148,8 @@ def _load(config: WorkerConfig) -> _Parts:
     cores = reserve_cores(model.threads or usable_processors().threads)
     make_vocabulary = partial(_vocabulary, model.path)
     cpus = cores.cpus if cores else ()
-    loaded = load(
-        model, make_vocabulary, cpus, config.memory_share, memory.allocate if disaggregated else None
-    )
+    allocate = memory.allocate if disaggregated else None
+    loaded = load(model, make_vocabulary, cpus, config.memory_share, allocate, config.weights)
     fingerprint = kv_fingerprint(
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
