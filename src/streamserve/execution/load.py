@@ -106,7 +106,8 @@ def _load_on_cpu(
     config, spec = source.config, source.spec
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
-    model, draft_model = load_models(source, pool, arenas)
+    models = load_models(source, pool, arenas)
+    model = models.target
     draft_memory = target_memory = None
     if allocate:
         memory = allocate(sizes.blocks * sizes.block_bytes)
@@ -117,7 +118,7 @@ def _load_on_cpu(
     attention = make_attention(cache, spec, pool)
     grammars = make_grammars(vocabulary, spec)
     drafter = _make_drafter(
-        source.draft, model, draft_model, cache, pool, config.speculation_mode == "rejection", grammars,
+        source.draft, model, models.draft, cache, pool, config.speculation_mode == "rejection", grammars,
         draft_memory,
     )  # fmt: skip
     caches = all_caches(cache, drafter)
@@ -143,6 +144,7 @@ def _load_on_cpu(
         source.draft_fingerprint,
         format=source.format,
         head=source.head,
+        weights_shared=models.shared,
     )
 
 

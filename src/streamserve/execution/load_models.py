@@ -27,6 +27,16 @@ SPARE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
+class LoadedModels:
+    """The target, and its draft model if it has one. `shared`: the target's weights are in memory that other
+    workers use too."""
+
+    target: Model
+    draft: Model | None
+    shared: bool
+
+
+@dataclass(frozen=True)
 class _Part:
     """A model to load: the matrices of its layers are rounded to `format` unless they are stored in one, and
     its head's is in the format `head`."""
@@ -39,27 +49,26 @@ class _Part:
     head: WeightFormat | None = None
 
 
-def load_models(
-    source: Source, pool: ThreadPool | None, arenas: Sequence[WeightArena]
-) -> tuple[Model, Model | None]:
-    """Return the target, and its draft model if it has one, with kernels on `pool` or in plain torch. With
+def load_models(source: Source, pool: ThreadPool | None, arenas: Sequence[WeightArena]) -> LoadedModels:
+    """Load the target, and its draft model if it has one, with kernels on `pool` or in plain torch. With
     kernels their weights are in the `arenas`, if one is given for each."""
     target = _Part(
         source.checkpoint, source.spec, source.dtype, source.fingerprint, source.format, source.head
     )
     own, drafts = arenas or (None, None)
-    model = _load(target, pool, own)
+    model, shared = _load(target, pool, own)
     if source.draft.spec is None:
-        return model, None
+        return LoadedModels(model, None, shared)
     checkpoint = open_checkpoint(source.draft.folder)[1]
     draft = _Part(checkpoint, source.draft.spec, source.dtype, source.draft_fingerprint)
-    return model, _load(draft, pool, drafts)
+    return LoadedModels(model, _load(draft, pool, drafts)[0], shared)
 
 
-def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> Model:
+def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tuple[Model, bool]:
+    """Return a model, and whether its weights are in the arena."""
     checkpoint, spec, dtype = part.checkpoint, part.spec, part.dtype
     if pool is None:
-        return load_model(checkpoint, spec, dtype)
+        return load_model(checkpoint, spec, dtype), False
     linear = partial(NativeLinear, pool, dtype=dtype)
     makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
 
@@ -68,7 +77,7 @@ def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> Mo
         return NativeModel.of(model, pool)
 
     if arena is None:
-        return load(PRIVATE)
+        return load(PRIVATE), False
     limit = PADDED * weight_bytes(spec, dtype, False, part.format, part.head) + SPARE_BYTES
     return with_shared_weights(arena, _key(part, pool), limit, pool, load)
 
@@ -76,4 +85,4 @@ def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> Mo
 def _key(part: _Part, pool: ThreadPool) -> str:
     """Return a name of packed weights: those of other models, kernels or instructions have another."""
     library = pool.library._name
-    return f"{part.fingerprint} {pool.path(part.dtype)} {library} {os.stat(library).st_mtime_ns}"
+    return f"{part.fingerprint} {pool.path(part.dtype)} {library} {os.stat(library).st_ino}"

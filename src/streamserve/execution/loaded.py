@@ -135,7 +135,8 @@ class PoolSizes:
 class Loaded:
     """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
     `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
-    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group."""
+    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group.
+    `weights_shared`: the weights are in memory that the host's other workers use too."""
 
     executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig
@@ -150,6 +151,7 @@ class Loaded:
     device: torch.device = CPU
     format: WeightFormat | None = None
     head: WeightFormat | None = None
+    weights_shared: bool = False
 
     @property
     def can_be_profiled(self) -> bool:

@@ -103,9 +103,10 @@ class SharedWeights:
 
 def with_shared_weights(
     arena: WeightArena, key: str, limit: int, pool: ThreadPool, load: Callable[[WeightStore], M]
-) -> M:
-    """Return what `load` makes of the weights of the model `key`, about `limit` bytes, in the arena. If it
-    cannot hold them, or holds others, they are private: the text is the same, the memory is not."""
+) -> tuple[M, bool]:
+    """Return what `load` makes of the weights of the model `key`, about `limit` bytes, in the arena, and
+    whether they are there: if it cannot hold them, or holds others, they are private, which only takes more
+    memory."""
     try:
         with arena.locked():
             if not arena.sealed:
@@ -113,11 +114,11 @@ def with_shared_weights(
                     weights = WrittenWeights(writer, key, pool)
                     model = load(weights)
                     weights.seal()
-                    return model
+                    return model, True
         index = msgspec.msgpack.decode(arena.index(), type=WeightIndex)
         if index.key == key:
-            return load(SharedWeights(arena.map(), index, pool))
+            return load(SharedWeights(arena.map(), index, pool)), True
         logger.warning("the weights in shared memory are another model's: this worker has its own copy")
     except OSError as error:
         logger.warning("the weights cannot be shared: this worker has its own copy (%s)", error)
-    return load(PRIVATE)
+    return load(PRIVATE), False

@@ -199,6 +199,7 @@ def _engine(
             name=config.worker,
             transport=parts.transport,
             cache=parts.cache,
+            reports_prefixes=config.reports_prefixes,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),
             observer=tracer,
@@ -221,6 +222,7 @@ def _ready(parts: _Parts, seconds: float) -> Ready:
         draft=loaded.draft_fingerprint,
         cache=parts.cache,
         cost=_curve(parts.profile) if parts.profile else None,
+        weights_shared=loaded.weights_shared,
     )
 
 
