@@ -122,9 +122,8 @@ class WeightArena:
     def write(self, limit: int) -> "ArenaWriter":
         """Begin to write up to about `limit` bytes, over what an earlier process may have left."""
         os.ftruncate(self._descriptor, 0)
-        return ArenaWriter(
-            self._descriptor, self.open_read_only(), Region(-(-limit // LARGE_PAGE) * LARGE_PAGE)
-        )
+        region = Region(-(-limit // LARGE_PAGE) * LARGE_PAGE)
+        return ArenaWriter(self._descriptor, self.open_read_only(), region)
 
 
 class ArenaWriter:
@@ -132,13 +131,15 @@ class ArenaWriter:
 
     def __init__(self, descriptor: int, reader: int, region: Region) -> None:
         self._descriptor, self._reader, self._region = descriptor, reader, region
-        self._size, self._end = 0, HEADER_BYTES
+        self._size, self._end, self._sealed = 0, HEADER_BYTES, False
 
     def __enter__(self) -> "ArenaWriter":
         return self
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._reader)
+        if not self._sealed:
+            os.ftruncate(self._descriptor, 0)
 
     def tensor(self, tensor: Tensor) -> StoredTensor:
         """Write a tensor. Raises OSError if there is no memory."""
@@ -155,6 +156,7 @@ class ArenaWriter:
         header = msgspec.msgpack.encode(_Header(self._write(memoryview(index)), len(index)))
         os.pwrite(self._descriptor, header, 0)
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
+        self._sealed = True
 
     def _write(self, content: memoryview) -> int:
         """Write bytes after the others; return their offset."""
