@@ -90,7 +90,8 @@ class WeightArena:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock, which one process has at a time."""
+        """Hold the lock, which one process has at a time. It ends when the process closes any descriptor of
+        the file."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -137,9 +138,9 @@ class ArenaWriter:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.close(self._reader)
         if not self._sealed:
             os.ftruncate(self._descriptor, 0)
+        os.close(self._reader)  # which releases the lock
 
     def tensor(self, tensor: Tensor) -> StoredTensor:
         """Write a tensor. Raises OSError if there is no memory."""
