@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import statistics
 import time
@@ -53,6 +54,8 @@ CASES: dict[str, tuple[int, int, int]] = {
     "1 prompt of 512": (1, 512, 1),
 }
 """Requests at once, tokens of each prompt, and of each output."""
+OTHERS = "others"
+"""The key of the share of the processors that other programs took in a round."""
 STEP_ROUNDS = 15
 MEGABYTE = 1e6
 
@@ -183,10 +186,26 @@ def step_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
 
 
 async def throughput_of(model: str, options: dict[str, int]) -> dict[str, float]:
-    """Return the tokens a second of each case."""
+    """Return the tokens a second of each case, and the share of the processors that other programs took."""
+    before = busy_seconds(), own_seconds(), time.monotonic()
     async with serving(model, **options) as llm:
         await burst(llm, 4, 16, 2)
-        return {name: await burst(llm, *case) for name, case in CASES.items()}
+        rates = {name: await burst(llm, *case) for name, case in CASES.items()}
+    busy, own, now = busy_seconds(), own_seconds(), time.monotonic()
+    processors = (now - before[2]) * (os.cpu_count() or 1)
+    return {**rates, OTHERS: (busy - before[0] - (own - before[1])) / processors}
+
+
+def busy_seconds() -> float:
+    """Return the processor time that the machine has used so far."""
+    numbers = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]))
+    return (sum(numbers[:8]) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    """Return the processor time of this process and of its ended workers."""
+    used = [resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def throughput_part(args: argparse.Namespace, figures: dict[str, Any]) -> None:
