@@ -112,8 +112,8 @@ def test_reports_of_the_prefix_indexes_correct_the_estimates() -> None:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
-def test_a_prompt_stream_stays_on_its_worker(topology: Topology) -> None:
-    """Its edits go there, other streams go elsewhere, and the answer is the final prompt's."""
+def test_prompt_streams_are_placed_on_all_kinds_of_workers(topology: Topology) -> None:
+    """Each is placed when it is opened, its edits go there, and when it is finished the router may move it."""
     simulation = make_simulation(topology, "least-loaded")
     params = SamplingParams(seed=1, max_tokens=12)
     prompts = {f"s{number}": [number * 7 + token for token in range(20)] for number in range(4)}
@@ -129,4 +129,4 @@ def test_a_prompt_stream_stays_on_its_worker(topology: Topology) -> None:
     chosen = [record.candidates[record.decision.chosen] for record in simulation.fleet.placement.recent]
     assert len(set(chosen)) > 1
     if topology == unified(3):
-        assert len(chosen) == len(prompts), "each is placed once"
+        assert len(chosen) == 2 * len(prompts)

@@ -70,7 +70,9 @@ def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tu
     if pool is None:
         return load_model(checkpoint, spec, dtype), False
     linear = partial(NativeLinear, pool, dtype=dtype)
-    makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
+    makers = LinearMakers(
+        linear, partial(linear, paired=True), linear, partial(NativeLinear, pool), direct=True
+    )
 
     def load(store: WeightStore) -> Model:
         model = load_model(checkpoint, spec, dtype, makers, format=part.format, head=part.head, store=store)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from streamserve.baselines.orders import ORDERS
-from streamserve.baselines.routers import parse_router
+from streamserve.baselines.routers import ByClass, parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, mixed
@@ -226,19 +226,25 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
             raise SettingsError(
                 f"{setting}: without pairs no KV is transferred: give pairs, or prefill and decode"
             )
-    if server.router.startswith("classes") and workers.unified and not workers.paired:
-        raise SettingsError(
-            f"router = {server.router!r}: classes cannot be divided among unified workers and uneven pools: "
-            "give only one of these, or as many prefill as decode workers"
-        )
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
         raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
     try:
-        parse_router(server.router)
+        router = parse_router(server.router)
     except ValueError as error:
         raise SettingsError(f"router = {server.router!r}: {error}") from None
+    sizes = sum(router.sizes) if isinstance(router, ByClass) else 0
+    if sizes and sizes != len(workers.decode):
+        raise SettingsError(
+            f"router = {server.router!r}: its classes have {sizes} decode workers, but there are "
+            f"{len(workers.decode)}: give as many with decode or pairs"
+        )
+    if isinstance(router, ByClass) and workers.unified and workers.prefill and (sizes or not workers.paired):
+        raise SettingsError(
+            f"router = {server.router!r}: classes cannot be divided among unified workers and pools: give "
+            "only one of these, or as many prefill as decode workers and classes without sizes"
+        )
     if server.router != ServerConfig().router and len(workers.candidates()) == 1:
         raise SettingsError(
             f"router = {server.router!r}: all requests go to the same worker or pair: give 2 workers or pairs"

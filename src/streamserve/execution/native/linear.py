@@ -9,8 +9,8 @@ from torch import Tensor
 
 from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
-from streamserve.execution.native.packing import Packed, pack
-from streamserve.execution.quantization import QuantizedWeight
+from streamserve.execution.native.packing import pack
+from streamserve.execution.quantization import QuantizedWeight, StoredWeight
 from streamserve.execution.weight_arena import StoredTensor
 
 NUMBERS = ("n", "k", "n_padded", "k_padded", "path", "type", "numbers", "bits", "group", "scale_type")
@@ -37,7 +37,8 @@ class NativeLinear:
 
     `paired`: the weight is two halves, gates and values, packed in alternating groups of 32 for the SwiGLU
     that follows; such a map can be used only by the layers' kernel and cannot be called. `dtype` (float32 or
-    bfloat16): of x and y where the weight is quantized; otherwise they have the weight's.
+    bfloat16): of x and y where the weight is quantized; otherwise they have the weight's. Raises NotFinite
+    for a stored weight with numbers that are not finite.
     """
 
     format: Format
@@ -46,15 +47,17 @@ class NativeLinear:
     def __init__(
         self,
         pool: ThreadPool,
-        weight: Tensor | QuantizedWeight,
+        weight: Tensor | QuantizedWeight | StoredWeight,
         bias: Tensor | None = None,
         paired: bool = False,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        if isinstance(weight, QuantizedWeight):
-            self.dtype, self.format, shape = dtype, weight.format.kind, weight.numbers.shape
-        else:
+        if isinstance(weight, Tensor):
+            weight = StoredWeight((weight.contiguous(),), weight.dtype)
+        if weight.format is None:
             self.dtype, self.format, shape = weight.dtype, _FORMATS[weight.dtype], weight.shape
+        else:
+            self.dtype, self.format, shape = dtype, weight.format.kind, weight.shape
         self.out_features, self.in_features = shape
         self._pool = pool
         self._paired = paired
@@ -73,10 +76,8 @@ class NativeLinear:
         if bias is not None:
             padded_bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()])
             self._take({"bias": padded_bias.contiguous()})
-        if isinstance(weight, QuantizedWeight):
-            self._take_quantized(pack(weight, order, pool.path(self.dtype)), weight.format.bits)
-        else:
-            self._pack(weight.contiguous(), order)
+        packed = pack(pool, self.struct, weight, order)
+        self._take({"weight": packed.numbers, **packed.tables})
 
     @classmethod
     def of_stored(
@@ -108,23 +109,6 @@ class NativeLinear:
         for field, tensor in tensors.items():
             self._tensors[field] = tensor
             setattr(self.struct, field, tensor.data_ptr())
-
-    def _pack(self, plain: Tensor, order: Tensor) -> None:
-        """Take a weight that the kernels pack, its outputs in `order`, -1 is padding."""
-        memory = self._pool.memory(self.struct.n_padded * self.struct.k_padded * plain.itemsize)
-        self._take({"weight": memory})
-        self._pool.library.ss_pack(
-            self._pool.handle, self.struct, plain.data_ptr(), order.data_ptr(), memory.data_ptr()
-        )
-
-    def _take_quantized(self, packed: Packed, bits: int) -> None:
-        """Take a quantized weight's numbers and tables."""
-        memory = self._pool.memory(packed.numbers.nbytes)
-        memory.copy_(packed.numbers)
-        self._take({"weight": memory, **packed.tables})
-        struct = self.struct
-        struct.numbers, struct.bits, struct.group = packed.kind, bits, packed.group
-        struct.k_padded, struct.scale_type = packed.depth, packed.scale_type
 
     @property
     def quantized(self) -> bool:
