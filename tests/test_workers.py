@@ -56,8 +56,8 @@ async def test_workers_give_the_text_of_one(checkpoint: Path, scale: Scale, work
     async with serving(checkpoint, **settings, **workers) as llm:
         assert await answers(llm, requests) == expected
         await wait_until_idle(llm)
-        reports = {name: worker.report for name, worker in fleet(llm).workers.items()}
-        assert all(report and report.steps for report in reports.values()), "each has worked"
+        workers_of = fleet(llm).workers.values()  # each has worked, by its next report
+        await until(lambda: all(worker.report and worker.report.steps for worker in workers_of))
         report = llm.report()
         assert report
         assert report.speculation

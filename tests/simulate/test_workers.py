@@ -113,7 +113,7 @@ def test_reports_of_the_prefix_indexes_correct_the_estimates() -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
 def test_prompt_streams_are_placed_on_all_kinds_of_workers(topology: Topology) -> None:
-    """Each is placed when it is opened, its edits go there, and when it is finished the router may move it."""
+    """Each is placed when it is opened; its edits go there; when it is finished the router may move it."""
     simulation = make_simulation(topology, "least-loaded")
     params = SamplingParams(seed=1, max_tokens=12)
     prompts = {f"s{number}": [number * 7 + token for token in range(20)] for number in range(4)}
