@@ -12,6 +12,7 @@ from . import (
     streams,
     targets,
     widths,
+    workers,
 )
 from .base import TABLES
 
@@ -28,4 +29,5 @@ __all__ = [
     "streams",
     "targets",
     "widths",
+    "workers",
 ]

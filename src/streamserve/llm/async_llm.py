@@ -37,7 +37,7 @@ from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
-from streamserve.settings.resolve import topology
+from streamserve.settings.resolve import DRAFTERS, topology
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.reranker import scoring
@@ -298,6 +298,7 @@ class AsyncLLM:
             endpoint=endpoint,
             model=worker_model(self.settings, worker, self._runtime.fleet.config.topology),
             memory_share=1 / len(self._runtime.fleet.workers),
+            reports_prefixes=len(self._runtime.fleet.workers) > 1,
             kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             crash_folder=str(crash_folder(os.environ)),
@@ -314,7 +315,7 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
     """
     model, own_role = settings.model, role(worker)
     threads = threads_of_worker(model, len(topology.names))
-    separate_draft = Path(model.draft).is_dir()
+    separate_draft = model.draft not in DRAFTERS and not model.draft.startswith(("self:", "tcp://"))
     draft = "none" if own_role == "prefill" and not separate_draft else model.draft
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}

@@ -19,7 +19,7 @@ from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import ByClass, parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
-from streamserve.fleet.worker_state import Topology, pools, unified
+from streamserve.fleet.worker_state import Topology, mixed
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, Task
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
@@ -203,9 +203,11 @@ def topology(server: ServerConfig) -> Topology:
         )
     if bool(server.prefill) != bool(server.decode):
         raise SettingsError("prefill and decode need each other: give both, or pairs")
-    if server.pairs or server.prefill:
-        return pools(server.prefill or server.pairs, server.decode or server.pairs)
-    return unified(1)
+    prefill, decode = server.prefill or server.pairs, server.decode or server.pairs
+    unified = (0 if prefill else 1) if server.workers is None else server.workers
+    if not unified and not prefill:
+        raise SettingsError("workers = 0: no worker is left: give workers, pairs, or prefill and decode")
+    return mixed(unified, prefill, decode)
 
 
 def _check_topology(server: ServerConfig, profile: bool) -> None:
@@ -237,6 +239,15 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         raise SettingsError(
             f"router = {server.router!r}: its classes have {sizes} decode workers, but there are "
             f"{len(workers.decode)}: give as many with decode or pairs"
+        )
+    if isinstance(router, ByClass) and workers.unified and workers.prefill and (sizes or not workers.paired):
+        raise SettingsError(
+            f"router = {server.router!r}: classes cannot be divided among unified workers and pools: give "
+            "only one of these, or as many prefill as decode workers and classes without sizes"
+        )
+    if server.router != ServerConfig().router and len(workers.candidates()) == 1:
+        raise SettingsError(
+            f"router = {server.router!r}: all requests go to the same worker or pair: give 2 workers or pairs"
         )
 
 

@@ -106,7 +106,7 @@ class Simulation:
         name = command.worker
         worker = SimulatedWorker(
             name, command.incarnation, _role(name, self.fleet.config.topology), self._spec, self.clock,
-            self.faults, self._pool, self._hear,
+            self.faults, self._pool, self._hear, reports_prefixes=len(self.fleet.workers) > 1,
         )  # fmt: skip
         self.workers[name] = worker
         worker.start(command.after)
