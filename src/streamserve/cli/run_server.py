@@ -26,7 +26,7 @@ from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.messages import Ready
+from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import MAX_VOCABULARY, SamplingParams, check_sampling
 from streamserve.protocol.server_config import ServerConfig
