@@ -88,6 +88,7 @@ def make_sequence(
         priority=message.priority,
         arrival=message.arrival,
         kv=KVState(root, [0] * groups),
+        adapter=message.adapter,
         clock=DecodeClock(message.began.get(choices[0])),
         stream=PromptStreamState(
             open=message.open,

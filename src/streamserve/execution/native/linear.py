@@ -39,9 +39,8 @@ class NativeLinear:
         self.out_features, self.in_features = shape
         self._pool = pool
         self._paired = paired
-        order = _pairs(self.out_features // 2) if paired else torch.arange(self.out_features)
-        padded = _round_up(len(order), PANEL)
-        order = torch.cat([order, torch.full((padded - len(order),), -1)]).to(torch.int32)
+        order = self.column_order()
+        padded = len(order)
         self._bias = None
         if bias is not None:
             self._bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()]).contiguous()
@@ -59,6 +58,12 @@ class NativeLinear:
             self._memory = self._take(pack(weight, order, pool.path(self.dtype)), weight.format.bits)
         else:
             self._memory = self._packed(weight.contiguous(), order)
+
+    def column_order(self) -> Tensor:
+        """Return the output (int32) that each column of the packed weight has; -1 is padding."""
+        order = _pairs(self.out_features // 2) if self._paired else torch.arange(self.out_features)
+        padding = _round_up(len(order), PANEL) - len(order)
+        return torch.cat([order, torch.full((padding,), -1)]).to(torch.int32)
 
     def _packed(self, plain: Tensor, order: Tensor) -> Tensor:
         """Return the memory of a weight that the kernels pack, its outputs in `order`, -1 is padding."""

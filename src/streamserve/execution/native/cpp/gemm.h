@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "common.h"
+#include "lora.h"
 #include "pool.h"
 #include "processor.h"
 
@@ -42,6 +43,7 @@ struct Finish {
     float scale = 1;   // STORE if wide, ADD
     float cap = 0;     // STORE if wide; 0: none
     Gating gating = {}; // GATE_MUL
+    LowRankProducts lora = {};  // what adapters add to the sums
 };
 
 // Packs row source_rows[i] of `from` [.., k] as output i, zeros for a negative one; `to` takes n_padded ·

@@ -1,0 +1,100 @@
+"""LoRA adapters packed for the kernels."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamserve.execution.linear import LinearMap
+from streamserve.execution.native.library import CHUNK, LoraStruct, LowRankStruct
+from streamserve.execution.native.linear import NativeLinear
+
+if TYPE_CHECKING:
+    from streamserve.execution.lora.step import StepAdapters
+    from streamserve.execution.lora.weights import AdapterWeights, LowRankPart
+
+KINDS = 4
+"""Linear maps of a layer: cpp/lora.h: LORA_MAPS."""
+
+COLUMNS = 16
+"""Columns of a packed weight that need the same ranks."""
+
+_RANKS = np.dtype([("offset", "<i8"), ("first", "<i4"), ("ranks", "<i4")])
+"""cpp/lora.h: LowRankColumns."""
+
+
+@dataclass(frozen=True)
+class PackedAdapter:
+    """An adapter as the kernels read it: `maps` [layers × KINDS] point into `tensors`. `rank` is the largest
+    sum of the ranks of a map's modules."""
+
+    maps: "ctypes.Array[LowRankStruct]"
+    tensors: Sequence[Tensor]
+    rank: int
+
+
+def pack_adapter(weights: "AdapterWeights", maps: Sequence[LinearMap | None]) -> PackedAdapter:
+    """Pack an adapter of a model with the linear maps `maps` [layers × KINDS]."""
+    structs = (LowRankStruct * len(maps))()
+    tensors: list[Tensor] = []
+    for (layer, kind), parts in weights.parts.items():
+        linear = maps[layer * KINDS + kind]
+        assert isinstance(linear, NativeLinear)
+        a, b, scales, columns = _packed(parts, linear)
+        struct = structs[layer * KINDS + kind]
+        struct.a, struct.b = a.data_ptr(), b.data_ptr()
+        struct.scales, struct.columns = scales.data_ptr(), columns.data_ptr()
+        struct.rank, struct.chunks = a.shape[0], a.shape[1] // CHUNK
+        tensors += (a, b, scales, columns)
+    return PackedAdapter(structs, tensors, max(struct.rank for struct in structs))
+
+
+def step_struct(lora: "StepAdapters") -> LoraStruct:
+    """Return a step's adapters for the kernels."""
+    packed = [adapter.packed for adapter in lora.adapters]
+    pointers = (POINTER(LowRankStruct) * len(packed))()
+    for number, adapter in enumerate(packed):
+        assert adapter is not None
+        pointers[number] = cast(adapter.maps, POINTER(LowRankStruct))
+    return LoraStruct(
+        adapters=cast(pointers, POINTER(POINTER(LowRankStruct))),
+        adapter_of=lora.adapter_of.ctypes.data,
+        count=len(packed),
+        max_rank=max(adapter.rank for adapter in packed if adapter),
+    )
+
+
+def _packed(parts: "Sequence[LowRankPart]", linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the matrices A and B of a map's parts, their scales, and where B's columns are."""
+    a = torch.cat([part.a for part in parts])
+    a = torch.nn.functional.pad(a, (0, -a.shape[1] % CHUNK)).contiguous()
+    scales = torch.cat([torch.full((part.rank,), part.scale) for part in parts])
+    order = linear.column_order().long()
+    rows = torch.zeros(linear.out_features + 1, len(a), dtype=a.dtype)  # the last one is padding
+    first_of = torch.full((linear.out_features + 1,), len(a))
+    last_of = torch.zeros(linear.out_features + 1, dtype=torch.int64)
+    rank = 0
+    for part in parts:
+        own = slice(part.first, part.first + part.b.shape[0])
+        rows[own, rank : rank + part.rank] = part.b
+        first_of[own], last_of[own] = rank, rank + part.rank
+        rank += part.rank
+    first = first_of[order].view(-1, COLUMNS).amin(1)
+    ranks = (last_of[order].view(-1, COLUMNS).amax(1) - first).clamp(min=0)
+    first = torch.where(ranks > 0, first, 0)
+    table = np.zeros(len(first), _RANKS)
+    table["first"], table["ranks"] = first.numpy(), ranks.numpy()
+    pieces: list[Tensor] = []
+    offset = 0
+    for low, count in torch.stack([first, ranks], 1).unique(dim=0).tolist():
+        groups = ((first == low) & (ranks == count)).nonzero().flatten()
+        table["offset"][groups.numpy()] = offset + np.arange(len(groups)) * count * COLUMNS
+        lines = rows[order.view(-1, COLUMNS)[groups], low : low + count]  # [groups, columns, ranks]
+        pieces.append(lines.transpose(1, 2).flatten())
+        offset += pieces[-1].numel()
+    return a, torch.cat(pieces), scales, torch.from_numpy(table.view(np.uint8))
