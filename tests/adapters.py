@@ -92,7 +92,10 @@ def rank_of(fields: dict[str, Any], module: str) -> int:
 
 def scale_of(fields: dict[str, Any], module: str) -> float:
     """Return the scale of a module, as PEFT computes it."""
-    alpha, rank = _matching(fields.get("alpha_pattern", {}), module, fields["lora_alpha"]), rank_of(fields, module)
+    alpha, rank = (
+        _matching(fields.get("alpha_pattern", {}), module, fields["lora_alpha"]),
+        rank_of(fields, module),
+    )
     return alpha / math.sqrt(rank) if fields.get("use_rslora") else alpha / rank
 
 

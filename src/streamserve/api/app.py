@@ -30,6 +30,7 @@ from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.responses import RESPONSE_ROUTES
 from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
+from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
 from streamserve.api.ops.docs import DOCS_ROUTES, Document
 from streamserve.api.ops.health import HEALTH_ROUTES
@@ -132,7 +133,7 @@ def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRout
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
-        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),
+        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *ADAPTER_ROUTES, *PAGE_ROUTES), context),
     ]
     document: Document = cache(
         lambda: openapi_document((endpoint.route for endpoint in endpoints), context.settings.strict_fields)

@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine: which its executor has, and the answers about those that were to be loaded."""
+"""The LoRA adapters of an engine: which its executor has, and the answers about those that were requested."""
 
 from typing import Protocol
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.adapters import Adapters
+from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.transport import Transport
 from streamserve.protocol.transfers import CacheAddress

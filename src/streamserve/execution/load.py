@@ -78,7 +78,9 @@ def load(
         from streamserve.execution.cuda.load import load_on_device
 
         if config.max_loras:
-            raise CheckpointError("--max-loras: LoRA adapters are not computed on a GPU yet: use --device cpu")
+            raise CheckpointError(
+                "--max-loras: LoRA adapters are not computed on a GPU yet: use --device cpu"
+            )
         if allocate:
             raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
         return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)

@@ -141,8 +141,8 @@ class PoolSizes:
 class Loaded:
     """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
     `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
-    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group. `adapters`: the
-    LoRA adapters, where they are served."""
+    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group. `adapters`:
+    the LoRA adapters, where they are served."""
 
     executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig

@@ -58,8 +58,9 @@ class WritebackManager:
             return
         number = next(self._numbers)
         opened = Open(
-            f"{RETURN}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=request.opened.cache_salt
-        )
+            f"{RETURN}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=request.opened.cache_salt,
+            adapter=request.opened.adapter,
+        )  # fmt: skip
         back = OpenRequest(opened, now, -number, writer, owner)
         back.resumed = {0: []}
         back.open_choices, back.transferring = {0}, {0}

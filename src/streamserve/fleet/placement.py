@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Cached
-from streamserve.scheduling.prefix import extend_hashes, namespace
+from streamserve.scheduling.prefix import extend_hashes, root_hash
 from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, RouteCandidate, Router
 
 REMEMBERED_DECISIONS = 100
@@ -94,7 +94,7 @@ class Placement:
         candidates = self._candidates(self._availability.open() - without if only is None else only)
         if not all(candidates):
             return None
-        hashes = self._hashes(candidates[0][0][0], request.cache_salt, request.opened.prompt)
+        hashes = self._hashes(candidates[0][0][0], request, request.opened.prompt)
         chosen = [self._route(request, part, hashes, now) for part in candidates]
         self._turn += 1
         front = chosen[0][0]
@@ -112,7 +112,7 @@ class Placement:
         if worker and self._availability.workers[worker].ready:
             for outputs in request.outputs.values():
                 tokens = request.opened.prompt + outputs[:-1]
-                self._learn(worker, self._hashes(worker, request.cache_salt, tokens))
+                self._learn(worker, self._hashes(worker, request, tokens))
 
     def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
         """Return whether a decode worker has a longer cached prefix of a prompt than the prefill worker, and
@@ -164,13 +164,13 @@ class Placement:
         self.recent.append(RoutingRecord(now, request.opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
 
-    def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:
-        """Return the hashes of the full blocks of these tokens, as in the workers' own prefix index."""
+    def _hashes(self, worker: str, request: OpenRequest, tokens: list[int]) -> list[bytes]:
+        """Return the hashes of the full blocks of a request's tokens, as in the workers' own prefix index."""
         state = self._availability.workers[worker]
         if state.ready is None:
             return []
         hashes: list[bytes] = []
-        root = namespace(state.ready.model.kv_name, salt)
+        root = root_hash(state.ready.model.kv_name, request.cache_salt, request.opened.adapter)
         extend_hashes(hashes, root, tokens, state.block_size, len(tokens))
         return hashes
 

@@ -170,6 +170,7 @@ class OpenRequest:
             opened.tail,
             opened.version,
             phase,
+            opened.adapter,
         )
 
     def accept(self, event: Event, now: float) -> Event | None:

@@ -34,7 +34,9 @@ def open_adapter(name: str, path: str) -> Adapter:
     """Return the adapter in the folder `path`, whose files are read to hash them. Raises CheckpointError if
     they are missing or too large."""
     folder = Path(path).expanduser().absolute()
-    return Adapter(name, str(folder), fingerprint_of(*(_checked(folder / file, limit) for file, limit in _FILES)))
+    return Adapter(
+        name, str(folder), fingerprint_of(*(_checked(folder / file, limit) for file, limit in _FILES))
+    )
 
 
 _FILES = ((CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS_FILE, MAX_WEIGHT_BYTES))

@@ -20,6 +20,9 @@ PUBLIC_PATHS = frozenset({"/health", "/ping"})
 ADMIN_PREFIX = "/admin/"
 """Path prefix of the admin routes."""
 
+ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Further admin routes, at the paths where vLLM has them."""
+
 METRICS_PATH = "/metrics"
 """The route that metrics keys open, and only they and the API keys."""
 
@@ -70,7 +73,7 @@ class Authentication:
                 await response(scope, receive, send)
                 return
             path = scope["path"]
-            if self._keys and path not in PUBLIC_PATHS and not path.startswith(ADMIN_PREFIX):
+            if self._keys and path not in PUBLIC_PATHS and not _is_admin(path):
                 key = digest(_request_key(Headers(scope=scope), path))
                 with_owner(scope, key)
                 if self._limit is not None:
@@ -98,7 +101,7 @@ class Authentication:
         if path in PUBLIC_PATHS:
             return None
         key = _request_key(Headers(scope=scope), path)
-        if path.startswith(ADMIN_PREFIX):
+        if _is_admin(path):
             return self._admin_refusal(key)
         allowed = [*self._keys, *self._metrics_keys] if path == METRICS_PATH else self._keys
         return _invalid_key(key) if allowed and not matches(key, allowed) else None
@@ -109,6 +112,10 @@ class Authentication:
         if self._keys and not matches(key, self._keys):
             return _invalid_key(key)
         return RequestError("admin routes are closed: start the server with an --admin-key-file", status=403)
+
+
+def _is_admin(path: str) -> bool:
+    return path.startswith(ADMIN_PREFIX) or path in ADMIN_PATHS
 
 
 def with_owner(scope: Scope, owner: str) -> Scope:

@@ -182,7 +182,12 @@ class ModelDrafter:
         return self._rows(request, start, root, tree.tree(), done)
 
     def _rows(
-        self, request: DraftRequest, start: int, tokens: list[int], tree: TokenTree | None = None, skip: int = 0
+        self,
+        request: DraftRequest,
+        start: int,
+        tokens: list[int],
+        tree: TokenTree | None = None,
+        skip: int = 0,
     ) -> Span:
         """Return a span of a request. The first layers of the target have its adapter, a draft model none."""
         adapter = request.adapter if self.group == TARGET else ""

@@ -1,5 +1,5 @@
-"""The configuration of a LoRA adapter, in PEFT's `adapter_config.json`. What would change the result and is not
-computed is refused by name."""
+"""The configuration of a LoRA adapter, in PEFT's `adapter_config.json`. What would change the result and is
+not computed is refused by name."""
 
 import json
 import re

@@ -1,6 +1,7 @@
 """The matrices of a LoRA adapter in PEFT's folder, checked against the model that they are for.
 
-PEFT names them `base_model.model.` + the module + `.lora_A.weight` [rank, in] and `.lora_B.weight` [out, rank].
+PEFT names them `base_model.model.` + the module + `.lora_A.weight` [rank, in] and `.lora_B.weight`
+[out, rank].
 """
 
 import re
@@ -88,9 +89,7 @@ class AdapterWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of all matrices."""
-        return sum(
-            part.a.nbytes + part.b.nbytes for parts in self.parts.values() for part in parts
-        )
+        return sum(part.a.nbytes + part.b.nbytes for parts in self.parts.values() for part in parts)
 
 
 def served_modules(spec: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -127,7 +126,7 @@ class _Reader:
         self._all = matrix_shapes(spec)
         self._first = _first_outputs(self._shapes)
         try:
-            tensors = safetensors.deserialize(content)
+            tensors = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
         except safetensors.SafetensorError as error:
             raise CheckpointError(f"{name}: cannot be read as safetensors: {error}") from error
         self._entries: dict[str, dict[str, Any]] = dict(tensors)
@@ -145,7 +144,10 @@ class _Reader:
             )
         parts = [(place_of(module), self._part(module, config)) for module in modules]
         return AdapterWeights(
-            {place: tuple(part for _, part in each) for place, each in groupby(parts, key=lambda item: item[0])}
+            {
+                place: tuple(part for _, part in each)
+                for place, each in groupby(parts, key=lambda item: item[0])
+            }
         )
 
     def _modules(self) -> list[str]:

@@ -91,7 +91,7 @@ def _packed(parts: "Sequence[LowRankPart]", linear: NativeLinear) -> tuple[Tenso
     table["first"], table["ranks"] = first.numpy(), ranks.numpy()
     pieces: list[Tensor] = []
     offset = 0
-    for low, count in torch.stack([first, ranks], 1).unique(dim=0).tolist():
+    for low, count in sorted(set(zip(first.tolist(), ranks.tolist(), strict=True))):
         groups = ((first == low) & (ranks == count)).nonzero().flatten()
         table["offset"][groups.numpy()] = offset + np.arange(len(groups)) * count * COLUMNS
         lines = rows[order.view(-1, COLUMNS)[groups], low : low + count]  # [groups, columns, ranks]
