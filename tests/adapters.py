@@ -40,26 +40,34 @@ def write_adapter(
         "target_modules": sorted(modules), "base_model_name_or_path": "base", "inference_mode": True,
     } | config  # fmt: skip
     tensors = {}
-    with safe_open(base / "model.safetensors", framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            module = name.removesuffix(".weight")
-            layer = re.match(r"model\.layers\.(\d+)\.", name)
-            if layer is None or module.rpartition(".")[2] not in modules or not name.endswith(".weight"):
-                continue
-            if layers is not None and int(layer[1]) not in layers:
-                continue
-            rows, columns = file.get_slice(name).get_shape()
-            own = rank_of(fields, module)
-            scale = gain / scale_of(fields, module)
-            a = torch.randn(own, columns, generator=generator) / math.sqrt(columns)
-            b = scale * torch.randn(rows, own, generator=generator) / math.sqrt(own)
-            tensors[f"base_model.model.{module}.lora_A.weight"] = a.to(dtype)
-            tensors[f"base_model.model.{module}.lora_B.weight"] = b.to(dtype)
+    for module, (rows, columns) in _matrices(base, modules).items():
+        layer = module.split(".")[2]
+        if layers is not None and int(layer) not in layers:
+            continue
+        own = rank_of(fields, module)
+        scale = gain / scale_of(fields, module)
+        a = torch.randn(own, columns, generator=generator) / math.sqrt(columns)
+        b = scale * torch.randn(rows, own, generator=generator) / math.sqrt(own)
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a.to(dtype)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b.to(dtype)
     assert tensors, f"{base} has none of {modules}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def _matrices(base: Path, modules: Sequence[str]) -> dict[str, list[int]]:
+    """Return the shapes [out, in] of the linear modules with these names, of all layers."""
+    shapes: dict[str, list[int]] = {}
+    for path in sorted(base.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                module = name.removesuffix(".weight")
+                inside = name.startswith("model.layers.") and name.endswith(".weight")
+                if inside and module.rpartition(".")[2] in modules:
+                    shapes[module] = file.get_slice(name).get_shape()
+    return shapes
 
 
 def opened(name: str, folder: Path) -> Adapter:

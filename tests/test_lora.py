@@ -1,5 +1,5 @@
-"""LoRA adapters as users have them: over HTTP with the official client, in scripts by name, on stream pairs, and
-over the death of a worker."""
+"""LoRA adapters as users have them: over HTTP with the official client, in scripts by name, on stream pairs,
+and over the death of a worker."""
 
 import asyncio
 import os
@@ -14,8 +14,10 @@ import pytest
 from streamserve.api.generator import Generator
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.run_server import api_settings
+from streamserve.execution.load import load as load_model
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.llm import LLM
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
@@ -23,9 +25,11 @@ from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from streamserve.settings.several import resolve_served
 from streamserve.text.output import Delta
+from streamserve.text.tokenizer import Tokenizer
 from tests.adapters import merge, write_adapter
 from tests.api.serving import Served, served, until
 from tests.checkpoints import make_checkpoint
+from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Task, run_alone
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
@@ -47,11 +51,17 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 @pytest.fixture(scope="module")
 def expected(base: Path, adapters: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The texts of the base, and of the base with each adapter merged into its weights."""
-    merged = [merge(base, adapter, tmp_path_factory.mktemp("merged") / adapter.name) for adapter in adapters]
+    merged = [
+        merge(base, adapter, tmp_path_factory.mktemp("merged") / adapter.name) for adapter in adapters[:2]
+    ]
+    tokenizer = Tokenizer.from_folder(base)
     texts = []
-    for folder in (base, *merged[:2]):
-        with LLM(str(folder), threads=1, num_blocks=200, profile=False, draft="none") as llm:
-            texts.append(llm.generate(PROMPT, PARAMS)[0].outputs[0].text)
+    for folder in (base, *merged):
+        config = ModelConfig(
+            path=str(folder), threads=1, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, draft="none"
+        )
+        tokens = run_alone(load_model(config).executor, Task(tokenizer.encode(PROMPT), PARAMS), 24)
+        texts.append(tokenizer.decode(tokens))
     assert len(set(texts)) == 3
     return texts
 
@@ -114,11 +124,21 @@ def test_requests_choose_an_adapter_by_model(server: Served, expected: list[str]
 def test_streams_and_prompt_streams_have_the_adapter(server: Served, expected: list[str]) -> None:
     events = server.client.completions.create(model="first", prompt=PROMPT, stream=True, **GREEDY)
     assert "".join(event.choices[0].text for event in events) == expected[1]
-    body = {"model": "first", "prompt": PROMPT, "temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    body = {
+        "model": "first",
+        "template": "{context}",
+        "temperature": 0.0,
+        "max_tokens": 24,
+        "ignore_eos": True,
+    }
     opened = server.post("/v1/streams", **body)
     assert opened.status_code == 200, opened.text
-    finished = server.post(f"/v1/streams/{opened.json()['id']}/finish", stream=False)
+    stream = f"/v1/streams/{opened.json()['id']}"
+    edits = [{"op": "append", "text": PROMPT[:30]}, {"op": "append", "text": PROMPT[30:]}]
+    assert server.http.patch(stream, json={"version": 0, "operations": edits}).status_code == 200
+    finished = server.post(f"{stream}/finish", stream=False)
     assert finished.json()["choices"][0]["text"] == expected[1]
+    assert finished.json()["model"] == "first"
 
 
 def test_adapters_are_loaded_and_unloaded_while_serving(
@@ -133,7 +153,7 @@ def test_adapters_are_loaded_and_unloaded_while_serving(
     assert load(server, "third", adapters[2]).status_code == 409
     assert load(server, "second", adapters[2]).status_code == 400
     assert load(server, "base", adapters[2]).status_code == 400
-    assert unload(server, "nobody").status_code == 404
+    assert unload(server, "third").status_code == 404
     assert unload(server, "base").status_code == 404
     assert unload(server, "second").status_code == 200
     with pytest.raises(openai.NotFoundError):

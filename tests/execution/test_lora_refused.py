@@ -54,6 +54,7 @@ def read(folder: Path, base: Path) -> Any:
         ({"rank_pattern": {"q_proj": 100}}, "rank_pattern is 100, above"),
         ({"rank_pattern": {"(a+)+": 4}}, "too complex"),
         ({"rank_pattern": {"a*b*c*": 4}}, "too complex"),
+        ({"rank_pattern": {"(.|.)" * 5: 4}}, "too complex"),
         ({"rank_pattern": {"(q_proj": 4}}, "no regular expression"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern must be an object"),
     ],
@@ -132,7 +133,7 @@ def test_files_that_are_missing_or_too_large(base: Path, tmp_path: Path) -> None
         open_adapter("a", str(tmp_path / "nowhere"))
     folder = write_adapter(tmp_path / "adapter", base)
     (folder / "adapter_config.json").write_bytes(b" " * ((1 << 20) + 1))
-    with pytest.raises(CheckpointError, match="has 1048577 bytes"):
+    with pytest.raises(CheckpointError, match="has more than 1048576 bytes"):
         open_adapter("a", str(folder))
 
 

@@ -129,11 +129,11 @@ def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRout
     endpoints: list[Endpoint] = [
         *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
         *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
-        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES), context),
+        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),
-        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *ADAPTER_ROUTES, *PAGE_ROUTES), context),
+        *bound((*HEALTH_ROUTES, *ADMIN_ROUTES, *PAGE_ROUTES), context),
     ]
     document: Document = cache(
         lambda: openapi_document((endpoint.route for endpoint in endpoints), context.settings.strict_fields)

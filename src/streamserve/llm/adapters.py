@@ -7,6 +7,9 @@ from streamserve.fleet.runtime import FleetRuntime
 from streamserve.protocol.adapters import Adapter, check_name, open_adapter
 from streamserve.protocol.errors import CheckpointError, RequestError
 
+LOAD_SECONDS = 120.0
+"""How long the workers may take to load an adapter while serving."""
+
 
 class ServedAdapters:
     """The adapters of a model with the names `models`, by their own names. At most `limit` are loaded, those
@@ -69,12 +72,24 @@ class ServedAdapters:
                     "one, whose open requests must have ended",
                     status=409,
                 )
-            refusal = await runtime.load_adapter(adapter)
+            refusal = await self._load(adapter)
             if refusal:
                 await self._forget(adapter)
                 raise RequestError(refusal, field="lora_path")
             self.by_name[name] = adapter
             return adapter
+
+    async def _load(self, adapter: Adapter) -> str:
+        """Load an adapter; return why it cannot be served. Raises RequestError (503) if the workers do not
+        answer."""
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                return await self._runtime().load_adapter(adapter)
+        except TimeoutError:
+            await self._forget(adapter)
+            raise RequestError(
+                f"the workers have not loaded the adapter within {LOAD_SECONDS:g} seconds", status=503
+            ) from None
 
     async def unload(self, name: str) -> None:
         """Serve an adapter no longer: requests that name it are refused, open ones run to completion. Raises

@@ -1,6 +1,10 @@
 """LoRA adapters as processes name them: by their content. A name in the API belongs to one adapter at a time,
 but blocks, transfers and requests carry the hash of its files."""
 
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
@@ -33,61 +37,87 @@ class Adapter(msgspec.Struct, frozen=True):
 def open_adapter(name: str, path: str) -> Adapter:
     """Return the adapter in the folder `path`, whose files are read to hash them. Raises CheckpointError if
     they are missing or too large."""
-    folder = Path(path).expanduser().absolute()
-    return Adapter(
-        name, str(folder), fingerprint_of(*(_checked(folder / file, limit) for file, limit in _FILES))
-    )
+    folder = folder_of(path)
+    return Adapter(name, str(folder), _digest(_pieces(file) for file in _files(folder, MAX_WEIGHT_BYTES)))
 
 
-_FILES = ((CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS_FILE, MAX_WEIGHT_BYTES))
+def folder_of(path: str) -> Path:
+    """Return the absolute path of a folder, whose ~ is the user's home."""
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def read_files(path: str, max_weight_bytes: int) -> tuple[bytes, bytes, str]:
+    """Return the content of an adapter's configuration and weights, and its hash. Raises CheckpointError
+    where a file is missing or too large."""
+    config, weights = (b"".join(_pieces(file)) for file in _files(Path(path), max_weight_bytes))
+    return config, weights, _digest(((config,), (weights,)))
+
+
 _PIECE = 1 << 20
 
 
-def fingerprint_of(config: Path, weights: Path) -> str:
-    """Return the hash of an adapter's two files. Raises CheckpointError if one cannot be read."""
-    digest = blake2b(digest_size=16)
-    for path in (config, weights):
-        content = blake2b(digest_size=16)
+@dataclass(frozen=True)
+class _File:
+    """A file of an adapter, of which at most `limit` bytes are read."""
+
+    path: Path
+    limit: int
+
+
+def _files(folder: Path, max_weight_bytes: int) -> list[_File]:
+    """Return an adapter's two files. Raises CheckpointError unless they are there and within their limits."""
+    files = [
+        _File(folder / CONFIG_FILE, MAX_CONFIG_BYTES),
+        _File(folder / WEIGHTS_FILE, min(max_weight_bytes, MAX_WEIGHT_BYTES)),
+    ]
+    for file in files:
         try:
-            with path.open("rb") as file:
-                while piece := file.read(_PIECE):
-                    content.update(piece)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        digest.update(content.digest())
-    return digest.hexdigest()
+            status = file.path.stat()
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{file.path}: cannot be read ({_reason(error)}): an adapter is a folder with {CONFIG_FILE} and "
+                f"{WEIGHTS_FILE}, as PEFT saves it"
+            ) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{file.path}: is not a file")
+        if status.st_size > file.limit:
+            raise _too_large(file)
+    return files
 
 
-def read_files(adapter_path: str, max_weight_bytes: int) -> tuple[bytes, bytes, str]:
-    """Return the content of an adapter's configuration and weights, and its hash. Raises CheckpointError
-    where a file is missing or too large."""
-    folder, digest, contents = Path(adapter_path), blake2b(digest_size=16), []
-    for file, limit in ((CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS_FILE, max_weight_bytes)):
-        path = _checked(folder / file, limit)
-        try:
-            with path.open("rb") as opened:
-                content = opened.read(limit + 1)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        if len(content) > limit:
-            raise CheckpointError(f"{path}: has more than {limit} bytes")
-        contents.append(content)
-        digest.update(blake2b(content, digest_size=16).digest())
-    config, weights = contents
-    return config, weights, digest.hexdigest()
+def _pieces(file: _File) -> Iterator[bytes]:
+    """Yield the content of a file. Raises CheckpointError if it cannot be read, or has grown too large."""
+    size = 0
+    try:
+        with file.path.open("rb") as opened:
+            while piece := opened.read(_PIECE):
+                size += len(piece)
+                if size > file.limit:
+                    raise _too_large(file)
+                yield piece
+    except OSError as error:
+        raise CheckpointError(f"{file.path}: cannot be read: {_reason(error)}") from error
 
 
-def _checked(path: Path, limit: int) -> Path:
-    """Return `path`. Raises CheckpointError unless it is a file of at most `limit` bytes."""
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: there is no such file: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, "
-            "as PEFT saves it"
-        )
-    size = path.stat().st_size
-    if size > limit:
-        raise CheckpointError(f"{path}: has {size} bytes, but at most {limit} are read (max_lora_bytes)")
-    return path
+def _digest(contents: Iterable[Iterable[bytes]]) -> str:
+    """Return the hash of several contents, each in pieces."""
+    whole = blake2b(digest_size=16)
+    for pieces in contents:
+        digest = blake2b(digest_size=16)
+        for piece in pieces:
+            digest.update(piece)
+        whole.update(digest.digest())
+    return whole.hexdigest()
+
+
+def _too_large(file: _File) -> CheckpointError:
+    return CheckpointError(
+        f"{file.path}: has more than {file.limit} bytes, the most that are read: see --max-lora-bytes"
+    )
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def check_name(name: str, taken: frozenset[str]) -> str:

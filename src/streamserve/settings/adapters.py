@@ -1,11 +1,11 @@
 """Settings of LoRA adapters: their names and folders, and what they cannot be combined with."""
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
-from streamserve.protocol.adapters import CONFIG_FILE, check_name
+from streamserve.protocol.adapters import CONFIG_FILE, check_name, folder_of
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import SettingsError
@@ -45,6 +45,6 @@ def with_adapters(model: ModelConfig, server: ServerConfig, name: str) -> ModelC
     for adapter, path in paths.items():
         if refusal := check_name(adapter, taken):
             raise SettingsError(f"lora = {adapter!r}: {refusal}")
-        if not (Path(path).expanduser() / CONFIG_FILE).is_file():
+        if not os.path.isfile(folder_of(path) / CONFIG_FILE):
             raise SettingsError(f"lora = {adapter + '=' + path!r}: there is no {CONFIG_FILE} in that folder")
     return msgspec.structs.replace(model, max_loras=count)

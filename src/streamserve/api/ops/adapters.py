@@ -65,6 +65,7 @@ ADAPTER_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Load a LoRA adapter",
             LoadAdapterRequest,
+            example={"lora_name": "sql", "lora_path": "/adapters/sql"},
             media="text/plain",
             errors=(403, 404, 409),
             description="Load a LoRA adapter at all workers. Requests then choose it by `model`. Needs an "
@@ -78,6 +79,7 @@ ADAPTER_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Unload a LoRA adapter",
             UnloadAdapterRequest,
+            example={"lora_name": "sql"},
             media="text/plain",
             errors=(403, 404),
             description="Refuse new requests for a LoRA adapter; open ones run to completion, and then its "

@@ -16,6 +16,7 @@ MAX_ALPHA = 1e6
 MAX_PATTERNS = 1024
 MAX_PATTERN_LENGTH = 256
 MAX_QUANTIFIERS = 2
+MAX_ALTERNATIVES = 4
 """Of a pattern: with more of them, matching could take too long."""
 
 REFUSED = {
@@ -134,7 +135,8 @@ def _pattern(fields: Fields, field: str, key: str) -> re.Pattern[str]:
     """Return what PEFT matches a module's name with: the end of the name, from a dot on. Patterns that could
     take long to match are refused."""
     quantifiers = re.findall(r"[*+{]|(?<!\()\?", key.replace("\\.", "."))
-    if len(key) > MAX_PATTERN_LENGTH or len(quantifiers) > MAX_QUANTIFIERS or re.search(r"\)[*+?{]", key):
+    many = len(quantifiers) > MAX_QUANTIFIERS or key.count("|") > MAX_ALTERNATIVES
+    if len(key) > MAX_PATTERN_LENGTH or many or re.search(r"\)[*+?{]", key):
         fields.refuse(field, f"has a pattern that is too complex: {shown(key)}: list the modules' names")
     try:
         return re.compile(rf"(.*\.)?({key})$")
