@@ -1,7 +1,7 @@
 """Throughput of streams with LoRA adapters, relative to the base model's alone.
 
 Steps of one executor on an inflated model of 345 million parameters, in bfloat16: 16 decoding streams of the
-base, the same streams with one of 20 adapters each, or all with the same one; and a prompt of 512 tokens.
+base, the same streams with one of 20 adapters each, or all with the same one; and a prompt of 256 tokens.
 Adapters are of all linear modules. The cases alternate in rounds; the figures are medians of ratios within a
 round, with bootstrap intervals.
 
@@ -37,7 +37,7 @@ SHAPE = Shape(1024, 24)
 ADAPTERS = 20
 STREAMS = 16
 CONTEXT = 64
-PROMPT = 512
+PROMPT = 256
 RESAMPLES = 2000
 
 Case = Callable[[int], float]
@@ -182,7 +182,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[16])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--name", default="lora")
     arguments = parser.parse_args()

@@ -19,6 +19,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.exact.test_architectures import MODELS
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Task
+from tests.ggufs import write_gguf
 
 CLOSE = 1e-4
 SCORED = SamplingParams(temperature=0.0, seed=0, max_tokens=64, logprobs=2, prompt_logprobs=0)
@@ -79,6 +80,13 @@ def test_every_architecture(tmp_path: Path, architecture: str) -> None:
     folder = make_checkpoint(tmp_path / "base", architecture, **fields)
     adapter = write_adapter(tmp_path / "adapter", folder, modules, rank=8)
     assert_merged(folder, adapter, merge(folder, adapter, tmp_path / "merged"))
+
+
+def test_the_rows_of_a_gguf_file(base: Path, tmp_path: Path) -> None:
+    """Its queries and keys are stored in another order."""
+    write_gguf(base, tmp_path / "model.gguf")
+    adapter = write_adapter(tmp_path / "adapter", base, rank=3)
+    assert_merged(tmp_path / "model.gguf", adapter, merge(base, adapter, tmp_path / "merged"))
 
 
 def test_the_reference_backend(base: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
 from streamserve.fleet.worker_state import pairs, pools, unified
+from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import EngineConfig, Eviction
 from streamserve.protocol.messages import Finished, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
@@ -36,6 +37,8 @@ ROUTERS = (
     "flowguard", "flowguard-as-published", "predictive", "round-robin", "random", "least-loaded",
     "cache-aware", "classes:20,50",
 )  # fmt: skip
+
+ADAPTERS = tuple(Adapter(name, f"/adapters/{name}", f"hash of {name}") for name in ("a", "b"))
 
 Draw = Callable[[random.Random], Any]
 ENGINE_FIELDS: dict[str, Draw] = {
@@ -65,16 +68,18 @@ FLEET_FIELDS: dict[str, Draw] = {
     "stuck_after": lambda rng: 30.0,
     "max_attempts": lambda rng: 9,
     "continue_tokens": lambda rng: rng.choice((0, 64)),
+    "adapters": lambda rng: rng.choice(((), ADAPTERS[:1], ADAPTERS)),
 }
 
 
 @dataclass(frozen=True)
 class SubmittedRequest:
-    """A request: its final prompt, and whether it is cancelled."""
+    """A request: its final prompt, its LoRA adapter, and whether it is cancelled."""
 
     prompt: list[int]
     params: SamplingParams
     cancelled: bool
+    adapter: str
 
 
 @dataclass(frozen=True)
@@ -169,9 +174,10 @@ def _submit(
         speculation=SpeculationLimits(enabled=rng.random() < 0.9),
     )
     streaming = rng.random() < 0.25
+    adapter = rng.choice(("", *simulation.fleet.adapters.adapters))
     simulation.at(
         at, Open(name, list(prompt), params, rng.choice((0, 0, 1, -1)), open=streaming,
-                 answer_early=streaming and rng.random() < 0.4)
+                 answer_early=streaming and rng.random() < 0.4, adapter=adapter)
     )  # fmt: skip
     version = 0
     while streaming:
@@ -184,7 +190,7 @@ def _submit(
     cancelled = rng.random() < 0.15
     if cancelled:
         simulation.at(at + rng.expovariate(2), Close(name))
-    submitted[name] = SubmittedRequest(prompt, params, cancelled)
+    submitted[name] = SubmittedRequest(prompt, params, cancelled, adapter)
 
 
 def _check(
@@ -210,7 +216,7 @@ def _check(
         assert name in ended, f"{name} has no end"
         for choice in range(request.params.n):
             assert texts.get((name, choice), []) == expected(
-                request.prompt, request.params, choice, MAX_MODEL_LEN
+                request.prompt, request.params, choice, MAX_MODEL_LEN, request.adapter
             ), name
     assert not simulation.fleet.requests
     assert not len(simulation.fleet.transfers.reservations)

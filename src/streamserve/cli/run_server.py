@@ -200,7 +200,8 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 {model.precision}
   computed  by {model.backend}{"" if model.backend.startswith("cuda") else _processors(settings)}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
-({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, model, ready)}{adapters_of(llm)}
+({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, model, ready)}\
+{adapters_of(llm)}
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
   ready     in {seconds:.1f} s at {url}
 

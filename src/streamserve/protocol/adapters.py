@@ -75,8 +75,8 @@ def _files(folder: Path, max_weight_bytes: int) -> list[_File]:
             status = file.path.stat()
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{file.path}: cannot be read ({_reason(error)}): an adapter is a folder with {CONFIG_FILE} and "
-                f"{WEIGHTS_FILE}, as PEFT saves it"
+                f"{file.path}: cannot be read ({_reason(error)}): an adapter is a folder with "
+                f"{CONFIG_FILE} and {WEIGHTS_FILE}, as PEFT saves it"
             ) from error
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{file.path}: is not a file")
