@@ -6,7 +6,7 @@ for it. The drafter has its own KV, or none, or there is none; workers die; requ
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import msgspec
@@ -68,7 +68,7 @@ FLEET_FIELDS: dict[str, Draw] = {
     "stuck_after": lambda rng: 30.0,
     "max_attempts": lambda rng: 9,
     "continue_tokens": lambda rng: rng.choice((0, 64)),
-    "adapters": lambda rng: rng.choice(((), ADAPTERS[:1], ADAPTERS)),
+    "adapters": lambda rng: (),  # in some trials: see `trial`
 }
 
 
@@ -100,16 +100,19 @@ def trial(seed: int) -> TrialCounts:
     """Run one simulated server to its end. Raises AssertionError where a text is wrong, a request does not
     end, or something is leaked, and any exception of an engine."""
     rng = random.Random(seed)
-    simulation, submitted, cancels = _server(rng)
+    simulation, submitted, cancels = _server(rng, () if seed % 3 else ADAPTERS)
     received = simulation.run(until=MAX_VIRTUAL_SECONDS)
     return _check(simulation, submitted, cancels, received)
 
 
-def _server(rng: random.Random) -> tuple[Simulation, dict[str, SubmittedRequest], int]:
+def _server(
+    rng: random.Random, adapters: tuple[Adapter, ...]
+) -> tuple[Simulation, dict[str, SubmittedRequest], int]:
     engine = EngineConfig(**{name: draw(rng) for name, draw in ENGINE_FIELDS.items()})
     min_blocks = MAX_MODEL_LEN // engine.block_size + 2
     engine = msgspec.structs.replace(engine, num_blocks=max(engine.num_blocks, min_blocks))
     fleet = FleetConfig(**{name: draw(rng) for name, draw in FLEET_FIELDS.items()})
+    fleet = replace(fleet, adapters=adapters)
     make_drafter, groups = _drafter(rng)
     simulation = Simulation(
         fleet,
@@ -174,7 +177,8 @@ def _submit(
         speculation=SpeculationLimits(enabled=rng.random() < 0.9),
     )
     streaming = rng.random() < 0.25
-    adapter = rng.choice(("", *simulation.fleet.adapters.adapters))
+    names = ("", *simulation.fleet.adapters.adapters)
+    adapter = names[len(submitted) % len(names)]
     simulation.at(
         at, Open(name, list(prompt), params, rng.choice((0, 0, 1, -1)), open=streaming,
                  answer_early=streaming and rng.random() < 0.4, adapter=adapter)

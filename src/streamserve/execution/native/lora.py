@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from streamserve.execution.linear import LinearMap
 from streamserve.execution.native.library import CHUNK, LoraStruct, LowRankStruct
@@ -49,7 +50,7 @@ def pack_adapter(weights: "AdapterWeights", maps: Sequence[LinearMap | None]) ->
         struct = structs[layer * KINDS + kind]
         struct.a, struct.b = a.data_ptr(), b.data_ptr()
         struct.scales, struct.columns = scales.data_ptr(), columns.data_ptr()
-        struct.rank, struct.chunks = a.shape[0], a.shape[1] // CHUNK
+        struct.rank, struct.chunks = len(scales), a.shape[1]
         tensors += (a, b, scales, columns)
     return PackedAdapter(structs, tensors, max(struct.rank for struct in structs))
 
@@ -70,20 +71,21 @@ def step_struct(lora: "StepAdapters") -> LoraStruct:
 
 
 def _packed(parts: "Sequence[LowRankPart]", linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the matrices A and B of a map's parts, their scales, and where B's columns are."""
-    a = torch.cat([part.a for part in parts])
-    a = torch.nn.functional.pad(a, (0, -a.shape[1] % CHUNK)).contiguous()
-    scales = torch.cat([torch.full((part.rank,), part.scale) for part in parts])
+    """Return the matrices A and B of a map's parts as cpp/lora.h has them, their scales, and where B's columns
+    are."""
+    sizes = [part.rank + part.rank % 2 for part in parts]  # ranks are computed in pairs
+    a = torch.cat([pad(part.a, (0, -part.a.shape[1] % CHUNK, 0, part.rank % 2)) for part in parts])
+    scales = torch.cat([pad(torch.full((part.rank,), part.scale), (0, part.rank % 2)) for part in parts])
     order = linear.column_order().long()
     rows = torch.zeros(linear.out_features + 1, len(a), dtype=a.dtype)  # the last one is padding
     first_of = torch.full((linear.out_features + 1,), len(a))
     last_of = torch.zeros(linear.out_features + 1, dtype=torch.int64)
     rank = 0
-    for part in parts:
+    for part, size in zip(parts, sizes, strict=True):
         own = slice(part.first, part.first + part.b.shape[0])
         rows[own, rank : rank + part.rank] = part.b
-        first_of[own], last_of[own] = rank, rank + part.rank
-        rank += part.rank
+        first_of[own], last_of[own] = rank, rank + size
+        rank += size
     first = first_of[order].view(-1, COLUMNS).amin(1)
     ranks = (last_of[order].view(-1, COLUMNS).amax(1) - first).clamp(min=0)
     first = torch.where(ranks > 0, first, 0)
@@ -97,4 +99,5 @@ def _packed(parts: "Sequence[LowRankPart]", linear: NativeLinear) -> tuple[Tenso
         lines = rows[order.view(-1, COLUMNS)[groups], low : low + count]  # [groups, columns, ranks]
         pieces.append(lines.transpose(1, 2).flatten())
         offset += pieces[-1].numel()
-    return a, torch.cat(pieces), scales, torch.from_numpy(table.view(np.uint8))
+    pairs = a.view(rank // 2, 2, -1, CHUNK).transpose(1, 2).contiguous()
+    return pairs, torch.cat(pieces), scales, torch.from_numpy(table.view(np.uint8))

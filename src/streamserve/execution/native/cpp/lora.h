@@ -1,9 +1,10 @@
 // LoRA adapters: what they add to linear maps, y += B (scale · A x), for the rows of a step that have one.
 //
-// `shrink` computes the products scale · A x of these rows, in float32; the base's product then ends in `expand`,
-// which adds B · products to its float32 sums before they are rounded. So the base's weights may be of any format.
-// A product is a sum in sixteen lanes over ascending K, an output one over ascending rank: a row's bits never
-// depend on other rows, and AVX2, AVX512 and AVX512_BF16 give the same.
+// Before a product of the base, `shrink` computes scale · A x of these rows and `expand` B times that, both in
+// float32; where the product ends it is added to its float32 sums before they are rounded. So the base's weights may
+// be of any format. A product with A is a sum in sixteen lanes over ascending K, one with B a sum over ascending
+// rank: a row's bits never depend on other rows, and AVX2, AVX512 and AVX512_BF16 give the same. Many adapters of a
+// row each are read from memory once a step: A and B lie in the order in which they are read.
 #pragma once
 
 #include <vector>
@@ -21,8 +22,9 @@ struct LowRankColumns {
     int32_t first, ranks;
 };
 
-// What an adapter adds to a linear map, whose modules' ranks follow each other; `rank` 0: nothing. `a`
-// [rank][chunks of 32 k] and `b` are of the model's type; `columns` has an entry for each 16 of the packed weight.
+// What an adapter adds to a linear map, whose modules' ranks follow each other; `rank`, an even number: 0 for
+// nothing. `a` [rank / 2][chunks][2][32 k] and `b` are of the model's type; `columns` has an entry for each 16 of the
+// packed weight.
 struct LowRank {
     const void *a, *b;
     const float* scales;
@@ -40,12 +42,15 @@ struct Lora {
     int32_t count, max_rank;
 };
 
-// The products of a step's rows for one linear map: [rows][stride]. Without `lora`: none of them has any.
+// What is added to the rows of a step for one linear map: `products` with A [rows][stride], and `added` to the outputs
+// [rows][width]. Without `lora`: nothing to any row.
 struct LowRankProducts {
     const Lora* lora = nullptr;
     int map = 0;
     float* products = nullptr;
     int stride = 0;
+    float* added = nullptr;
+    int width = 0;
 
     const LowRank* of(int row) const {
         int adapter = lora->adapter_of[row];
@@ -65,7 +70,8 @@ struct LowRankUnit {
     int row, rows;
 };
 
-constexpr int LOW_RANK_BLOCK = 16;  // ranks that one thread computes of some rows
+constexpr int LOW_RANK_BLOCK = 16;      // ranks, and
+constexpr int LOW_RANK_COLUMNS = 512;  // columns, that one thread computes of some rows
 
 inline std::vector<LowRankUnit> low_rank_units(const Lora& lora, int rows) {
     std::vector<LowRankUnit> units;
@@ -82,102 +88,126 @@ inline std::vector<LowRankUnit> low_rank_units(const Lora& lora, int rows) {
     return units;
 }
 
-// Products of R rows with J ranks from `rank` on.
-template <class V, class T, int R, int J>
-inline void shrink_tile(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
+// Products of R rows with two ranks from `rank` on.
+template <class V, class T, int R>
+inline void shrink_pair(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
     using Sums = LaneSums<V>;
-    Sums sums[R][J];
+    Sums sums[R][2];
+    const char* rows[R];
+    for (int r = 0; r < R; r++) rows[r] = x.at(row + r, 0);
     const T* a = static_cast<const T*>(map.a) + size_t(rank) * size_t(map.chunks) * CHUNK;
-    for (int chunk = 0; chunk < map.chunks; chunk++, a += CHUNK) {
-        const T* rows[R];
-        for (int r = 0; r < R; r++) rows[r] = reinterpret_cast<const T*>(x.at(row + r, chunk));
-        for (int k = 0; k < CHUNK; k += Sums::lanes) {
+    for (int chunk = 0; chunk < map.chunks; chunk++, a += 2 * CHUNK) {
+        UNROLLED for (int k = 0; k < CHUNK; k += Sums::lanes) {
             UNROLLED for (int part = 0; part < Sums::parts; part++) {
                 int lane = k + part * V::lanes;
-                V numbers[R];
-                UNROLLED for (int r = 0; r < R; r++) numbers[r] = V::load(rows[r] + lane);
-                UNROLLED for (int j = 0; j < J; j++) {
-                    V weights = V::load(a + size_t(j) * size_t(map.chunks) * CHUNK + lane);
-                    UNROLLED for (int r = 0; r < R; r++) {
-                        sums[r][j].part[part] = fma(weights, numbers[r], sums[r][j].part[part]);
-                    }
+                V first = V::load(a + lane), second = V::load(a + CHUNK + lane);
+                UNROLLED for (int r = 0; r < R; r++) {
+                    V numbers = V::load(reinterpret_cast<const T*>(rows[r]) + lane);
+                    sums[r][0].part[part] = fma(first, numbers, sums[r][0].part[part]);
+                    sums[r][1].part[part] = fma(second, numbers, sums[r][1].part[part]);
                 }
             }
         }
+        for (int r = 0; r < R; r++) rows[r] += x.chunk_stride;
     }
     for (int r = 0; r < R; r++) {
         float* out = to.products + size_t(row + r) * size_t(to.stride) + rank;
-        for (int j = 0; j < J; j++) out[j] = map.scales[rank + j] * sums[r][j].total();
+        for (int j = 0; j < 2; j++) out[j] = map.scales[rank + j] * sums[r][j].total();
     }
 }
 
-template <class V, class T, int R, int J>
-inline void shrink_rows(const LowRank& map, const Rows& x, int row, int rank, int last, const LowRankProducts& to) {
-    for (; rank + J <= last; rank += J) shrink_tile<V, T, R, J>(map, x, row, rank, to);
-    for (; rank < last; rank++) shrink_tile<V, T, R, 1>(map, x, row, rank, to);
+template <class V, class T, int R>
+inline void shrink_rows(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
+    int last = map.rank < rank + LOW_RANK_BLOCK ? map.rank : rank + LOW_RANK_BLOCK;
+    for (; rank < last; rank += 2) shrink_pair<V, T, R>(map, x, row, rank, to);
 }
 
-// Called by every thread of a job, before a barrier.
-template <class V, class T>
-void shrink(Pool& pool, const std::vector<LowRankUnit>& units, const Rows& x, const LowRankProducts& to) {
-    int count = int(units.size()), blocks = ceil_div(to.lora->max_rank, LOW_RANK_BLOCK);
-    for (int claimed; (claimed = pool.claim()) < count * blocks;) {
-        LowRankUnit unit = units[size_t(claimed % count)];
-        const LowRank* map = to.of(unit.row);
-        int rank = claimed / count * LOW_RANK_BLOCK;
-        if (!map || rank >= map->rank) continue;
-        int last = map->rank < rank + LOW_RANK_BLOCK ? map->rank : rank + LOW_RANK_BLOCK;
-        switch (unit.rows) {
-            case 1: shrink_rows<V, T, 1, 4>(*map, x, unit.row, rank, last, to); break;
-            case 2: shrink_rows<V, T, 2, 2>(*map, x, unit.row, rank, last, to); break;
-            case 3: shrink_rows<V, T, 3, 2>(*map, x, unit.row, rank, last, to); break;
-            default: shrink_rows<V, T, 4, 2>(*map, x, unit.row, rank, last, to); break;
-        }
-    }
-}
-
-// Adds B · products to sums of G times 16 columns, which need the same ranks.
-template <class V, class T, int G>
-inline void expand_columns(const LowRank& map, const LowRankColumns* columns, const float* products, float* sums) {
+// B times the products of R rows, of G times 16 columns that need the same ranks.
+template <class V, class T, int R, int G>
+inline void expand_columns(const LowRank& map, int row, int group, const LowRankProducts& to) {
     constexpr int parts = 16 / V::lanes;
-    V added[G * parts];
-    UNROLLED for (V& sum : added) sum = V::set(0.0f);
+    const LowRankColumns* columns = map.columns + group;
     const T* b = static_cast<const T*>(map.b);
+    const float* products = to.products + size_t(row) * size_t(to.stride) + columns->first;
+    V sums[R][G * parts];
+    for (auto& own : sums) {
+        UNROLLED for (V& sum : own) sum = V::set(0.0f);
+    }
     for (int rank = 0; rank < columns->ranks; rank++) {
-        V product = V::set(products[columns->first + rank]);
-        UNROLLED for (int g = 0; g < G; g++) {
-            const T* line = b + columns[g].offset + rank * 16;
-            UNROLLED for (int part = 0; part < parts; part++) {
-                V& sum = added[g * parts + part];
-                sum = fma(product, V::load(line + part * V::lanes), sum);
-            }
+        V weights[G * parts];
+        UNROLLED for (int i = 0; i < G * parts; i++) {
+            weights[i] = V::load(b + columns[i / parts].offset + rank * 16 + i % parts * V::lanes);
+        }
+        UNROLLED for (int r = 0; r < R; r++) {
+            V product = V::set(products[r * to.stride + rank]);
+            UNROLLED for (int i = 0; i < G * parts; i++) sums[r][i] = fma(product, weights[i], sums[r][i]);
         }
     }
-    UNROLLED for (int i = 0; i < G * parts; i++) {
-        (V::load(sums + i * V::lanes) + added[i]).store(sums + i * V::lanes);
+    for (int r = 0; r < R; r++) {
+        float* out = to.added + size_t(row + r) * size_t(to.width) + group * 16;
+        for (int i = 0; i < G * parts; i++) sums[r][i].store(out + i * V::lanes);
     }
+}
+
+template <class V, class T, int R>
+inline void expand_rows(const LowRank& map, int row, int column, const LowRankProducts& to) {
+    int last = (to.width < column + LOW_RANK_COLUMNS ? to.width : column + LOW_RANK_COLUMNS) / 16;
+    for (int group = column / 16; group < last;) {
+        const LowRankColumns &own = map.columns[group], &next = map.columns[group + 1];
+        if (V::lanes == 16 && group + 1 < last && own.first == next.first && own.ranks == next.ranks) {
+            expand_columns<V, T, R, 2>(map, row, group, to);
+            group += 2;
+        } else {
+            expand_columns<V, T, R, 1>(map, row, group, to);
+            group += 1;
+        }
+    }
+}
+
+// Calls f with each unit and its map, for `blocks` blocks of work; a block of all units follows another. Called by
+// every thread of a job.
+template <class F>
+inline void for_units(Pool& pool, const std::vector<LowRankUnit>& units, const LowRankProducts& to, int blocks,
+                      F&& f) {
+    int count = int(units.size());
+    for (int claimed; (claimed = pool.claim()) < count * blocks;) {
+        const LowRankUnit& unit = units[size_t(claimed % count)];
+        if (const LowRank* map = to.of(unit.row)) f(unit, *map, claimed / count);
+    }
+}
+
+// Computes what is added to the rows, in two passes with a barrier after each. Called by every thread of a job.
+template <class V, class T>
+void compute_products(Pool& pool, const std::vector<LowRankUnit>& units, const Rows& x, const LowRankProducts& to) {
+    for_units(pool, units, to, ceil_div(to.lora->max_rank, LOW_RANK_BLOCK), [&](auto unit, auto& map, int block) {
+        int rank = block * LOW_RANK_BLOCK;
+        if (rank >= map.rank) return;
+        switch (unit.rows) {
+            case 1: return shrink_rows<V, T, 1>(map, x, unit.row, rank, to);
+            case 2: return shrink_rows<V, T, 2>(map, x, unit.row, rank, to);
+            case 3: return shrink_rows<V, T, 3>(map, x, unit.row, rank, to);
+            default: return shrink_rows<V, T, 4>(map, x, unit.row, rank, to);
+        }
+    });
+    pool.barrier();
+    for_units(pool, units, to, ceil_div(to.width, LOW_RANK_COLUMNS), [&](auto unit, auto& map, int block) {
+        int column = block * LOW_RANK_COLUMNS;
+        switch (unit.rows) {
+            case 1: return expand_rows<V, T, 1>(map, unit.row, column, to);
+            case 2: return expand_rows<V, T, 2>(map, unit.row, column, to);
+            case 3: return expand_rows<V, T, 3>(map, unit.row, column, to);
+            default: return expand_rows<V, T, 4>(map, unit.row, column, to);
+        }
+    });
+    pool.barrier();
 }
 
 // Adds what the row's adapter adds to sums of `columns` columns from `column` on, both multiples of 16.
-template <class V, class T>
-inline void expand(const LowRankProducts& from, int row, int column, int columns, float* sums) {
-    const LowRank* map = from.of(row);
-    if (!map) return;
-    const float* products = from.products + size_t(row) * size_t(from.stride);
-    const LowRankColumns* at = map->columns + column / 16;
-    auto same = [&](int i) { return at[i].first == at->first && at[i].ranks == at->ranks; };
-    for (int left = columns / 16; left > 0;) {
-        if (left >= 4 && same(1) && same(2) && same(3)) {
-            expand_columns<V, T, 4>(*map, at, products, sums);
-            at += 4, sums += 64, left -= 4;
-        } else if (left >= 2 && same(1)) {
-            expand_columns<V, T, 2>(*map, at, products, sums);
-            at += 2, sums += 32, left -= 2;
-        } else {
-            expand_columns<V, T, 1>(*map, at, products, sums);
-            at += 1, sums += 16, left -= 1;
-        }
-    }
+template <class V>
+inline void add_products(const LowRankProducts& from, int row, int column, int columns, float* sums) {
+    if (!from.of(row)) return;
+    const float* added = from.added + size_t(row) * size_t(from.width) + column;
+    for (int i = 0; i < columns; i += V::lanes) (V::load(sums + i) + V::load(added + i)).store(sums + i);
 }
 
 }  // namespace streamserve
