@@ -71,8 +71,8 @@ def step_struct(lora: "StepAdapters") -> LoraStruct:
 
 
 def _packed(parts: "Sequence[LowRankPart]", linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the matrices A and B of a map's parts as cpp/lora.h has them, their scales, and where B's columns
-    are."""
+    """Return the matrices A and B of a map's parts as cpp/lora.h has them, the scales, and where the columns
+    of B are."""
     sizes = [part.rank + part.rank % 2 for part in parts]  # ranks are computed in pairs
     a = torch.cat([pad(part.a, (0, -part.a.shape[1] % CHUNK, 0, part.rank % 2)) for part in parts])
     scales = torch.cat([pad(torch.full((part.rank,), part.scale), (0, part.rank % 2)) for part in parts])
