@@ -2,7 +2,7 @@
 
 Steps of one executor on an inflated model of 345 million parameters, in bfloat16: 16 decoding streams of the
 base, the same streams with one of 20 adapters each, or all with the same one; and a prompt of 256 tokens.
-Adapters are of all linear modules. The cases alternate in rounds; the figures are medians of ratios within a
+The adapters are of several kinds. The cases alternate in rounds; the figures are medians of ratios within a
 round, with bootstrap intervals.
 
     python -m benchmarks.lora
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,34 @@ CONTEXT = 64
 PROMPT = 256
 RESAMPLES = 2000
 
+
+@dataclass(frozen=True)
+class Kind:
+    """Adapters of the linear modules whose names end so."""
+
+    rank: int
+    modules: tuple[str, ...] = ("_proj",)
+
+
+KINDS = {
+    "rank 8, q and v": Kind(8, ("q_proj", "v_proj")),
+    "rank 8, all modules": Kind(8),
+    "rank 16, all modules": Kind(16),
+}
+"""The first are PEFT's defaults for this architecture."""
+
 Case = Callable[[int], float]
 """Runs one round, whose number it takes, and returns its tokens per second."""
 
 
-def write_adapter(folder: Path, spec: ModelSpec, rank: int, seed: int) -> Path:
-    """Write a random adapter of all linear modules in PEFT's layout; return its folder."""
+def write_adapter(folder: Path, spec: ModelSpec, kind: Kind, seed: int) -> Path:
+    """Write a random adapter in PEFT's layout; return its folder."""
+    rank = kind.rank
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for module, (rows, columns) in served_modules(spec).items():
+        if not module.endswith(kind.modules):
+            continue
         name = f"base_model.model.{module}"
         a = torch.randn(rank, columns, generator=generator) / columns**0.5
         b = 0.1 * torch.randn(rows, rank, generator=generator) / rank**0.5
@@ -60,12 +80,14 @@ def write_adapter(folder: Path, spec: ModelSpec, rank: int, seed: int) -> Path:
     return folder
 
 
-def fingerprints(loaded: Loaded, folder: Path, rank: int) -> tuple[list[str], float]:
-    """Load the adapters of one rank; return their fingerprints, and the median seconds that one takes."""
+def fingerprints(loaded: Loaded, folder: Path, kind: Kind) -> tuple[list[str], float]:
+    """Load the adapters of a kind; return their fingerprints, and the median seconds that one takes."""
     assert loaded.adapters is not None
     found, seconds = [], []
     for number in range(ADAPTERS):
-        path = write_adapter(folder / f"r{rank}-{number}", loaded.model.spec, rank, number)
+        path = write_adapter(
+            folder / f"{kind.rank}-{len(kind.modules)}-{number}", loaded.model.spec, kind, number
+        )
         adapter = open_adapter(path.name, str(path))
         started = time.perf_counter()
         loaded.adapters.load(adapter.fingerprint, adapter.path)
@@ -155,23 +177,24 @@ def measure(loaded: Loaded, adapters: Sequence[str], rounds: int, steps: int) ->
     return result
 
 
-def of_rank(base: Path, rank: int, rounds: int, steps: int) -> dict[str, Any]:
-    """Return and print the results of adapters of one rank."""
+def of_kind(name: str, base: Path, rounds: int, steps: int) -> dict[str, Any]:
+    """Return and print the results of adapters of one kind."""
+    kind = KINDS[name]
     config = ModelConfig(
         path=str(base), num_blocks=STREAMS * 8 + PROMPT // 16, max_model_len=1024, max_loras=ADAPTERS,
-        max_lora_rank=rank, draft="none",
+        max_lora_rank=kind.rank, draft="none",
     )  # fmt: skip
     loaded = load(config)
-    adapters, seconds = fingerprints(loaded, base.parent, rank)
+    adapters, seconds = fingerprints(loaded, base.parent, kind)
     begin(loaded)
     cases = measure(loaded, adapters, rounds, steps)
     assert loaded.adapters is not None
     rows = [
-        [name, f"{case['tokens_per_second']:.1f}", f"{case['ratio']:.3f}",
+        [label, f"{case['tokens_per_second']:.1f}", f"{case['ratio']:.3f}",
          f"{case['low']:.3f} to {case['high']:.3f}"]
-        for name, case in cases.items()
+        for label, case in cases.items()
     ]  # fmt: skip
-    table(f"rank {rank}", ["case", "tokens/s", "ratio", "95 % interval"], rows)
+    table(name, ["case", "tokens/s", "ratio", "95 % interval"], rows)
     return {
         "bytes": loaded.adapters.nbytes, "load_seconds": seconds, "backend": loaded.model_info.backend,
         "cases": cases,
@@ -181,7 +204,6 @@ def of_rank(base: Path, rank: int, rounds: int, steps: int) -> dict[str, Any]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[16])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--name", default="lora")
@@ -189,9 +211,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         inflate(embedded.path("embedded"), base, SHAPE)
-        figures = {
-            f"rank {rank}": of_rank(base, rank, arguments.rounds, arguments.steps) for rank in arguments.ranks
-        }
+        figures = {name: of_kind(name, base, arguments.rounds, arguments.steps) for name in KINDS}
     settings = {
         "shape": "345 M", "adapters": ADAPTERS, "streams": STREAMS, "rounds": arguments.rounds,
         "steps": arguments.steps,

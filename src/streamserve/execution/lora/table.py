@@ -30,8 +30,7 @@ class AdapterTable:
     def __init__(self, model: Model, limits: AdapterLimits) -> None:
         self.limits = limits
         self._model = model
-        self._native = isinstance(model, NativeModel)
-        self._maps = [linear for layer in model.layers for linear in _maps_of(layer)] if self._native else []
+        self._maps = [linear for layer in model.layers for linear in _maps_of(layer)]
         self._loaded: dict[str, LoadedAdapter] = {}
 
     def __contains__(self, fingerprint: str) -> bool:
@@ -55,8 +54,10 @@ class AdapterTable:
             )
         left = limits.nbytes - self.nbytes
         weights = read_adapter(path, fingerprint, self._model.spec, self._model.dtype, limits.rank, left)
-        if self._native:
-            self._loaded[fingerprint] = LoadedAdapter(weights.nbytes, pack_adapter(weights, self._maps))
+        if isinstance(self._model, NativeModel):
+            self._loaded[fingerprint] = LoadedAdapter(
+                weights.nbytes, pack_adapter(weights, self._maps, self._model.pool)
+            )
         else:
             self._loaded[fingerprint] = LoadedAdapter(weights.nbytes, weights=weights)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.native.library import CHUNK, LoraStruct, LowRankStruct
+from streamserve.execution.native.library import CHUNK, LoraStruct, LowRankStruct, ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 
 if TYPE_CHECKING:
@@ -31,28 +31,42 @@ _RANKS = np.dtype([("offset", "<i8"), ("first", "<i4"), ("ranks", "<i4")])
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """An adapter as the kernels read it: `maps` [layers × KINDS] point into `tensors`. `rank` is the largest
+    """An adapter as the kernels read it: `maps` [layers × KINDS] point into `memory`. `rank` is the largest
     sum of the ranks of a map's modules."""
 
     maps: "ctypes.Array[LowRankStruct]"
-    tensors: Sequence[Tensor]
+    memory: Tensor
     rank: int
 
 
-def pack_adapter(weights: "AdapterWeights", maps: Sequence[LinearMap | None]) -> PackedAdapter:
-    """Pack an adapter of a model with the linear maps `maps` [layers × KINDS]."""
-    structs = (LowRankStruct * len(maps))()
-    tensors: list[Tensor] = []
+def pack_adapter(
+    weights: "AdapterWeights", maps: Sequence[LinearMap | None], pool: ThreadPool
+) -> PackedAdapter:
+    """Pack an adapter of a model with the linear maps `maps` [layers × KINDS] into one piece of memory, whose
+    large pages let it be read at full speed."""
+    packed = {}
     for (layer, kind), parts in weights.parts.items():
         linear = maps[layer * KINDS + kind]
         assert isinstance(linear, NativeLinear)
-        a, b, scales, columns = _packed(parts, linear)
-        struct = structs[layer * KINDS + kind]
-        struct.a, struct.b = a.data_ptr(), b.data_ptr()
-        struct.scales, struct.columns = scales.data_ptr(), columns.data_ptr()
+        packed[layer * KINDS + kind] = _packed(parts, linear)
+    tensors = [tensor for each in packed.values() for tensor in each]
+    memory = pool.memory(sum(_aligned(tensor.nbytes) for tensor in tensors))
+    addresses, offset = [], 0
+    for tensor in tensors:
+        memory[offset : offset + tensor.nbytes] = tensor.contiguous().view(torch.uint8).flatten()
+        addresses.append(memory.data_ptr() + offset)
+        offset += _aligned(tensor.nbytes)
+    structs = (LowRankStruct * len(maps))()
+    for number, (place, (a, _, scales, _)) in enumerate(packed.items()):
+        struct = structs[place]
+        struct.a, struct.b, struct.scales, struct.columns = addresses[4 * number : 4 * number + 4]
         struct.rank, struct.chunks = len(scales), a.shape[1]
-        tensors += (a, b, scales, columns)
-    return PackedAdapter(structs, tensors, max(struct.rank for struct in structs))
+    return PackedAdapter(structs, memory, max(struct.rank for struct in structs))
+
+
+def _aligned(size: int) -> int:
+    """Return a size in whole cache lines."""
+    return -(-size // 64) * 64
 
 
 def step_struct(lora: "StepAdapters") -> LoraStruct:

@@ -76,6 +76,11 @@ class NativeModel(Model):
             swiglu_limit=spec.clamp.limit if spec.clamp else 0.0,
         )
 
+    @property
+    def pool(self) -> ThreadPool:
+        """The kernels' thread pool."""
+        return self._pool
+
     def forward(
         self,
         tokens: Tensor,
