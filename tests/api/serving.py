@@ -195,6 +195,7 @@ class ScriptedGenerator:
     health_state: ScriptedHealth = field(default_factory=ScriptedHealth)
     latest_report: Report | None = None
     incident_report: IncidentReport = field(default_factory=IncidentReport)
+    router_view: RouterView = field(default_factory=lambda: RouterView("flowguard", [], 0, []))
     submitted: list[Submitted] = field(default_factory=list)
     drained: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
@@ -245,6 +246,7 @@ class ScriptedGenerator:
         cache_salt: str = "",
         answer_early: bool = False,
         adapter: str = "",
+        expected_tokens: int = 0,
     ) -> "ScriptedPrompt":
         return ScriptedPrompt(self.script)
 
@@ -261,7 +263,7 @@ class ScriptedGenerator:
         return self.incident_report
 
     def routing(self) -> RouterView:
-        return RouterView("flowguard", [], 0, [])
+        return self.router_view
 
     async def drain(self, worker: str, draining: bool) -> int:
         if worker != "unified-0":

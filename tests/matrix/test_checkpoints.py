@@ -153,7 +153,8 @@ def adapted(
     assert scores(speculating, mixed, together=True) == expected
     of_base = [scored for name, scored in expected.items() if name.endswith(" ")]
     assert [[token for token, _ in scored] for scored in of_base] == list(base.tokens.values())
-    assert len(set(map(tuple, expected.values()))) == len(mixed)
+    if not architecture.startswith("gemma"):  # a random one repeats a token with probability 1
+        assert len(set(map(tuple, expected.values()))) == len(mixed)
 
 
 def edited(rng: random.Random, engine: Engine, plain: Engine, clients: int) -> Counter[str]:

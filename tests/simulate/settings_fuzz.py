@@ -69,6 +69,7 @@ FLEET_FIELDS: dict[str, Draw] = {
     "max_attempts": lambda rng: 9,
     "continue_tokens": lambda rng: rng.choice((0, 64)),
     "adapters": lambda rng: (),  # in some trials: see `trial`
+    "slo_admission": lambda rng: rng.random() < 0.2,
 }
 
 

@@ -151,6 +151,7 @@ class Generator(Protocol):
         cache_salt: str = "",
         answer_early: bool = False,
         adapter: str = "",
+        expected_tokens: int = 0,
     ) -> EnginePromptStream:
         """Open a prompt stream, empty at first.
 

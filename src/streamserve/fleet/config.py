@@ -14,8 +14,9 @@ class FleetConfig:
     tokens of the waiting ones; one request may always wait. A worker that is silent for `stuck_after` seconds
     counts as stuck. A request that ended its worker `max_attempts` times while it ran alone, or whose KV
     transfer failed as often, is not tried again. A decode worker that has all but `continue_tokens` tokens of
-    a prompt cached, and more than the prefill worker, computes the rest itself. `adapters` are loaded from
-    the start."""
+    a prompt cached, and more than the prefill worker, computes the rest itself. `slo_admission` is that of
+    the workers: where a decode worker may refuse a request, its first token waits for the decision.
+    `adapters` are loaded from the start."""
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)
@@ -25,3 +26,4 @@ class FleetConfig:
     max_attempts: int = 3
     continue_tokens: int = 64
     adapters: tuple[Adapter, ...] = ()
+    slo_admission: bool = False

@@ -12,7 +12,8 @@ from streamserve.protocol.sampling import SamplingParams
 @dataclass(frozen=True)
 class Open:
     """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
-    and `version` describe a prompt stream, as in Submit. `adapter`: the fingerprint of its LoRA adapter."""
+    and `version` describe a prompt stream, as in Submit; it is routed as a prompt of at least
+    `expected_tokens`. `adapter`: the fingerprint of its LoRA adapter."""
 
     request: str
     prompt: list[int]
@@ -24,6 +25,7 @@ class Open:
     tail: int = 0
     version: int = 0
     adapter: str = ""
+    expected_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ class AsyncLLM:
             stuck_after=server.stuck_after,
             continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
             adapters=tuple(self._adapters.by_name.values()),
+            slo_admission=settings.model.slo_admission,
         )
         return FleetRuntime(fleet, self._worker_config, recorder(server))
 
@@ -254,8 +255,10 @@ class AsyncLLM:
         cache_salt: str = "",
         answer_early: bool = False,
         adapter: str = "",
+        expected_tokens: int = 0,
     ) -> EnginePromptStream:
-        """Open a prompt stream, empty at first, with the LoRA adapter of this name, if any.
+        """Open a prompt stream, empty at first, with the LoRA adapter of this name, if any. It is routed as a
+        prompt of at least `expected_tokens`.
 
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
         RequestError if no more requests are accepted, or if the parameters do not allow early answers.
@@ -274,6 +277,7 @@ class AsyncLLM:
         opened = Open(
             request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early,
             adapter=self._adapters.named(adapter),
+            expected_tokens=expected_tokens,
         )  # fmt: skip
         prompt = EnginePromptStream(self._runtime, self.tokenizer, opened)
         await prompt.start()

@@ -78,6 +78,7 @@ class Streams:
             cache_salt=body.cache_salt or "",
             answer_early=body.answer_early,
             adapter=adapter_named(context.llm, model),
+            expected_tokens=body.expected_tokens,
         )
         return PromptStream(
             name,
