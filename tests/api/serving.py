@@ -21,6 +21,7 @@ from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.fleet.view import RouterView
+from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
@@ -146,6 +147,7 @@ class Submitted:
     request_id: str
     priority: int
     cache_salt: str
+    adapter: str = ""
 
 
 Script = Callable[[list[int], SamplingParams], AsyncGenerator[Item, None]]
@@ -202,6 +204,7 @@ class ScriptedGenerator:
     embedding: EmbeddingConfig | None = None
     scoring: Scoring | None = None
     created: int = 1_700_000_000
+    adapters: dict[str, Adapter] = field(default_factory=dict)
     model: ModelInfo = field(
         default_factory=lambda: ModelInfo(
             architecture="LlamaForCausalLM",
@@ -229,8 +232,9 @@ class ScriptedGenerator:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
     ) -> AsyncGenerator[Item, None]:
-        self.submitted.append(Submitted(prompt, params, request_id, priority, cache_salt))
+        self.submitted.append(Submitted(prompt, params, request_id, priority, cache_salt, adapter))
         return self.script(prompt, params)
 
     async def open(
@@ -241,6 +245,7 @@ class ScriptedGenerator:
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
+        adapter: str = "",
         expected_tokens: int = 0,
     ) -> "ScriptedPrompt":
         return ScriptedPrompt(self.script)
@@ -265,6 +270,14 @@ class ScriptedGenerator:
             raise RequestError(f"there is no worker {worker!r}", status=404)
         self.drained.append((worker, draining))
         return len(self.submitted)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        self.adapters[name] = Adapter(name, path, name)
+
+    async def unload_adapter(self, name: str) -> None:
+        if name not in self.adapters:
+            raise RequestError(f"The LoRA adapter '{name}' does not exist", field="model", status=404)
+        del self.adapters[name]
 
     def report(self) -> Report | None:
         return self.latest_report

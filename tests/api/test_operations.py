@@ -27,6 +27,7 @@ def test_a_model_card_has_its_context_length_and_row_invariance(hello: Served) -
         "created": 1_700_000_000,
         "owned_by": "streamserve",
         "root": "owner/scripted",
+        "parent": None,
         "max_model_len": 64,
         "row_invariant": True,
         "precision": "float32",

@@ -9,18 +9,22 @@ from typing import Any
 import msgspec
 
 from streamserve.protocol.messages import (
+    AdapterLoaded,
     Admitted,
     Cached,
     Cancel,
     Edit,
     Events,
     Finished,
+    LoadAdapter,
     Progress,
     PromptLogprobs,
     Pushed,
     Reserved,
+    ToEngine,
     Token,
     Transfers,
+    UnloadAdapter,
     Withdrawn,
     encode,
 )
@@ -68,6 +72,7 @@ def to_fleet(rng: Random, original: bytes) -> list[bytes]:
                 Pushed(name, wrong, f"{UNKNOWN}-reservation", "forged"),
             ]
         ),
+        AdapterLoaded(f"{UNKNOWN}-adapter", rng.choice(("", "forged"))),
         Cached([rng.randbytes(rng.choice((0, 16, 100)))] * 50, [rng.randbytes(16)] * 50),
     ]
     return [encode(rng.choice(forged))]
@@ -111,7 +116,7 @@ def _encodable(part: Any) -> Any:
     return part.encode("utf-8", "replace").decode() if isinstance(part, str) else part
 
 
-def _wrong_command(rng: Random, named: tuple[str, int]) -> Edit | Cancel | Push | Join | Release:
+def _wrong_command(rng: Random, named: tuple[str, int]) -> ToEngine:
     request, attempt = named
     number = rng.choice(LARGE)
     name = rng.choice((request or "none", f"{UNKNOWN}-3"))
@@ -123,6 +128,8 @@ def _wrong_command(rng: Random, named: tuple[str, int]) -> Edit | Cancel | Push 
             Push(_reservation(rng, name, wrong)),
             Join(name, wrong, f"{UNKNOWN}-reservation", {0: [5], number: []}, {0: 0.0}, number),
             Release(f"{UNKNOWN}-reservation"),
+            LoadAdapter(f"{UNKNOWN}-adapter", rng.choice(("", "/nothing", "/dev", "\0", "a" * 5000))),
+            UnloadAdapter(f"{UNKNOWN}-adapter"),
         ]
     )
 

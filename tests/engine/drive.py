@@ -125,6 +125,8 @@ def assert_engine_empty(engine: Engine) -> None:
     assert (report.running, report.waiting, report.blocks_live) == (0, 0, 0)
 
 
-def expected(prompt: list[int], params: SamplingParams, choice: int, max_model_len: int) -> list[int]:
+def expected(
+    prompt: list[int], params: SamplingParams, choice: int, max_model_len: int, adapter: str = ""
+) -> list[int]:
     count = min(params.max_tokens, max_model_len - len(prompt))
-    return expected_outputs(prompt, params, choice, count, VOCAB)
+    return expected_outputs(prompt, params, choice, count, VOCAB, adapter)

@@ -73,6 +73,7 @@ def test_a_valid_reservation_is_served() -> None:
         ({"attempt": 7}, "not have the request"),
         ({"choices": (1,)}, "not have the request"),
         ({"tokens": 9}, "for 9 tokens"),
+        ({"adapter": "another"}, "of another LoRA adapter"),
         ({"start": 3}, "tokens"),
         ({"start": -4}, "blocks"),
         ({"start": 4}, "blocks"),

@@ -34,6 +34,7 @@ class Task:
     forks: list[list[Sampled]] = field(default_factory=list)
     prompt_logprobs: list = field(default_factory=list)
     accepted: int = 0
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens or list(self.prompt)
@@ -97,6 +98,7 @@ class Driver:
             tree,
             task.choices if tree else (),
             prompt_logprobs=task.params.prompt_logprobs,
+            adapter=task.adapter,
         )
 
     def _commit(self, task: Task, span: Span, result: SpanResult) -> None:

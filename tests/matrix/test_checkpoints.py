@@ -1,5 +1,5 @@
-"""Each architecture in each format: plain, with speculation, and with prompts that arrive in parts. A seed
-has one text in all of them, or the model is refused by name when it is loaded."""
+"""Each architecture in each format: plain, with speculation, with prompts that arrive in parts, and with LoRA
+adapters. A seed has one text in all of them, or the model is refused by name when it is loaded."""
 
 import random
 import shutil
@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
+from streamserve.engine.ports import EnginePorts
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.messages import Submit
+from streamserve.protocol.messages import LoadAdapter, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation
+from tests.adapters import ALL, ATTENTION, FUSED, opened, write_adapter
 from tests.conftest import Scale
 from tests.engine.drive import Collected
 from tests.engine.test_prompt_edits import StreamClient, run_scripts
-from tests.matrix.cells import REFUSED, Written, diagonal, everything, write_cell
+from tests.matrix.cells import ARCHITECTURES, REFUSED, Written, diagonal, everything, write_cell
 
 LONGEST = 60
 
@@ -31,7 +34,7 @@ def make_engine(written: Written, draft: str, policy: str) -> Engine:
     loaded = load(
         ModelConfig(
             path=str(written.path), threads=1, block_size=4, num_blocks=400, max_model_len=96,
-            max_num_seqs=16, max_num_batched_tokens=64, max_chunk=16, draft=draft, **settings,
+            max_num_seqs=16, max_num_batched_tokens=64, max_chunk=16, draft=draft, max_loras=2, **settings,
         )
     )  # fmt: skip
     assert loaded.model_info.backend.startswith("native")
@@ -39,6 +42,7 @@ def make_engine(written: Written, draft: str, policy: str) -> Engine:
     return Engine(
         loaded.engine_config, loaded.model_info, loaded.executor, lambda: float(next(ticks)), loaded.drafter,
         Speculation(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64),
+        EnginePorts(adapters=loaded.adapters),
     )  # fmt: skip
 
 
@@ -94,6 +98,7 @@ def test_a_cell_has_one_text_or_is_refused_by_name(
     assert texts(plain, requests, together=True).tokens == expected.tokens
     assert texts(speculating, requests, together=True).tokens == expected.tokens
     assert speculating.speculation.counters.accepted > 0
+    adapted(tmp_path, architecture, requests, expected, plain, speculating)
     count = edited(rng, speculating, plain, scale.pick(3, 8))
     record(
         architecture=architecture, format=format, requests=len(requests), edits=count["mid_step"],
@@ -101,6 +106,55 @@ def test_a_cell_has_one_text_or_is_refused_by_name(
     )  # fmt: skip
     for engine in (plain, speculating):
         engine.executor.close()
+
+
+def scores(
+    engine: Engine, requests: list[Submit], together: bool
+) -> dict[str, list[tuple[int, float | None]]]:
+    """Return the tokens and log-probabilities of requests, served one after another or at once."""
+    found: dict[str, list[tuple[int, float | None]]] = {request.request: [] for request in requests}
+    for request in requests:
+        engine.handle(request)
+        while engine.has_work and (not together or request is requests[-1]):
+            for event in engine.step():
+                if isinstance(event, Token):
+                    found[event.request].append((event.token, event.logprob))
+    return found
+
+
+def adapted(
+    folder: Path, architecture: str, requests: list[Submit], base: Collected, *engines: Engine
+) -> None:
+    """Compare the texts of two LoRA adapters and the base, alone and in a batch, with and without drafts."""
+    experts = {"num_experts", "num_local_experts"} & ARCHITECTURES[architecture].keys()
+    modules = ATTENTION if experts else (*ALL, *FUSED)
+    names = [""]
+    for seed in range(2):
+        path = write_adapter(folder / f"adapter-{seed}", folder / "source", modules, 5, seed=seed, gain=2.0)
+        adapter = opened(path.name, path)
+        names.append(adapter.fingerprint)
+        for engine in engines:
+            engine.handle(LoadAdapter(adapter.fingerprint, adapter.path))
+    for engine in engines:
+        assert [answer.error for answer in engine.adapters.take_answers()] == ["", ""]
+    mixed = [
+        replace(
+            request,
+            request=f"{request.request} {name}",
+            adapter=name,
+            params=replace(request.params, logprobs=0),
+        )
+        for request in requests
+        for name in names
+    ]
+    plain, speculating = engines
+    expected = scores(plain, mixed, together=False)
+    assert scores(plain, mixed, together=True) == expected
+    assert scores(speculating, mixed, together=True) == expected
+    of_base = [scored for name, scored in expected.items() if name.endswith(" ")]
+    assert [[token for token, _ in scored] for scored in of_base] == list(base.tokens.values())
+    if not architecture.startswith("gemma"):  # a random one repeats a token with probability 1
+        assert len(set(map(tuple, expected.values()))) == len(mixed)
 
 
 def edited(rng: random.Random, engine: Engine, plain: Engine, clients: int) -> Counter[str]:

@@ -6,7 +6,7 @@ for it. The drafter has its own KV, or none, or there is none; workers die; requ
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import msgspec
@@ -18,6 +18,7 @@ from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified
+from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import EngineConfig, Eviction
 from streamserve.protocol.messages import Finished, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
@@ -36,6 +37,8 @@ ROUTERS = (
     "flowguard", "flowguard-as-published", "predictive", "round-robin", "random", "least-loaded",
     "cache-aware", "classes:20,50",
 )  # fmt: skip
+
+ADAPTERS = tuple(Adapter(name, f"/adapters/{name}", f"hash of {name}") for name in ("a", "b"))
 
 Draw = Callable[[random.Random], Any]
 ENGINE_FIELDS: dict[str, Draw] = {
@@ -76,17 +79,19 @@ FLEET_FIELDS: dict[str, Draw] = {
     "stuck_after": lambda rng: 30.0,
     "max_attempts": lambda rng: 9,
     "continue_tokens": lambda rng: rng.choice((0, 64)),
+    "adapters": lambda rng: (),  # in some trials: see `trial`
     "slo_admission": lambda rng: rng.random() < 0.2,
 }
 
 
 @dataclass(frozen=True)
 class SubmittedRequest:
-    """A request: its final prompt, and whether it is cancelled."""
+    """A request: its final prompt, its LoRA adapter, and whether it is cancelled."""
 
     prompt: list[int]
     params: SamplingParams
     cancelled: bool
+    adapter: str
 
 
 @dataclass(frozen=True)
@@ -107,16 +112,19 @@ def trial(seed: int) -> TrialCounts:
     """Run one simulated server to its end. Raises AssertionError where a text is wrong, a request does not
     end, or something is leaked, and any exception of an engine."""
     rng = random.Random(seed)
-    simulation, submitted, cancels = _server(rng)
+    simulation, submitted, cancels = _server(rng, () if seed % 3 else ADAPTERS)
     received = simulation.run(until=MAX_VIRTUAL_SECONDS)
     return _check(simulation, submitted, cancels, received)
 
 
-def _server(rng: random.Random) -> tuple[Simulation, dict[str, SubmittedRequest], int]:
+def _server(
+    rng: random.Random, adapters: tuple[Adapter, ...]
+) -> tuple[Simulation, dict[str, SubmittedRequest], int]:
     engine = EngineConfig(**{name: draw(rng) for name, draw in ENGINE_FIELDS.items()})
     min_blocks = MAX_MODEL_LEN // engine.block_size + 2
     engine = msgspec.structs.replace(engine, num_blocks=max(engine.num_blocks, min_blocks))
     fleet = FleetConfig(**{name: draw(rng) for name, draw in FLEET_FIELDS.items()})
+    fleet = replace(fleet, adapters=adapters)
     make_drafter, groups = _drafter(rng)
     simulation = Simulation(
         fleet,
@@ -181,9 +189,11 @@ def _submit(
         speculation=SpeculationLimits(enabled=rng.random() < 0.9),
     )
     streaming = rng.random() < 0.25
+    names = ("", *simulation.fleet.adapters.adapters)
+    adapter = names[len(submitted) % len(names)]
     simulation.at(
         at, Open(name, list(prompt), params, rng.choice((0, 0, 1, -1)), open=streaming,
-                 answer_early=streaming and rng.random() < 0.4)
+                 answer_early=streaming and rng.random() < 0.4, adapter=adapter)
     )  # fmt: skip
     version = 0
     while streaming:
@@ -196,7 +206,7 @@ def _submit(
     cancelled = rng.random() < 0.15
     if cancelled:
         simulation.at(at + rng.expovariate(2), Close(name))
-    submitted[name] = SubmittedRequest(prompt, params, cancelled)
+    submitted[name] = SubmittedRequest(prompt, params, cancelled, adapter)
 
 
 def _check(
@@ -222,7 +232,7 @@ def _check(
         assert name in ended, f"{name} has no end"
         for choice in range(request.params.n):
             assert texts.get((name, choice), []) == expected(
-                request.prompt, request.params, choice, MAX_MODEL_LEN
+                request.prompt, request.params, choice, MAX_MODEL_LEN, request.adapter
             ), name
     assert not simulation.fleet.requests
     assert not len(simulation.fleet.transfers.reservations)

@@ -30,6 +30,7 @@ from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.responses import RESPONSE_ROUTES
 from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
+from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
 from streamserve.api.ops.docs import DOCS_ROUTES, Document
 from streamserve.api.ops.health import HEALTH_ROUTES
@@ -128,7 +129,7 @@ def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRout
     endpoints: list[Endpoint] = [
         *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
         *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
-        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES), context),
+        *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),
         *bound(STREAM_ROUTES, streams),
         *bound(BATCH_ROUTES, batches),
         *bound((*TOKENIZE_ROUTES, *MODEL_ROUTES, *ROUTING_ROUTES), context),

@@ -79,7 +79,8 @@ class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
     Its choice indices follow those of the prompts before it. `prompt_stream` is its prompt stream, if there
-    is one; the request's latency then counts from that stream's creation.
+    is one; the request's latency then counts from that stream's creation. `adapter` is the name of its LoRA
+    adapter, if it has one.
     """
 
     number: int
@@ -89,6 +90,7 @@ class GenerationTask:
     priority: int
     cache_salt: str
     prompt_stream: EnginePromptStream | None = None
+    adapter: str = ""
 
     def index(self, choice: int) -> int:
         """Return the index of one of its choices in the reply."""
@@ -160,6 +162,7 @@ def _items(context: AppContext, task: GenerationTask) -> AsyncGenerator[Item, No
         request_id=task.request_id,
         priority=task.priority,
         cache_salt=task.cache_salt,
+        adapter=task.adapter,
     )
 
 
@@ -256,4 +259,6 @@ class Head:
 
 def head_of(request_id: str, llm: Generator, model: str) -> Head:
     """Return the head for a request that has just arrived."""
-    return Head(request_id, int(time.time()), model, llm.model.system_fingerprint)
+    adapter = llm.adapters.get(model)
+    fingerprint = llm.model.fingerprint_with(adapter.fingerprint if adapter else "")
+    return Head(request_id, int(time.time()), model, fingerprint)

@@ -1,9 +1,10 @@
 """The engine interface that the routes use, independent of its implementation and location."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from streamserve.fleet.view import RouterView
+from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
@@ -101,6 +102,23 @@ class Generator(Protocol):
     def served_names(self) -> tuple[str, ...]: ...
 
     @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The LoRA adapters that requests may have, by name."""
+        ...
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter from a folder in PEFT's layout, and serve it as `name`.
+
+        Raises RequestError if it cannot be served, the name is in use, or too many are loaded.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve a LoRA adapter no longer; its open requests run to completion.
+
+        Raises RequestError (404) if there is none of this name.
+        """
+
+    @property
     def root(self) -> str: ...
 
     @property
@@ -114,8 +132,11 @@ class Generator(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
     ) -> AsyncGenerator[Item, None]:
         """Yield deltas of `params.n` choices until all have finished, then the Usage.
+
+        `adapter` is the name of the request's LoRA adapter, if it has one.
 
         Raises RequestError before the first item if the request is refused. Closing the iterator cancels the
         request.
@@ -129,6 +150,7 @@ class Generator(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
+        adapter: str = "",
         expected_tokens: int = 0,
     ) -> EnginePromptStream:
         """Open a prompt stream, empty at first.

@@ -14,6 +14,7 @@ FIRST = {
     "profile": "Measuring and debugging",
     "draft": "Speculative decoding",
     "host": "HTTP server",
+    "lora": "LoRA adapters",
     "models_memory_bytes": "Several models",
     "max_requests": "Limits of requests",
     "max_stored_responses": "Stored responses and batches",

@@ -201,7 +201,8 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
   computed  by {model.backend}{"" if model.backend.startswith("cuda") else _processors(settings)}\
 {_notice(model)}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
-({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, ready)}
+({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, ready)}\
+{adapters_of(llm)}
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
   ready     in {seconds:.1f} s at {url}
 
@@ -214,6 +215,11 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 def _notice(model: ModelInfo) -> str:
     """Return a further line if there is something to know of the model."""
     return f"\n  notice    {model.notice}" if model.notice else ""
+
+
+def adapters_of(llm: AsyncLLM) -> str:
+    """Return a line with the names of the LoRA adapters; empty without any."""
+    return f"\n  adapters  {', '.join(llm.adapters)}" if llm.adapters else ""
 
 
 def url_of(server: ServerConfig, listener: socket.socket) -> str:

@@ -95,7 +95,7 @@ def plan_ahead(
         spans.append(
             Span(
                 span.sequence, span.start + len(span.tokens), [UNKNOWN_TOKEN], list(sequence.kv.blocks),
-                root(UNKNOWN_TOKEN), span.choices, follows=True,
+                root(UNKNOWN_TOKEN), span.choices, follows=True, adapter=span.adapter,
             )
         )  # fmt: skip
     return StepPlan(scheduler.steps, [], [], [], spans), [sequence for _, sequence in going]

@@ -200,6 +200,7 @@ class Drafting:
             expansion=shape.expansion,
             computed=0 if group is None else sequence.kv.computed[group],
             blocks=[] if group is None else list(sequence.kv.blocks),
+            adapter=sequence.adapter,
         )
 
     def _unread(self, request: DraftRequest) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.engine.adapters import AdapterManager
 from streamserve.engine.ahead import Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
@@ -33,14 +34,16 @@ from streamserve.protocol.messages import (
     Edit,
     Event,
     Finished,
+    LoadAdapter,
     ModelInfo,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.transfers import Hold, Join, Push, Release
 from streamserve.scheduling.cost import CostModel
-from streamserve.scheduling.prefix import namespace
+from streamserve.scheduling.prefix import root_hash
 from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT
 
@@ -83,6 +86,7 @@ class Engine:
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step could do nothing: sequences that wait for memory must go on waiting."""
+        self.adapters = AdapterManager(ports.adapters)
         self._stepping = False
         self._deferred: list[ToEngine] = []
         self.transfers = _make_transfers(self.scheduler, ports, clock, self._observer)
@@ -144,6 +148,11 @@ class Engine:
             case Push() | Join() | Release() | Hold():
                 self.transfers.handle(message)
                 return []
+            case LoadAdapter():
+                self.adapters.load(message)
+                return []
+            case UnloadAdapter():
+                return self._unload(message)
 
     def step(self) -> list[Event]:
         """Run one step over all work there is, and return its events."""
@@ -277,13 +286,15 @@ class Engine:
         error = refusal(message, self.config, self.model, self.transfers.serves(message.phase))
         if error:
             return final_events(message, error)
+        if missing := self.adapters.refusal(message.adapter):
+            return final_events(message, missing, 503)
         self._observer.on_event("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
             self.transfers.remove(sequence)  # an earlier attempt: only the latest one is served
         fresh = not any(message.outputs.values())
         parts = [tuple(sorted(message.outputs))] if fresh else [(c,) for c in sorted(message.outputs)]
         for choices in parts:
-            root = namespace(self.model.kv_name, message.cache_salt)
+            root = root_hash(self.model.kv_name, message.cache_salt, message.adapter)
             groups, survival = self.scheduler.tables.groups, self.streams.survival
             sequence = make_sequence(
                 message, choices, self.scheduler.new_id(), root, groups, survival, self.config.check
@@ -329,6 +340,19 @@ class Engine:
                 if message.choice in (None, choice):
                     events.append(Finished(sequence.request, sequence.attempt, choice, "abort"))
                     self._remove_choice(sequence, choice)
+        return events
+
+    def _unload(self, message: UnloadAdapter) -> list[Event]:
+        """Free an adapter. Sequences that still have it end."""
+        events: list[Event] = []
+        for sequence in list(self.scheduler.sequences.values()):
+            if sequence.adapter == message.fingerprint:
+                events += [
+                    Finished(sequence.request, sequence.attempt, choice, "abort")
+                    for choice in sequence.choices
+                ]
+                self.transfers.remove(sequence)
+        self.adapters.unload(message)
         return events
 
     def _remove_choice(self, sequence: Sequence, choice: int) -> None:

@@ -52,6 +52,7 @@ class Span(msgspec.Struct, frozen=True):
       them, the others as separate sequences.
     * `follows`: the value of the span's one token is not known yet: it is the one that the step launched
       before samples for this sequence.
+    * `adapter`: the LoRA adapter of its rows, by the hash of its files; empty: none.
     * `skip`: the first rows, left out of a pass because their KV is in its slots already. (Used for a draft
       model's pass over a tree's last level.)
     """
@@ -66,6 +67,7 @@ class Span(msgspec.Struct, frozen=True):
     group: int = TARGET
     skip: int = 0
     follows: bool = False
+    adapter: str = ""
 
     @property
     def query_tokens(self) -> int:
@@ -179,6 +181,8 @@ class DraftRequest:
 
     A drafter with its own KV finds that of the first `computed` tokens in its KV cache group of `blocks`,
     writes that of the others, and may use the following slots for `nodes` draft tokens.
+
+    `adapter`: the target's LoRA adapter for the sequence. Only a drafter that is part of the target has it.
     """
 
     id: int
@@ -194,6 +198,7 @@ class DraftRequest:
     computed: int
     blocks: list[int]
     expansion: tuple[int, ...] = ()
+    adapter: str = ""
 
 
 class Drafter(Protocol):

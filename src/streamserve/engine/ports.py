@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from streamserve.engine.adapters import Adapters
 from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.transport import Transport
@@ -22,6 +23,7 @@ class EnginePorts:
     * `floor`, where the machine has been measured, returns the least seconds that a plan could take; reports
       hold the sum.
     * `swap_cost`: the cost of copying KV blocks to the host pool and back.
+    * `adapters`: the LoRA adapters that its executor has.
     * `observer` receives the lifecycle events of requests, `journal` what is about to be done.
     """
 
@@ -34,6 +36,7 @@ class EnginePorts:
     swap_cost: SwapCost = DEFAULT_SWAP_COST
     observer: Observer | None = None
     journal: Journal | None = None
+    adapters: Adapters | None = None
 
 
 NO_PORTS = EnginePorts()

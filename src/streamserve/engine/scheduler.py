@@ -328,4 +328,5 @@ def _span(sequence: Sequence, chunk: int, tree: TokenTree | None) -> Span:
         tree=tree,
         choices=sequence.choices if tree else (),
         prompt_logprobs=None if sequence.prompt_logprobs_done else sequence.params.prompt_logprobs,
+        adapter=sequence.adapter,
     )

@@ -101,8 +101,8 @@ class Sequence:
     (engine/status.py); `pending` tokens have no KV yet.
 
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
-    choices; they fork when its prompt is computed, and then each has one. With `check` an illegal change of
-    status raises.
+    choices; they fork when its prompt is computed, and then each has one. `adapter`: the LoRA adapter that
+    computes it; empty: none. With `check` an illegal change of status raises.
     """
 
     id: int
@@ -115,6 +115,7 @@ class Sequence:
     priority: int
     arrival: float
     kv: KVState
+    adapter: str = ""
     clock: DecodeClock = field(default_factory=DecodeClock)
     stream: PromptStreamState = field(default_factory=PromptStreamState)
     transfer: Transfer = field(default_factory=Transfer)
@@ -297,6 +298,7 @@ class Sequence:
             priority=self.priority,
             arrival=self.arrival,
             kv=KVState(self.kv.root, []),
+            adapter=self.adapter,
             stream=PromptStreamState(
                 open=self.stream.open,
                 early=self.stream.early,

@@ -112,6 +112,8 @@ class Outgoing:
             error = "this worker does not have the request"
         elif reservation.tokens != len(sequence.tokens) or reservation.start % self._block_size:
             error = f"the reservation is for {reservation.tokens} tokens, not for {len(sequence.tokens)}"
+        elif reservation.adapter != sequence.adapter:
+            error = "the reservation is for KV of another LoRA adapter"
         elif not self._fits(reservation):
             error = "the reservation's blocks do not match its tokens: it needs one distinct block for each"
         else:
@@ -281,6 +283,7 @@ class Incoming:
             start=start,
             blocks=sequence.kv.blocks[start // self._block_size : last],
             to=self._address,
+            adapter=sequence.adapter,
         )
 
     def joined(self, reservation_id: str) -> Running | None:

@@ -60,10 +60,11 @@ def infeasible_events(sequence: Sequence, load: Load) -> list[Event]:
     ]
 
 
-def final_events(message: Submit, error: str) -> list[Event]:
+def final_events(message: Submit, error: str, status: int = 400) -> list[Event]:
     """Return a final event with an error for each choice."""
     return [
-        Finished(message.request, message.attempt, choice, "error", error, 400) for choice in message.outputs
+        Finished(message.request, message.attempt, choice, "error", error, status)
+        for choice in message.outputs
     ]
 
 
@@ -89,6 +90,7 @@ def make_sequence(
         priority=message.priority,
         arrival=message.arrival,
         kv=KVState(root, [0] * groups),
+        adapter=message.adapter,
         clock=DecodeClock(message.began.get(choices[0])),
         stream=PromptStreamState(
             open=message.open,

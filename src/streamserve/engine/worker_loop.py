@@ -2,7 +2,7 @@
 
 begin_turn(messages)   handle the fleet's messages, then run one step if there is work
                        the step takes its time: real in a worker process, virtual in a simulation
-end_turn(now)          Traced ─ Events ─ Cached ─ Transfers ─ Report
+end_turn(now)          Traced ─ AdapterLoaded ─ Events ─ Cached ─ Transfers ─ Report
 
 The worker process (workers/worker.py) and the simulated worker (simulate/worker.py) drive the same turns:
 they receive messages, pass on those that a turn yields, and wait between turns. A turn has two halves because
@@ -69,6 +69,7 @@ class WorkerLoop:
         updates = self.engine.transfers.take_updates()
         if self._take_trace and (work := self._take_trace()):
             yield Traced(work)
+        yield from self.engine.adapters.take_answers()
         if events:
             yield Events(events)
         if cached := self.engine.take_cache_updates():

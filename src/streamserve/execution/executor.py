@@ -22,6 +22,7 @@ from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows, lay_out
 from streamserve.execution.logprobs import token_logprobs
+from streamserve.execution.lora.table import AdapterTable
 from streamserve.execution.model import Model
 from streamserve.execution.pooling import pool
 from streamserve.execution.sampling import Chooser, Sampler, finite_rows
@@ -31,7 +32,8 @@ from streamserve.protocol.messages import PromptLogprob
 
 
 class TorchExecutor:
-    """Run steps (engine.plan.Executor) with `model` and `attention` over the KV `cache`."""
+    """Run steps (engine.plan.Executor) with `model` and `attention` over the KV `cache`; `adapters`: the LoRA
+    adapters of its requests."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class TorchExecutor:
         grammars: Grammars | None = None,
         chooser: Chooser | None = None,
         host: HostPool | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -50,6 +53,7 @@ class TorchExecutor:
         self._grammars = grammars
         self._chooser = chooser
         self._host = host
+        self.adapters = adapters
         self._sequences: dict[int, ActiveSequence] = {}
 
     @property
@@ -138,7 +142,8 @@ class TorchExecutor:
         """Return the hidden states [rows, hidden] of the step; writes its keys and values to the cache."""
         self._attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
-        return self._model.forward(tokens, positions, self._attention)
+        lora = self.adapters.of(layout) if self.adapters else None
+        return self._model.forward(tokens, positions, self._attention, lora)
 
     def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]] | None]:
         """Return the new tokens of each span's choices, or None where the logits are not finite. Updates the

@@ -33,6 +33,7 @@ from streamserve.execution.loaded import (
     open_source,
     plan_memory,
 )
+from streamserve.execution.lora.table import AdapterTable
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
@@ -76,6 +77,10 @@ def load(
     if device.type == "cuda" or config.backend == "device":
         from streamserve.execution.cuda.load import load_on_device
 
+        if config.max_loras:
+            raise CheckpointError(
+                "--max-loras: LoRA adapters are not computed on a GPU yet: use --device cpu"
+            )
         if allocate:
             raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
         if memory_share < 1:
@@ -110,6 +115,7 @@ def _load_on_cpu(
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
     models = load_models(source, pool, arenas)
     model = models.target
+    adapters = AdapterTable(model, source.adapter_limits) if config.max_loras else None
     draft_memory = target_memory = None
     if allocate:
         memory = allocate(sizes.blocks * sizes.block_bytes)
@@ -121,13 +127,13 @@ def _load_on_cpu(
     grammars = make_grammars(vocabulary, spec)
     drafter = _make_drafter(
         source.draft, model, models.draft, cache, pool, config.speculation_mode == "rejection", grammars,
-        draft_memory,
+        draft_memory, adapters,
     )  # fmt: skip
     caches = all_caches(cache, drafter)
     host = HostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
     chooser = NativeChooser(pool) if pool else None
     return Loaded(
-        TorchExecutor(model, cache, attention, spec.eos_token_ids, grammars, chooser, host),
+        TorchExecutor(model, cache, attention, spec.eos_token_ids, grammars, chooser, host, adapters),
         engine_config(config, sizes),
         model_info(
             source,
@@ -147,6 +153,7 @@ def _load_on_cpu(
         format=source.format,
         head=source.head,
         weights_shared=models.shared,
+        adapters=adapters,
     )
 
 
@@ -159,9 +166,10 @@ def _make_drafter(
     rejection_sampling: bool,
     grammars: Grammars | None,
     memory: Tensor | None,
+    adapters: AdapterTable | None,
 ) -> ModelDrafter | NGramDrafter | None:
     """Return the drafter for `model`, if any. It has its own KV cache group next to the target's `cache` (in
-    `memory`, if given), uses the target's cache, or has no KV."""
+    `memory`, if given), uses the target's cache and `adapters`, or has no KV."""
     eos = model.spec.eos_token_ids
     if draft.kind == "ngram":
         return NGramDrafter(eos, grammars)
@@ -173,7 +181,7 @@ def _make_drafter(
         )
         early_model = NativeModel.of(early_model, pool) if pool else early_model
         attention = make_attention(cache, first, pool)
-        passes = ModelPasses(early_model, attention)
+        passes = ModelPasses(early_model, attention, adapters)
         return ModelDrafter(passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
     if draft.spec and draft_model:
         draft_cache = KVCache(

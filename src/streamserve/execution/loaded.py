@@ -16,7 +16,8 @@ from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
-from streamserve.execution.memory import KV_FRACTION, after_weights, size_pool, size_swap
+from streamserve.execution.lora.table import AdapterLimits, AdapterTable, adapter_limits
+from streamserve.execution.memory import KV_FRACTION, after_adapters, after_weights, size_pool, size_swap
 from streamserve.execution.model import Model
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.open import open_checkpoint
@@ -97,6 +98,11 @@ class Source:
         """Whether keys and values are stored in 8 bits, in all KV cache groups."""
         return self.config.kv_cache_dtype == "int8"
 
+    @property
+    def adapter_limits(self) -> AdapterLimits:
+        """The limits of LoRA adapters."""
+        return adapter_limits(self.config, self.spec, self.dtype.itemsize)
+
     def at_length(self, max_model_len: int) -> Source:
         """Return the source for texts of up to `max_model_len` tokens: rotary embeddings that depend on this
         limit are chosen for good."""
@@ -136,7 +142,8 @@ class Loaded:
     """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
     `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
     groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group.
-    `weights_shared`: the weights are in memory that the host's other workers use too."""
+    `weights_shared`: the weights are in memory that the host's other workers use too. `adapters`: the LoRA
+    adapters, where they are served."""
 
     executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig
@@ -152,6 +159,7 @@ class Loaded:
     format: WeightFormat | None = None
     head: WeightFormat | None = None
     weights_shared: bool = False
+    adapters: AdapterTable | None = None
 
     @property
     def can_be_profiled(self) -> bool:
@@ -200,6 +208,7 @@ def plan_memory(
     if weights_shared:
         free = int(free * share)
     free = max(0, free - reserve)
+    free = after_adapters(source.adapter_limits.nbytes, free)
     draft_bytes = bytes_per_block(draft, config.block_size, dtype, source.kv_quantized) if draft else 0
     block_bytes = bytes_per_block(source.spec, config.block_size, dtype, source.kv_quantized) + draft_bytes
     swap_blocks = size_swap(config, block_bytes, free if swap_memory is None else swap_memory)

@@ -69,6 +69,16 @@ def after_weights(weight_bytes: int, available: int) -> int:
     return available - weight_bytes
 
 
+def after_adapters(adapter_bytes: int, available: int) -> int:
+    """Return what LoRA adapters leave of the `available` bytes. Raises CheckpointError if they do not fit."""
+    if adapter_bytes > available:
+        raise CheckpointError(
+            f"--max-loras and --max-lora-rank reserve {_mib(adapter_bytes)} for adapters, but "
+            f"{_mib(available)} of memory are free: lower them, or set --max-lora-bytes"
+        )
+    return available - adapter_bytes
+
+
 def size_pool(
     config: ModelConfig, block_bytes: int, model_limit: int, available: int, fraction: float = KV_FRACTION
 ) -> tuple[int, int]:

@@ -10,6 +10,8 @@ from torch.nn.functional import gelu, silu
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.linear import LinearMap
+from streamserve.execution.lora.step import StepAdapters, adapted
+from streamserve.execution.lora.weights import LinearKind
 from streamserve.execution.mixture import mix
 from streamserve.execution.rope import Rotations, distinct_ropes, rotate
 from streamserve.execution.spec import ModelSpec
@@ -62,18 +64,24 @@ class Model:
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: AttentionBackend,
+        lora: StepAdapters | None = None,
+    ) -> Tensor:
         """Return the hidden states [rows, hidden] after the last norm, for int64 `tokens` and `positions`
-        [rows]. `attention` must have planned this step."""
+        [rows]. `attention` must have planned this step. `lora`: the rows' adapters, if any has one."""
         cos, sin = self._rotations.at(positions, self.dtype)
         hidden = scaled(self.embedding[tokens], self.embedding_multiplier)
         for number, layer in enumerate(self.layers):
             rope = self._rope_of[number]
             cos_sin = None if rope < 0 else (cos[rope], sin[rope])
             x = self._norm(hidden, layer.attention_norm)
-            x = self._attend(number, layer, x, cos_sin, attention)
+            x = self._attend(number, layer, x, cos_sin, attention, lora)
             hidden = hidden + self._added(x, layer.attention_post_norm)
-            x = self._mlp(number, layer, self._norm(hidden, layer.mlp_norm))
+            x = self._mlp(number, layer, self._norm(hidden, layer.mlp_norm), lora)
             hidden = hidden + self._added(x, layer.mlp_post_norm)
         return self._norm(hidden, self.final_norm)
 
@@ -89,9 +97,11 @@ class Model:
         x: Tensor,
         cos_sin: tuple[Tensor, Tensor] | None,
         attention: AttentionBackend,
+        lora: StepAdapters | None,
     ) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
+        qkv = adapted(layer.qkv, x, lora, (number, LinearKind.QKV))
+        qkv = qkv.view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if self.spec.qk_norm == "joint":
             qk = self._norm_jointly(qk, layer.head_norm)
@@ -100,15 +110,16 @@ class Model:
         if cos_sin:
             qk = rotate(qk, *cos_sin)
         attended = attention.run(number, qk[:, :heads], qk[:, heads:], v, layer.sinks)
-        return layer.out(attended.view(len(x), -1))
+        return adapted(layer.out, attended.view(len(x), -1), lora, (number, LinearKind.OUT))
 
-    def _mlp(self, number: int, layer: LayerWeights, x: Tensor) -> Tensor:
+    def _mlp(self, number: int, layer: LayerWeights, x: Tensor, lora: StepAdapters | None) -> Tensor:
         experts = self.spec.experts_of(number)
         if layer.experts and experts:
             return mix(layer.experts, experts, x, self._gate)
         assert layer.gate_up
         assert layer.down
-        return layer.down(self._gate(layer.gate_up(x)))
+        inner = self._gate(adapted(layer.gate_up, x, lora, (number, LinearKind.GATE_UP)))
+        return adapted(layer.down, inner, lora, (number, LinearKind.DOWN))
 
     def _gate(self, gate_up: Tensor) -> Tensor:
         """Return the activated gates times the values, of [rows, both]."""

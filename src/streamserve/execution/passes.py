@@ -8,6 +8,7 @@ from torch import Tensor
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.layout import Layout
+from streamserve.execution.lora.table import AdapterTable
 from streamserve.execution.model import Model
 
 
@@ -26,15 +27,17 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class ModelPasses:
-    """Implements Passes with `model` and `attention` over its KV cache."""
+    """Implements Passes with `model` and `attention` over its KV cache, and the LoRA `adapters` of rows."""
 
     model: Model
     attention: AttentionBackend
+    adapters: AdapterTable | None = None
 
     def forward(self, layout: Layout) -> Tensor:
         self.attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
-        return self.model.forward(tokens, positions, self.attention)
+        lora = self.adapters.of(layout) if self.adapters else None
+        return self.model.forward(tokens, positions, self.attention, lora)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)

@@ -30,12 +30,21 @@ class CacheCopies:
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def begin(
-        self, prefix: str, tokens: list[int], cache_salt: str, writer: str, owner: str, now: float
+        self,
+        prefix: str,
+        tokens: list[int],
+        cache_salt: str,
+        writer: str,
+        owner: str,
+        now: float,
+        adapter: str = "",
     ) -> tuple[str, Send]:
-        """Begin a copy of the KV of `tokens`, which fill whole blocks; returns its name, which starts with
-        `prefix`, and what to send."""
+        """Begin a copy of the KV of `tokens`, which fill whole blocks and were computed with this LoRA
+        adapter (empty: none); returns its name, which starts with `prefix`, and what to send."""
         number = next(self._numbers)
-        opened = Open(f"{prefix}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt)
+        opened = Open(
+            f"{prefix}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter
+        )
         copy = OpenRequest(opened, now, -number, writer, owner)
         copy.resumed = {0: []}
         copy.open_choices, copy.transferring = {0}, {0}

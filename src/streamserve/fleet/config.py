@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from streamserve.fleet.worker_state import Topology
+from streamserve.protocol.adapters import Adapter
 from streamserve.scheduling.flowguard import FlowGuard
 from streamserve.scheduling.routing import Router
 
@@ -14,7 +15,8 @@ class FleetConfig:
     counts as stuck. A request that ended its worker `max_attempts` times while it ran alone, or whose KV
     transfer failed as often, is not tried again. A decode worker that has all but `continue_tokens` tokens of
     a prompt cached, and more than the prefill worker, computes the rest itself. `slo_admission` is that of
-    the workers: where a decode worker may refuse a request, its first token waits for the decision."""
+    the workers: where a decode worker may refuse a request, its first token waits for the decision.
+    `adapters` are loaded from the start."""
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)
@@ -23,4 +25,5 @@ class FleetConfig:
     stuck_after: float = 30.0
     max_attempts: int = 3
     continue_tokens: int = 64
+    adapters: tuple[Adapter, ...] = ()
     slo_admission: bool = False

@@ -33,7 +33,16 @@ from streamserve.fleet.tracing.recorder import Recorder
 from streamserve.fleet.worker_process import Launch, WorkerProcesses
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Cached, Events, Ready, Stop, Traced, decode_from_worker, encode
+from streamserve.protocol.messages import (
+    AdapterLoaded,
+    Cached,
+    Events,
+    Ready,
+    Stop,
+    Traced,
+    decode_from_worker,
+    encode,
+)
 from streamserve.protocol.reports import Report
 
 logger = logging.getLogger(__name__)
@@ -152,6 +161,8 @@ class FleetDriver:
                 if self._recorder:
                     self._recorder.record_work(worker, message.work)
                 continue
+            if isinstance(message, AdapterLoaded) and message.error:
+                logger.error("worker %s: a LoRA adapter cannot be loaded: %s", worker, message.error)
             if isinstance(message, Ready) and incarnation > 1:
                 logger.info("worker %s: it serves again", worker)
             await self._hear(WorkerMessage(worker, incarnation, message))

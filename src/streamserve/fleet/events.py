@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Event, FromWorker, ToWorker
 from streamserve.protocol.sampling import SamplingParams
@@ -12,7 +13,7 @@ from streamserve.protocol.sampling import SamplingParams
 class Open:
     """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
     and `version` describe a prompt stream, as in Submit; it is routed as a prompt of at least
-    `expected_tokens`."""
+    `expected_tokens`. `adapter`: the fingerprint of its LoRA adapter."""
 
     request: str
     prompt: list[int]
@@ -23,6 +24,7 @@ class Open:
     answer_early: bool = False
     tail: int = 0
     version: int = 0
+    adapter: str = ""
     expected_tokens: int = 0
 
 
@@ -55,6 +57,20 @@ class Drain:
 
     worker: str
     draining: bool
+
+
+@dataclass(frozen=True)
+class AddAdapter:
+    """An operator loads a LoRA adapter at all workers."""
+
+    adapter: Adapter
+
+
+@dataclass(frozen=True)
+class RemoveAdapter:
+    """An operator unloads a LoRA adapter: it takes no new requests, and leaves with its last open one."""
+
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -139,5 +155,5 @@ class Kill:
     worker: str
 
 
-FleetEvent = Open | Edit | Close | Drain | WorkerMessage | WorkerLost | Tick
+FleetEvent = Open | Edit | Close | Drain | AddAdapter | RemoveAdapter | WorkerMessage | WorkerLost | Tick
 Command = Send | Deliver | Refuse | Start | Kill

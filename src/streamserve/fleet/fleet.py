@@ -1,7 +1,8 @@
 """The fleet's state machine, without input or output: events in, commands out. The asyncio and ZeroMQ runtime
 around it is in `runtime`.
 
-    API server  Open, Edit, Close, Drain      ┌───────┐   Deliver, Refuse   → API server
+    API server  Open, Edit, Close, Drain,     ┌───────┐   Deliver, Refuse   → API server
+                AddAdapter, RemoveAdapter     │       │
     workers     WorkerMessage, WorkerLost  →  │ Fleet │   Send              → workers
     clock       Tick                          └───────┘   Start, Kill       → processes
 
@@ -12,11 +13,13 @@ continues after them. Of a prompt stream it stores the latest version, so an ack
 
 from collections.abc import Iterator
 
+from streamserve.fleet.adapters import AdapterBook
 from streamserve.fleet.admission import Admission
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.delivery import Delivery
 from streamserve.fleet.dispatcher import Dispatcher
 from streamserve.fleet.events import (
+    AddAdapter,
     Close,
     Command,
     Deliver,
@@ -26,6 +29,7 @@ from streamserve.fleet.events import (
     Kill,
     Open,
     Refuse,
+    RemoveAdapter,
     Send,
     Tick,
     WorkerLost,
@@ -40,7 +44,17 @@ from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Cached, Cancel, Events, Failed, Pushed, Ready, Transfers, Withdrawn
+from streamserve.protocol.messages import (
+    AdapterLoaded,
+    Cached,
+    Cancel,
+    Events,
+    Failed,
+    Pushed,
+    Ready,
+    Transfers,
+    Withdrawn,
+)
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.transfers import Hold
 
@@ -59,6 +73,7 @@ class Fleet:
         )
         self.requests = self.dispatcher.requests
         self.transfers = KVTransfers(config.topology, self.workers, self.requests)
+        self.adapters = AdapterBook(config.adapters, self.workers)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._delivery = Delivery(
             self.dispatcher, self.transfers, self.placement, self.quarantine, self._admission, self.workers
@@ -77,6 +92,9 @@ class Fleet:
 
     def handle(self, event: FleetEvent, now: float) -> list[Command]:
         """Process one event; return the resulting commands in order."""
+        return [*self._handle(event, now), *self.adapters.sweep(self.requests.values())]
+
+    def _handle(self, event: FleetEvent, now: float) -> list[Command]:
         match event:
             case Open():
                 return list(self._open(event, now))
@@ -88,6 +106,11 @@ class Fleet:
                 # Requests that wait for it are placed elsewhere; requests already there continue.
                 self.workers[worker].draining = draining
                 return list(self.dispatcher.place_waiting(now))
+            case AddAdapter(adapter):
+                return list(self.adapters.add(adapter))
+            case RemoveAdapter(fingerprint):
+                self.adapters.remove(fingerprint)
+                return []
             case WorkerMessage():
                 return list(self._heard(event, now))
             case WorkerLost():
@@ -133,6 +156,8 @@ class Fleet:
             refusal = RequestError(f"request id {event.request} is in use", status=409)
         else:
             refusal = self._admission.refusal(event, self.requests.values(), now)
+        if refusal is None and not self.adapters.serves(event.adapter):
+            refusal = RequestError("the LoRA adapter has been unloaded", field="model", status=404)
         if refusal is None and (reason := self.availability.unavailable_reason()):
             refusal = self.dispatcher.unavailable(reason, now)
         if refusal:
@@ -196,11 +221,14 @@ class Fleet:
         match event.message:
             case Ready():
                 if self.supervisor.join(event.worker, event.message, now):
+                    yield from self.adapters.joined(event.worker)
                     yield from self._isolation.advance(now)
                     yield from self.dispatcher.place_waiting(now)
                 else:
                     yield Kill(event.worker)
                     yield from self.dispatcher.refuse_unservable(now)
+            case AdapterLoaded():
+                self.adapters.answered(event.worker, event.message)
             case Failed():
                 self.supervisor.fail(event.worker, event.message)
                 yield from self.dispatcher.refuse_unservable(now)
@@ -227,6 +255,7 @@ class Fleet:
         blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects)
         yield from self.supervisor.lose(event.worker, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
+        self.adapters.lost(event.worker)
         yield from self.transfers.lose(event.worker, now)
         for request in affected:
             yield from self.dispatcher.withdraw(request, ended_worker=event.worker)

@@ -44,4 +44,5 @@ class WritebackManager:
         tokens = prompt + outputs[0][:-1]  # the last token has no KV
         tokens = tokens[: len(tokens) // size * size]
         if len(tokens) // size > len(prompt) // size:
-            yield self._copies.begin(RETURN, tokens, request.opened.cache_salt, writer, owner, now)[1]
+            opened = request.opened
+            yield self._copies.begin(RETURN, tokens, opened.cache_salt, writer, owner, now, opened.adapter)[1]

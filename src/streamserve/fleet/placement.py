@@ -14,7 +14,7 @@ from streamserve.fleet.availability import Availability
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Cached
 from streamserve.scheduling.predictive import Predictive
-from streamserve.scheduling.prefix import extend_hashes, namespace
+from streamserve.scheduling.prefix import extend_hashes, root_hash
 from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, RouteCandidate, Router
 
 REMEMBERED_DECISIONS = 100
@@ -109,7 +109,7 @@ class Placement:
         ready = {name for name in allowed if self._availability.workers[name].ready}
         if not self._availability.topology.complete(ready):
             return None
-        hashes = self._hashes(min(ready), request.cache_salt, request.opened.prompt)
+        hashes = self._hashes(min(ready), request, request.opened.prompt)
         front, decode = self._choose_candidate(request, ready, hashes, now)
         back = None if decode == front else decode
         self._turn += 1
@@ -166,7 +166,7 @@ class Placement:
         if worker and self._availability.workers[worker].ready:
             for outputs in request.outputs.values():
                 tokens = request.opened.prompt + outputs[:-1]
-                self._learn(worker, self._hashes(worker, request.cache_salt, tokens))
+                self._learn(worker, self._hashes(worker, request, tokens))
 
     def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
         """Return whether a decode worker has a longer cached prefix of a prompt than the prefill worker, and
@@ -238,13 +238,13 @@ class Placement:
         self.recent.append(RoutingRecord(now, opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
 
-    def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:
-        """Return the hashes of the full blocks of these tokens, as in the workers' own prefix index."""
+    def _hashes(self, worker: str, request: OpenRequest, tokens: list[int]) -> list[bytes]:
+        """Return the hashes of the full blocks of a request's tokens, as in the workers' own prefix index."""
         state = self._availability.workers[worker]
         if state.ready is None:
             return []
         hashes: list[bytes] = []
-        root = namespace(state.ready.model.kv_name, salt)
+        root = root_hash(state.ready.model.kv_name, request.cache_salt, request.opened.adapter)
         extend_hashes(hashes, root, tokens, state.block_size, len(tokens))
         return hashes
 

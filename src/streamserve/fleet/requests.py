@@ -232,6 +232,7 @@ class OpenRequest:
             opened.tail,
             opened.version,
             phase,
+            opened.adapter,
             self.hold and phase == "prefill",
         )
 

@@ -13,11 +13,12 @@ import msgspec
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.driver import FleetDriver, Hooks, WorkerSettings
-from streamserve.fleet.events import Close, Drain, Edit, Open, Refuse
+from streamserve.fleet.events import AddAdapter, Close, Drain, Edit, Open, Refuse, RemoveAdapter
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.mailbox import Mailboxes
 from streamserve.fleet.tracing.recorder import Recorder
 from streamserve.fleet.worker_process import Launch, SharedWeightsMemory
+from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.protocol.messages import Event
 from streamserve.protocol.reports import IncidentReport
@@ -166,6 +167,33 @@ class FleetRuntime:
             raise RequestError(f"there is no worker {worker!r}; there are {names}", status=404)
         await self.driver.handle(Drain(worker, draining))
         return self.fleet.open_at(worker)
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The fingerprints of the LoRA adapters that workers have or load."""
+        return frozenset(self.fleet.adapters.adapters)
+
+    async def load_adapter(self, adapter: Adapter) -> str:
+        """Load a LoRA adapter at all workers. Returns why it cannot be served, once they have answered; empty
+        if it is."""
+        await self.driver.handle(AddAdapter(adapter))
+        return await self.adapter_settled(adapter.fingerprint)
+
+    async def adapter_settled(self, fingerprint: str) -> str:
+        """Wait until the workers have answered whether they have an adapter; return the error, if any. Raises
+        FleetError if the runtime fails meanwhile."""
+        while state := self.fleet.adapters.adapters.get(fingerprint):
+            if state.settled:
+                return state.error
+            if self._failure:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        return "the adapter has been unloaded"
+
+    async def unload_adapter(self, fingerprint: str) -> None:
+        """Unload a LoRA adapter, as soon as no open request has it."""
+        await self.driver.handle(RemoveAdapter(fingerprint))
 
     async def cancel(self, request: str, choice: int | None = None) -> None:
         """Cancel a request, or one choice of it; a no-op if it is over."""

@@ -60,7 +60,9 @@ class StreamPushes:
             return
         tokens = blocks * size
         prompt = opened.prompt[:tokens]
-        name, send = self._copies.begin(STREAM, prompt, request.cache_salt, writer, owner, now)
+        name, send = self._copies.begin(
+            STREAM, prompt, request.cache_salt, writer, owner, now, request.opened.adapter
+        )
         arriving.push, arriving.push_end = name, tokens
         self._pushes[name] = _Push(request, request.attempt)
         yield send

@@ -7,7 +7,7 @@ prompt → AsyncLLM.submit → Fleet → worker process … events → text → 
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,10 @@ from streamserve.fleet.tracing.telemetry import Telemetry, exporting
 from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role, total
+from streamserve.llm.adapters import ServedAdapters
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
+from streamserve.protocol.adapters import Adapter, open_adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
@@ -34,6 +36,7 @@ from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
 from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
@@ -79,6 +82,10 @@ class AsyncLLM:
         self.root = root_name(settings.name, settings.model.path)
         self.created = int(time.time())
         self._grammars: GrammarCheck | None = None
+        given = [open_adapter(name, folder) for name, folder in adapter_paths(settings.server.lora).items()]
+        self._adapters = ServedAdapters(
+            given, self.served_names, settings.model.max_loras, lambda: self._runtime
+        )
         self._runtime = self._new_runtime()
 
     def _new_runtime(self) -> FleetRuntime:
@@ -91,6 +98,7 @@ class AsyncLLM:
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
             continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
+            adapters=tuple(self._adapters.by_name.values()),
             slo_admission=settings.model.slo_admission,
         )
         return FleetRuntime(fleet, self._worker_config, recorder(server))
@@ -100,7 +108,7 @@ class AsyncLLM:
         await self._runtime.start()
         if wait:
             try:
-                await self._runtime.until_ready()
+                await self.until_ready()
             except BaseException:
                 await self._runtime.close()
                 raise
@@ -111,6 +119,7 @@ class AsyncLLM:
         Raises CheckpointError or StartError with the reason if they cannot start.
         """
         await self._runtime.until_ready()
+        await self._adapters.until_loaded()
 
     async def until_failed(self) -> None:
         """Wait for a failure of the server itself, from which it cannot recover. Raises FleetError."""
@@ -162,6 +171,25 @@ class AsyncLLM:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
         return router_view(self._runtime.fleet, self.settings.server.router, time.monotonic())
 
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The LoRA adapters that requests may have, by name."""
+        return self._adapters.by_name
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter from a folder in PEFT's layout, and serve it as `name`.
+
+        Raises RequestError if it cannot be served, the name is in use, or too many are loaded.
+        """
+        await self._adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve a LoRA adapter no longer; its open requests run to completion.
+
+        Raises RequestError (404) if there is none of this name.
+        """
+        await self._adapters.unload(name)
+
     async def drain(self, worker: str, draining: bool) -> int:
         """Drain a worker (send it no new requests), or resume it.
 
@@ -193,8 +221,10 @@ class AsyncLLM:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
     ) -> AsyncGenerator[Item, None]:
-        """Yield the items of a request as they are generated; the last is a Usage.
+        """Yield the items of a request as they are generated; the last is a Usage. `adapter` is the name of
+        its LoRA adapter, if it has one.
 
         Closing the iterator cancels the request. Raises RequestError before the first item if the request is
         refused, or later if it is lost.
@@ -207,7 +237,8 @@ class AsyncLLM:
             await self.check_grammar(params.grammar, "grammar")
         if params.pooling and params.pooling.kind == "mean":
             cache_salt = f"{cache_salt}\0{request_id}"  # of a shared prefix there would be no hidden states
-        opened = Open(request_id, prompt, params, priority, cache_salt)
+        fingerprint = self._adapters.named(adapter)
+        opened = Open(request_id, prompt, params, priority, cache_salt, adapter=fingerprint)
         async with aclosing(self._runtime.submit(opened)) as steps:
             items = read_items(
                 steps, self._runtime, self.tokenizer, request_id, len(prompt), params, stopwatch
@@ -223,9 +254,11 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
+        adapter: str = "",
         expected_tokens: int = 0,
     ) -> EnginePromptStream:
-        """Open a prompt stream, empty at first. It is routed as a prompt of at least `expected_tokens`.
+        """Open a prompt stream, empty at first, with the LoRA adapter of this name, if any. It is routed as a
+        prompt of at least `expected_tokens`.
 
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
         RequestError if no more requests are accepted, or if the parameters do not allow early answers.
@@ -243,6 +276,7 @@ class AsyncLLM:
             )
         opened = Open(
             request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early,
+            adapter=self._adapters.named(adapter),
             expected_tokens=expected_tokens,
         )  # fmt: skip
         prompt = EnginePromptStream(self._runtime, self.tokenizer, opened)

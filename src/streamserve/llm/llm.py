@@ -155,12 +155,14 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
+        lora: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Generate outputs for texts or lists of token ids, in the order of `prompts`.
 
         With `use_tqdm`, standard error shows the progress of several prompts.
 
-        `params` and `priority` (lower is served first) are one value for all prompts, or one per prompt.
+        `params`, `priority` (lower is served first) and `lora` (the name of a LoRA adapter, empty for none)
+        are one value for all prompts, or one per prompt.
         Raises RequestError for the first prompt that is refused, or that repeatedly crashes its worker;
         StartError while no worker can be started.
         """
@@ -172,7 +174,11 @@ class LLM:
         priorities = [priority] * count if isinstance(priority, int) else list(priority)
         if len(priorities) != count:
             raise ValueError(f"{count} prompts, but {len(priorities)} priorities")
-        future = self._run(self._generate(prompt_list, params_list, priorities, use_tqdm))
+        adapters = [lora] * count if isinstance(lora, str) else list(lora)
+        if len(adapters) != count:
+            raise ValueError(f"{count} prompts, but {len(adapters)} LoRA adapters")
+        requests = list(zip(prompt_list, params_list, priorities, adapters, strict=True))
+        future = self._run(self._generate(requests, use_tqdm))
         try:
             return future.result()
         except BaseException:  # on Ctrl-C too, cancel all requests of this call
@@ -186,12 +192,13 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
+        lora: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Generate for one or several conversations, rendered with the chat template; see `generate`."""
         chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.render(chat) for chat in chats]  # type: ignore[arg-type]
         params = params or SamplingParams(max_tokens=None)
-        return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority, lora=lora)
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True
@@ -207,8 +214,10 @@ class LLM:
         outputs = self.generate(prompts, embedding_params(config), use_tqdm=use_tqdm)
         return [embedding(output.pooled, config, dimensions) for output in outputs]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Delta, None, None]:
-        """Yield deltas of one prompt's output as they are generated.
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora: str = ""
+    ) -> Generator[Delta, None, None]:
+        """Yield deltas of one prompt's output, by the LoRA adapter `lora` if given, as they are generated.
 
         Leaving the loop early cancels the request.
         """
@@ -218,7 +227,9 @@ class LLM:
             try:
                 ids = self._encode(prompt)
                 await self._llm.until_ready()
-                items = self._llm.submit(ids, params or SamplingParams(), request_id=new_request_id())
+                items = self._llm.submit(
+                    ids, params or SamplingParams(), request_id=new_request_id(), adapter=lora
+                )
                 async with aclosing(items) as stream:
                     async for item in stream:
                         if isinstance(item, Delta):
@@ -233,6 +244,17 @@ class LLM:
             future.result()
         finally:
             future.cancel()
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter from a folder in PEFT's layout; `generate(..., lora=name)` then uses it.
+
+        Raises RequestError if it cannot be served, the name is in use, or too many are loaded.
+        """
+        self._run(self._llm.load_adapter(name, path)).result()
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter. Raises RequestError if there is none of this name."""
+        self._run(self._llm.unload_adapter(name)).result()
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
@@ -277,32 +299,35 @@ class LLM:
             raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None
 
     async def _generate(
-        self, prompts: list[Prompt], params: list[SamplingParams], priorities: list[int], use_tqdm: bool
+        self, requests: list[tuple[Prompt, SamplingParams, int, str]], use_tqdm: bool
     ) -> list[RequestOutput]:
         from rich.console import Console
         from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
         columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
         limit = asyncio.Semaphore(self._llm.settings.server.max_requests)
-        hidden = not use_tqdm or len(prompts) < 2
+        hidden = not use_tqdm or len(requests) < 2
         with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
-            bar = progress.add_task("prompts", total=len(prompts))
+            bar = progress.add_task("prompts", total=len(requests))
 
-            async def generate_one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
+            async def generate_one(
+                prompt: Prompt, param: SamplingParams, priority: int, adapter: str
+            ) -> RequestOutput:
                 async with limit:
-                    output = await self._collect(prompt, param, priority)
+                    output = await self._collect(prompt, param, priority, adapter)
                 progress.advance(bar)
                 return output
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    requests = zip(prompts, params, priorities, strict=True)
                     tasks = [group.create_task(generate_one(*request)) for request in requests]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the others were cancelled because of this one
         return [task.result() for task in tasks]
 
-    async def _collect(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
+    async def _collect(
+        self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str
+    ) -> RequestOutput:
         ids = self._encode(prompt)
         output = RequestOutput(
             request_id=new_request_id(),
@@ -312,7 +337,9 @@ class LLM:
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         await self._llm.until_ready()  # a crashed worker may be restarting
-        items = self._llm.submit(ids, params, request_id=output.request_id, priority=priority)
+        items = self._llm.submit(
+            ids, params, request_id=output.request_id, priority=priority, adapter=adapter
+        )
         async with aclosing(items) as items:
             async for item in items:
                 self._add_item(output, item)

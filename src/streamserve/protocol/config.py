@@ -123,6 +123,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "has it, in 8 bits with --quantization, else in the model's data type"
         ),
     ] = "auto"
+    max_loras: Annotated[
+        int,
+        about(
+            "maximum number of LoRA adapters that are loaded at the same time; 0: as many as --lora gives",
+            ge=0,
+            le=4096,
+        ),
+    ] = 0
+    max_lora_rank: Annotated[int, about("largest rank of a LoRA adapter", ge=1, le=1024)] = 64
+    max_lora_bytes: Annotated[
+        PositiveInt | None,
+        about(
+            "memory of a worker for the matrices of all LoRA adapters; by default enough for --max-loras of "
+            "--max-lora-rank"
+        ),
+    ] = None
     threads: Annotated[
         NonNegativeInt,
         about(

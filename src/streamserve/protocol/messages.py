@@ -1,7 +1,8 @@
 """Messages between the control process and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release, Hold (transfers.py)
-worker  → control   Ready, Failed, Events, Transfers, Traced, Report
+control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release, Hold (transfers.py); of
+                    LoRA adapters LoadAdapter, UnloadAdapter
+worker  → control   Ready, Failed, Events, Transfers, Traced, Report, AdapterLoaded
 """
 
 from hashlib import blake2b
@@ -10,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from streamserve import __version__
+from streamserve.protocol.adapters import Fingerprint
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import (
@@ -52,6 +54,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     `phase`: a prefill worker computes the prompt and the next token, and sends its KV. A decode worker
     reserves blocks for that KV and continues once it has arrived. With `hold` a prefill worker computes the
     last token of the prompt, which gives the first one, only when it has the reservation.
+
+    `adapter`: the LoRA adapter that computes it, which was loaded by a LoadAdapter before; empty: none.
     """
 
     request: str
@@ -68,6 +72,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     tail: int = 0
     version: int = 0
     phase: Phase = "both"
+    adapter: Fingerprint = ""
     hold: bool = False
 
 
@@ -92,6 +97,20 @@ class Cancel(msgspec.Struct, tag=True, frozen=True):
 
     request: str
     choice: int | None = None
+
+
+class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Load the LoRA adapter in the folder `path`, whose files must have the hash `fingerprint`; AdapterLoaded
+    answers. An adapter that is loaded already is not loaded again."""
+
+    fingerprint: Fingerprint
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
+    """Free a LoRA adapter's memory: no open request needs it any more."""
+
+    fingerprint: Fingerprint
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -243,7 +262,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def system_fingerprint(self) -> str:
         """OpenAI's field: a request with a seed has the same text while it is equal."""
-        return f"fp_{blake2b(self.kv_name.encode(), digest_size=6).hexdigest()}"
+        return self.fingerprint_with("")
+
+    def fingerprint_with(self, adapter: str) -> str:
+        """Return the system fingerprint of requests with a LoRA adapter, given by its fingerprint."""
+        name = f"{self.kv_name}/{adapter}" if adapter else self.kv_name
+        return f"fp_{blake2b(name.encode(), digest_size=6).hexdigest()}"
 
     @property
     def precision(self) -> str:
@@ -358,15 +382,22 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     query_tokens: int = 0
 
 
+class AdapterLoaded(msgspec.Struct, tag=True, frozen=True):
+    """A LoRA adapter is loaded, or with an `error` it cannot be."""
+
+    fingerprint: Fingerprint
+    error: str = ""
+
+
 class Traced(msgspec.Struct, tag=True, frozen=True):
     """A worker's actions, if tracing is on; sent before the events that they led to."""
 
     work: list[Work]
 
 
-ToEngine = Submit | Edit | Cancel | Push | Join | Release | Hold
+ToEngine = Submit | Edit | Cancel | Push | Join | Release | Hold | LoadAdapter | UnloadAdapter
 ToWorker = ToEngine | Stop
-FromWorker = Ready | Failed | Events | Transfers | Cached | Traced | Report
+FromWorker = Ready | Failed | Events | Transfers | Cached | Traced | Report | AdapterLoaded
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

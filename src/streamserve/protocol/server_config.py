@@ -48,6 +48,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...],
         about("name of the model in the API; may be given several times; by default MODEL as given"),
     ] = ()
+    lora: Annotated[
+        tuple[str, ...],
+        about(
+            "LoRA adapter to serve as NAME=PATH, a folder in PEFT's layout; may be given several times; "
+            "requests choose it by model"
+        ),
+    ] = ()
     models_memory_bytes: Annotated[
         PositiveInt | None,
         about(

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import msgspec
 
+from streamserve.protocol.adapters import Fingerprint
+
 LAYOUT_VERSION = 1
 """Version of the layout [layer][block][k|v][head][slot][vector]; workers with different layouts do not
 exchange KV."""
@@ -44,7 +46,8 @@ def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:
 class TransferReservation(msgspec.Struct, frozen=True):
     """Write the KV of `request`'s positions from `start` to `tokens` (exclusive) into `blocks` of the pool at
     `to`; the first block holds position `start`, a multiple of the block size. `choices`: the output choices
-    of this sequence. `id` is unique in the lifetime of a fleet."""
+    of this sequence, `adapter` the LoRA adapter that its KV must be computed with. `id` is unique in the
+    lifetime of a fleet."""
 
     id: str
     request: str
@@ -54,6 +57,7 @@ class TransferReservation(msgspec.Struct, frozen=True):
     start: int
     blocks: list[int]
     to: CacheAddress
+    adapter: Fingerprint = ""
 
 
 class Push(msgspec.Struct, tag=True, frozen=True):

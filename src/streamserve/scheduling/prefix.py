@@ -14,6 +14,11 @@ def namespace(*parts: str) -> bytes:
     return digest.digest()
 
 
+def root_hash(model: str, salt: str, adapter: str) -> bytes:
+    """Return the parent hash of the first block of a request with a LoRA adapter (empty: none)."""
+    return namespace(model, salt, adapter) if adapter else namespace(model, salt)
+
+
 def block_hash(parent: bytes, tokens: list[int]) -> bytes:
     """Return blake2b-128 of the parent's hash and this block's token ids (32-bit little endian)."""
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=16).digest()

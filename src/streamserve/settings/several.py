@@ -75,6 +75,7 @@ def resolve_served(
     )
     _check_common(given.values, len(named), on_demand)
     settings = tuple(_settings(each, given) for each in named)
+    _check_adapters(settings, on_demand)
     _check_names(settings)
     return ServedModels(settings, on_demand)
 
@@ -117,6 +118,15 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
     for name in ("load_timeout", "memory_timeout"):
         if not on_demand and values.get(name) is not None:
             raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
+
+
+def _check_adapters(models: Sequence[Settings], on_demand: bool) -> None:
+    """Refuse LoRA adapters of models that are loaded on demand."""
+    if on_demand and any(settings.model.max_loras for settings in models):
+        raise SettingsError(
+            "lora, max_loras: LoRA adapters are served for one model that stays loaded: give one MODEL "
+            "without idle_unload, and each adapter after a --lora: --lora A=PATH --lora B=PATH"
+        )
 
 
 def _settings(named: _Named, given: Given) -> Settings:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streamserve.engine.plan import DRAFT, DraftRequest
-from streamserve.simulate.executor import CostExecutor, Tokens, next_token
+from streamserve.simulate.executor import CostExecutor, Tokens, next_token, shift_of
 from streamserve.speculation.tree import TokenTree
 
 
@@ -87,9 +87,8 @@ class SimulatedDrafter:
         level, target_tokens, correct_node = [0], list(tokens), 0
         for depth in range(1, request.depth + 1):
             if correct_node in level:
-                target_tokens.append(
-                    next_token(_array(target_tokens), request.params, request.choice, vocabulary)
-                )
+                context = _array(target_tokens) + shift_of(request.adapter)
+                target_tokens.append(next_token(context, request.params, request.choice, vocabulary))
             children = request.expansion[depth - 1] if request.expansion else request.width
             next_level: list[int] = []
             parent_on_path, correct_node = correct_node, -1

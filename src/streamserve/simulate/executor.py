@@ -23,6 +23,13 @@ Cost = Callable[[int, int], float]
 Tokens = npt.NDArray[np.int64]
 
 
+def shift_of(adapter: str) -> int:
+    """Return what is added to the tokens in the KV that a LoRA adapter computes, so that it is of no use to
+    others; 0 without one."""
+    digest = blake2b(adapter.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") << 24 if adapter else 0
+
+
 def next_token(context: Tokens, params: SamplingParams, choice: int, vocab_size: int) -> int:
     """Return the simulated model's next token: greedy text depends on the context alone, sampled text also on
     seed and choice."""
@@ -32,12 +39,18 @@ def next_token(context: Tokens, params: SamplingParams, choice: int, vocab_size:
 
 
 def expected_outputs(
-    prompt: list[int], params: SamplingParams, choice: int, count: int, vocab_size: int
+    prompt: list[int],
+    params: SamplingParams,
+    choice: int,
+    count: int,
+    vocab_size: int,
+    adapter: str = "",
 ) -> list[int]:
-    """Return the first `count` tokens that any schedule must produce."""
+    """Return the first `count` tokens that any schedule must produce, with a LoRA `adapter` if given."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(np.array(tokens, np.int64), params, choice, vocab_size))
+        context = np.array(tokens, np.int64) + shift_of(adapter)
+        tokens.append(next_token(context, params, choice, vocab_size))
     return tokens[len(prompt) :]
 
 
@@ -102,7 +115,8 @@ class CostExecutor:
             self._host[:, host] = -1
 
     def _span(self, span: Span) -> SpanResult:
-        self.write(span.group, span.blocks, span.start, span.tokens)
+        shift = shift_of(span.adapter)
+        self.write(span.group, span.blocks, span.start, [token + shift for token in span.tokens])
         if span.tree is None:
             return SpanResult(span.sequence, [], self._prompt_logprobs(span))
         end = span.start + len(span.tokens)
@@ -110,7 +124,7 @@ class CostExecutor:
         if self.states[span.sequence].params.pooling:
             return SpanResult(span.sequence, [], pooled=context.astype("<f4").tobytes())
         outputs = [self._walk(span, context, choice) for choice in span.choices]
-        self.write(span.group, span.blocks, end, outputs[0][:-1])
+        self.write(span.group, span.blocks, end, [token + shift for token in outputs[0][:-1]])
         self.accepted += len(outputs[0]) - 1
         sampled = [[Sampled(token, 0.0) for token in tokens] for tokens in outputs]
         return SpanResult(span.sequence, sampled, self._prompt_logprobs(span))
@@ -122,7 +136,7 @@ class CostExecutor:
         node: int | None = 0
         tokens: list[int] = []
         while node is not None:
-            extended_context = np.append(context, np.array(tokens, np.int64))
+            extended_context = np.append(context, np.array(tokens, np.int64) + shift_of(span.adapter))
             tokens.append(next_token(extended_context, params, choice, self.vocab_size))
             node = span.tree.child(node, tokens[-1])
         return tokens

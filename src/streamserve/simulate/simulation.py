@@ -11,6 +11,7 @@ from math import inf
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
+    AddAdapter,
     Close,
     Command,
     Deliver,
@@ -21,6 +22,7 @@ from streamserve.fleet.events import (
     Kill,
     Open,
     Refuse,
+    RemoveAdapter,
     Send,
     Start,
     Tick,
@@ -62,7 +64,7 @@ class Simulation:
         self._client_events: list[ClientEvent] = []
         self._do(self.fleet.start(0.0))
 
-    def at(self, time: float, event: Open | Edit | Close | Drain) -> None:
+    def at(self, time: float, event: Open | Edit | Close | Drain | AddAdapter | RemoveAdapter) -> None:
         """Schedule an event of a client or an operator at `time`."""
         self.clock.at(time, lambda: self._handle(event))
 

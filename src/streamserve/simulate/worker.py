@@ -65,6 +65,24 @@ class WorkerSpec:
         )
 
 
+class SimulatedAdapters:
+    """The LoRA adapters of a simulated worker: any can be loaded (engine.adapters.Adapters)."""
+
+    def __init__(self) -> None:
+        self._loaded: set[str] = set()
+
+    def __contains__(self, fingerprint: str) -> bool:
+        return fingerprint in self._loaded
+
+    def load(self, fingerprint: str, path: str) -> None:
+        """Load an adapter."""
+        self._loaded.add(fingerprint)
+
+    def unload(self, fingerprint: str) -> None:
+        """Forget an adapter."""
+        self._loaded.discard(fingerprint)
+
+
 class Life(Enum):
     """Whether a worker does anything: a silent one has stopped, and its process still exists."""
 
@@ -228,5 +246,6 @@ class SimulatedWorker:
                 swap_cost=spec.swap_cost,
                 observer=FaultObserver(self._faults, self.name),
                 journal=self.journal,
+                adapters=SimulatedAdapters(),
             ),
         )

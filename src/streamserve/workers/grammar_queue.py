@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.messages import Submit, ToEngine
+from streamserve.protocol.messages import LoadAdapter, Submit, ToEngine, UnloadAdapter
 from streamserve.protocol.transfers import Push, Release
 
 
@@ -43,7 +43,7 @@ class GrammarQueue:
 
     def take(self, message: ToEngine) -> list[ToEngine]:
         """Return the messages for the engine after `message` came: that one, or none."""
-        if isinstance(message, Push | Release):  # concerns requests that the engine already has
+        if isinstance(message, Push | Release | LoadAdapter | UnloadAdapter):  # of no new request
             return [message]
         if message.request in self._waiting:
             self._waiting[message.request].append(message)

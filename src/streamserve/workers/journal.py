@@ -12,7 +12,7 @@ from streamserve.engine.observer import StepPhase
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
-from streamserve.protocol.messages import Cancel, ToEngine
+from streamserve.protocol.messages import Cancel, LoadAdapter, ToEngine, UnloadAdapter
 from streamserve.protocol.transfers import Push, Release
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class StepJournal:
 
     def take(self, message: ToEngine) -> None:
         """Record that a message is about to be processed, with the attempt it belongs to."""
-        if isinstance(message, Cancel | Release):
+        if isinstance(message, Cancel | Release | LoadAdapter | UnloadAdapter):
             attempts = []
         else:
             attempts = [message.reservation.attempt if isinstance(message, Push) else message.attempt]

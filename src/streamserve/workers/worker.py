@@ -204,6 +204,7 @@ def _engine(
             swap_cost=_swap_cost(loaded, profile),
             observer=tracer,
             journal=journal,
+            adapters=loaded.adapters,
         ),
     )
 

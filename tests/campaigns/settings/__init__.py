@@ -15,6 +15,7 @@ from streamserve import embedded
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import resolve
+from tests.adapters import write_adapter
 from tests.campaigns.ledger import REPOSITORY
 from tests.campaigns.outcome import Outcome, TrialFailure
 from tests.campaigns.process_output import captured
@@ -185,7 +186,12 @@ def random_model(folder: Path, architecture: str, dtype: str, **fields: Any) -> 
     for seed, path in enumerate(paths):
         if not (path / "tokenizer_config.json").exists():
             make_checkpoint(path, architecture, dtype, seed=seed, **fields)
-    environment = Environment(folder, (str(paths[0]), str(paths[1])), layers=2, positions=512)
+    adapter = folder / f"{architecture}-adapter"
+    if not (adapter / "adapter_model.safetensors").exists():
+        write_adapter(adapter, paths[0])
+    environment = Environment(
+        folder, (str(paths[0]), str(paths[1])), layers=2, positions=512, adapters=(f"adapter={adapter}",)
+    )
     return Model(str(paths[0]), dtype, 320, environment)
 
 

@@ -19,12 +19,14 @@ every step is checked."""
 
 @dataclass(frozen=True)
 class Environment:
-    """Files and services that settings may name. `drafts` are values of `draft` that fit the checkpoint."""
+    """Files and services that settings may name. `drafts` are values of `draft` that fit the checkpoint,
+    `adapters` of `lora`."""
 
     folder: Path
     drafts: tuple[str, ...]
     layers: int
     positions: int
+    adapters: tuple[str, ...] = ()
 
 
 def special(environment: Environment) -> dict[str, Draw]:
@@ -51,6 +53,9 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         "head_quantization": weighted(("auto", 6), ("int8", 2), ("none", 2)),
         "kv_cache_dtype": weighted(("auto", 3), ("int8", 2)),
         "threads": weighted((1, 10), (0, 2), (2, 4), (3, 1), (16, 1)),
+        "max_loras": weighted((0, 4), (1, 1), (4, 1)),
+        "max_lora_rank": weighted((64, 6), (8, 1), (1, 0.2)),
+        "max_lora_bytes": weighted((None, 8), (1 << 20, 2), (1, 0.2)),
         "max_model_len": length,
         "kv_cache_bytes": weighted((1, 0.5), (1 << 50, 0.5), *((1 << n, 1) for n in range(20, 27))),
         "num_blocks": lambda rng: rng.choice((rng.choice((1, 5)), 12, 22, 32, 40, 100, 400, 1000)),
@@ -83,6 +88,9 @@ def _server(environment: Environment) -> dict[str, Draw]:
         "host": weighted(("127.0.0.1", 8), ("localhost", 3), ("256.0.0.1", 0.2)),
         "port": weighted((0, 1)),
         "served_model_name": weighted((("tiny",), 3), (("one", "two"), 1), ((), 1)),
+        "lora": weighted(
+            ((), 4), (environment.adapters, 4), ((f"missing={environment.folder / 'missing'}",), 0.2)
+        ),
         "models_memory_bytes": weighted((None, 12), (8 << 30, 1), (1, 0.2)),
         "idle_unload": weighted((None, 8), (60.0, 1), (600.0, 1)),
         "load_timeout": weighted((None, 12), (60.0, 0.4)),
@@ -157,6 +165,8 @@ def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
         overrides["profile"] = True
     if overrides.get("eviction") == "swap" and rng.random() < 0.9:
         overrides |= {"swap_space": rng.choice((0.001, 0.01, 0.02))}
+    if not (overrides.get("lora") or overrides.get("max_loras")) and rng.random() < 0.95:
+        overrides = {name: value for name, value in overrides.items() if not name.startswith("max_lora_")}
     if {"num_blocks", "kv_cache_bytes"} & overrides.keys() and rng.random() < 0.9:
         overrides.pop("max_model_len", None)
     return overrides

@@ -41,7 +41,7 @@ from streamserve.api.openai.output_parser import OutputParser
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import served_name
+from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import Delta, Usage
@@ -200,7 +200,10 @@ class _Message:
                 await parser.delta(item)
 
         params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)
-        task = GenerationTask(0, self._id, conversation.prompt, params, body.priority, body.cache_salt or "")
+        task = GenerationTask(
+            0, self._id, conversation.prompt, params, body.priority, body.cache_salt or "",
+            adapter=adapter_named(self._context.llm, self._model),
+        )  # fmt: skip
         try:
             await generate(self._context, [task], take)
         except RequestError as error:

@@ -24,6 +24,9 @@ ASSETS_PREFIX = "/assets/"
 ADMIN_PREFIX = "/admin/"
 """Path prefix of the admin routes."""
 
+ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Further admin routes, at the paths where vLLM has them."""
+
 METRICS_PATH = "/metrics"
 """The route that metrics keys open, and only they and the API keys."""
 
@@ -74,7 +77,7 @@ class Authentication:
                 await response(scope, receive, send)
                 return
             path = scope["path"]
-            if self._keys and not _is_public(path) and not path.startswith(ADMIN_PREFIX):
+            if self._keys and not _is_public(path) and not _is_admin(path):
                 key = digest(_request_key(Headers(scope=scope), path))
                 with_owner(scope, key)
                 if self._limit is not None:
@@ -102,7 +105,7 @@ class Authentication:
         if _is_public(path):
             return None
         key = _request_key(Headers(scope=scope), path)
-        if path.startswith(ADMIN_PREFIX):
+        if _is_admin(path):
             return self._admin_refusal(key)
         allowed = [*self._keys, *self._metrics_keys] if path == METRICS_PATH else self._keys
         return _invalid_key(key) if allowed and not matches(key, allowed) else None
@@ -113,6 +116,10 @@ class Authentication:
         if self._keys and not matches(key, self._keys):
             return _invalid_key(key)
         return RequestError("admin routes are closed: start the server with an --admin-key-file", status=403)
+
+
+def _is_admin(path: str) -> bool:
+    return path.startswith(ADMIN_PREFIX) or path in ADMIN_PATHS
 
 
 def with_owner(scope: Scope, owner: str) -> Scope:

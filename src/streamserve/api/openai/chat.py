@@ -43,7 +43,7 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import served_name
+from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.text.message import Part, Reader
@@ -101,8 +101,9 @@ class Chat:
         """Build the task for the conversation's prompt."""
         body, conversation = self._body, self._conversation
         return GenerationTask(
-            0, self._head.id, conversation.prompt, conversation.params, body.priority, body.cache_salt or ""
-        )
+            0, self._head.id, conversation.prompt, conversation.params, body.priority, body.cache_salt or "",
+            adapter=adapter_named(self._context.llm, self._head.model),
+        )  # fmt: skip
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:
         """Run the task to its end; return the reply as JSON."""

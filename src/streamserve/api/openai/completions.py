@@ -39,7 +39,7 @@ from streamserve.api.openai.schemas import CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.structured import requested_grammar, wants_grammar
-from streamserve.api.ops.models import served_name
+from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 
@@ -122,7 +122,10 @@ class Completion:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
         self._echoes.append(self._echo(prompt))
         name = f"{self._head.id}-{number}"
-        return GenerationTask(number, name, prompt, params, body.priority, body.cache_salt or "")
+        adapter = adapter_named(self._context.llm, self._head.model)
+        return GenerationTask(
+            number, name, prompt, params, body.priority, body.cache_salt or "", adapter=adapter
+        )
 
     def _echo(self, prompt: Prompt) -> str:
         if not self._body.echo:

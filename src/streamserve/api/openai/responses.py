@@ -42,7 +42,7 @@ from streamserve.api.openai.scores import charge_delta
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stored_responses import history, stored_response
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import served_name
+from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import Delta, Usage
@@ -156,8 +156,9 @@ class _Response:
 
         body, conversation = self._body, self._conversation
         task = GenerationTask(
-            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt or ""
-        )
+            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt or "",
+            adapter=adapter_named(self._context.llm, self._model),
+        )  # fmt: skip
         try:
             with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them
                 await generate(self._context, [task], collect_item)

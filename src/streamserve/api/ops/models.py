@@ -1,4 +1,4 @@
-"""GET /v1/models: the names under which this server serves its model."""
+"""GET /v1/models: the names under which this server serves its model, and its LoRA adapters."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,13 +17,15 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings. `notice`:
     what users should know of it. Of models that are loaded on demand also the `state` (loaded, loading,
     unloading, not loaded) and the bytes that each takes while it is loaded, `memory`; those that are not
-    loaded lack what is known then."""
+    loaded lack what is known then. `parent` is the model that a LoRA adapter is of; its `root` is the
+    adapter's folder."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "streamserve"
     root: str
+    parent: str | None = None
     max_model_len: int
     row_invariant: bool | UnsetType = UNSET
     precision: str | UnsetType = UNSET
@@ -41,18 +43,23 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def served_name(llm: Generator, requested: str | None) -> str:
-    """Return the model name of a request, by default the first one.
+    """Return the name of a request's model or LoRA adapter, by default the first model's.
 
     Raises RequestError (404) for unknown names.
     """
     if requested is None:
         return llm.served_names[0]
-    if requested not in llm.served_names:
-        names = ", ".join(llm.served_names)
+    if requested not in llm.served_names and requested not in llm.adapters:
+        names = ", ".join((*llm.served_names, *llm.adapters))
         raise RequestError(
             f"The model '{requested}' does not exist; this server has: {names}", field="model", status=404
         )
     return requested
+
+
+def adapter_named(llm: Generator, name: str) -> str:
+    """Return the LoRA adapter that a served name means; empty for a name of the model."""
+    return name if name in llm.adapters else ""
 
 
 async def models(context: AppContext, request: Request) -> Response:
@@ -60,7 +67,7 @@ async def models(context: AppContext, request: Request) -> Response:
     if context.models is not None:
         return json_response(ModelList(data=context.models.cards()))
     llm = context.llm
-    return json_response(ModelList(data=[card_of(llm, name) for name in llm.served_names]))
+    return json_response(ModelList(data=[card_of(llm, name) for name in (*llm.served_names, *llm.adapters)]))
 
 
 async def model(context: AppContext, request: Request) -> Response:
@@ -75,10 +82,12 @@ async def model(context: AppContext, request: Request) -> Response:
 def card_of(llm: Generator, name: str) -> ModelCard:
     """Return what is known of a loaded model under one of its names. Raises RequestError (503) if it is not
     loaded."""
+    adapter = llm.adapters.get(name)
     return ModelCard(
         id=name,
         created=llm.created,
-        root=llm.root,
+        root=adapter.path if adapter else llm.root,
+        parent=llm.served_names[0] if adapter else None,
         max_model_len=llm.model.max_model_len,
         row_invariant=llm.model.row_invariant,
         precision=llm.model.precision,

@@ -14,7 +14,7 @@ from streamserve.api.http.sse import Emit
 from streamserve.api.on_demand import lease_of
 from streamserve.api.openai.conversation import LARGE_REQUEST
 from streamserve.api.openai.prompts import Prompt
-from streamserve.api.ops.models import served_name
+from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.prompt_streams.schemas import (
     AnswerRequest,
     FinishRequest,
@@ -77,6 +77,7 @@ class Streams:
             priority=body.priority,
             cache_salt=body.cache_salt or "",
             answer_early=body.answer_early,
+            adapter=adapter_named(context.llm, model),
             expected_tokens=body.expected_tokens,
         )
         return PromptStream(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.engine.plan import DraftRequest, Span
+from streamserve.engine.plan import TARGET, DraftRequest, Span
 from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.drafters.selection import (
     DraftSelector,
@@ -159,10 +159,10 @@ class ModelDrafter:
             start = min(request.computed, length - 1)
             while length - start > MAX_QUERY_TOKENS:
                 piece = tokens[start : start + MAX_QUERY_TOKENS]
-                hidden, _ = self._forward([Span(request.id, start, piece, request.blocks)])
+                hidden, _ = self._forward([self._rows(request, start, piece)])
                 tree.finite &= bool(finite_rows(hidden).all())
                 start += MAX_QUERY_TOKENS
-            spans.append(Span(request.id, start, tokens[start:length], request.blocks))
+            spans.append(self._rows(request, start, tokens[start:length]))
         hidden, offsets = self._forward(spans)
         finite = finite_rows(hidden)
         for tree, offset, span in zip(trees, offsets, spans, strict=True):
@@ -177,9 +177,21 @@ class ModelDrafter:
     def _span(self, tree: _TreeBuilder) -> Span:
         request, node = tree.request, tree.level[-1]
         if request.width == 1:
-            return Span(request.id, request.length - 1 + tree.depth, [tree.tokens[node]], request.blocks)
+            return self._rows(request, request.length - 1 + tree.depth, [tree.tokens[node]])
         start, root, done = request.length - 1, [tree.tokens[0]], tree.level[0]
-        return Span(request.id, start, root, request.blocks, tree=tree.tree(), skip=done)
+        return self._rows(request, start, root, tree.tree(), done)
+
+    def _rows(
+        self,
+        request: DraftRequest,
+        start: int,
+        tokens: list[int],
+        tree: TokenTree | None = None,
+        skip: int = 0,
+    ) -> Span:
+        """Return a span of a request. The first layers of the target have its adapter, a draft model none."""
+        adapter = request.adapter if self.group == TARGET else ""
+        return Span(request.id, start, tokens, request.blocks, tree=tree, skip=skip, adapter=adapter)
 
     def _forward(self, spans: Sequence[Span]) -> tuple[Tensor, list[int]]:
         """Return the hidden states of all rows, and the offset of each span."""

@@ -3,7 +3,7 @@
 import ctypes
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, cast
+from ctypes import POINTER, cast, pointer
 from struct import Struct
 
 import torch
@@ -12,7 +12,14 @@ from torch import Tensor
 from streamserve.execution.attention import PLAIN, Scoring
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows
-from streamserve.execution.native.library import TYPES, CacheLayerStruct, SpanStruct, StepStruct, ThreadPool
+from streamserve.execution.native.library import (
+    TYPES,
+    CacheLayerStruct,
+    LoraStruct,
+    SpanStruct,
+    StepStruct,
+    ThreadPool,
+)
 
 MAX_QUERY_GROUP = 256
 """The maximum number of query heads that may share a key-value head."""
@@ -44,13 +51,17 @@ class Spans:
         )
         self._structs = (SpanStruct * len(layout.parts)).from_buffer_copy(structs)
 
-    def step(self, cos: Tensor | None = None, sin: Tensor | None = None) -> StepStruct:
-        """Return the planned step for the kernels; `cos` and `sin`: to rotate the rows' keys."""
+    def step(
+        self, cos: Tensor | None = None, sin: Tensor | None = None, lora: LoraStruct | None = None
+    ) -> StepStruct:
+        """Return the planned step for the kernels; `cos` and `sin`: to rotate the rows' keys; `lora`: the
+        rows' adapters."""
         return StepStruct(
             spans=cast(self._structs, POINTER(SpanStruct)),
             slots=self.slots.ctypes.data,
             cos=None if cos is None else cos.data_ptr(),
             sin=None if sin is None else sin.data_ptr(),
+            lora=None if lora is None else pointer(lora),
             span_count=len(self._structs),
             rows=self.rows,
         )

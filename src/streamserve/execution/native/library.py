@@ -167,6 +167,30 @@ class ModelStruct(ctypes.Structure):
     )
 
 
+class LowRankStruct(ctypes.Structure):
+    """cpp/lora.h: LowRank."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("scales", c_void_p),
+        ("columns", c_void_p),
+        ("rank", c_int32),
+        ("chunks", c_int32),
+    )
+
+
+class LoraStruct(ctypes.Structure):
+    """cpp/lora.h: Lora."""
+
+    _fields_ = (
+        ("adapters", POINTER(POINTER(LowRankStruct))),
+        ("adapter_of", c_void_p),
+        ("count", c_int32),
+        ("max_rank", c_int32),
+    )
+
+
 class StepStruct(ctypes.Structure):
     """cpp/layers.h: Step."""
 
@@ -175,6 +199,7 @@ class StepStruct(ctypes.Structure):
         ("slots", c_void_p),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("lora", POINTER(LoraStruct)),
         ("span_count", c_int32),
         ("rows", c_int32),
     )

@@ -61,9 +61,8 @@ class NativeLinear:
         self.out_features, self.in_features = shape
         self._pool = pool
         self._paired = paired
-        order = _pairs(self.out_features // 2) if paired else torch.arange(self.out_features)
-        padded = _round_up(len(order), PANEL)
-        order = torch.cat([order, torch.full((padded - len(order),), -1)]).to(torch.int32)
+        order = self.column_order()
+        padded = len(order)
         self._tensors: dict[str, Tensor] = {}
         self.struct = LinearStruct(
             n=padded if paired else self.out_features,
@@ -109,6 +108,12 @@ class NativeLinear:
         for field, tensor in tensors.items():
             self._tensors[field] = tensor
             setattr(self.struct, field, tensor.data_ptr())
+
+    def column_order(self) -> Tensor:
+        """Return the output (int32) that each column of the packed weight has; -1 is padding."""
+        order = _pairs(self.out_features // 2) if self._paired else torch.arange(self.out_features)
+        padding = _round_up(len(order), PANEL) - len(order)
+        return torch.cat([order, torch.full((padding,), -1)]).to(torch.int32)
 
     @property
     def quantized(self) -> bool:

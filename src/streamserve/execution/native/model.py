@@ -8,6 +8,7 @@ from torch import Tensor
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.experts import Experts
 from streamserve.execution.linear import LinearMap
+from streamserve.execution.lora.step import StepAdapters
 from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model, scaled
 from streamserve.execution.native.attention import NativeAttention
@@ -22,6 +23,7 @@ from streamserve.execution.native.library import (
     ThreadPool,
 )
 from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.native.lora import step_struct
 from streamserve.execution.spec import ModelSpec
 
 
@@ -74,14 +76,26 @@ class NativeModel(Model):
             swiglu_limit=spec.clamp.limit if spec.clamp else 0.0,
         )
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+    @property
+    def pool(self) -> ThreadPool:
+        """The kernels' thread pool."""
+        return self._pool
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: AttentionBackend,
+        lora: StepAdapters | None = None,
+    ) -> Tensor:
         """As Model.forward; `attention` must be a NativeAttention that has planned this step."""
         assert isinstance(attention, NativeAttention)
         assert attention.spans is not None
         cos, sin = self._rotation(positions)
         hidden = self._embed(tokens)
         data = attention.cache.data
-        step = attention.spans.step(cos, sin)
+        struct = step_struct(lora) if lora else None
+        step = attention.spans.step(cos, sin, struct)
         cache = CacheStruct(
             data=data.data_ptr(),
             layer_stride=data.stride(0) * data.itemsize,

@@ -88,13 +88,14 @@ inline void gate_mul(const float* sums, T* chunk, const Gating& gating) {
     }
 }
 
-// The bias and the way out of one row's sums, of columns `column` to `column + columns`.
+// The bias, adapters and the way out of one row's sums, of columns `column` to `column + columns`.
 template <class V, class T>
 inline void end_row(const Linear& linear, const Finish& finish, int row, int column, int columns,
                     float* sums) {
     if (linear.bias) {
         for (int j = 0; j < columns; j++) sums[j] += linear.bias[column + j];
     }
+    if (finish.lora.lora) add_products<V>(finish.lora, row, column, columns, sums);
     int real = linear.n - column < columns ? linear.n - column : columns;
     size_t at = size_t(row) * finish.stride + size_t(column);
     if (finish.kind == Finish::GATE_MUL) {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "common.h"
+#include "lora.h"
 #include "pool.h"
 #include "processor.h"
 
@@ -42,6 +43,7 @@ struct Finish {
     float scale = 1;   // STORE if wide, ADD
     float cap = 0;     // STORE if wide; 0: none
     Gating gating = {}; // GATE_MUL
+    LowRankProducts lora = {};  // what adapters add to the sums
 };
 
 // Called by every thread of a job; `x` is laid out by rows_for. Returns without waiting for the others.

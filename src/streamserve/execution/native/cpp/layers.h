@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "lora.h"
 
 namespace streamserve {
 
@@ -38,12 +39,13 @@ struct Model {
 };
 
 // A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] of the model's type; `slots` [rows] number the
-// cache's slots.
+// cache's slots. `lora`: adapters that rows have; null if none has any.
 struct Step {
     const Span* spans;
     const int64_t* slots;
     const void* cos;
     const void* sin;
+    const Lora* lora;
     int32_t span_count, rows;
 };
 

@@ -1,0 +1,56 @@
+"""The LoRA adapters of an engine: which its executor has, and the answers about those that were requested."""
+
+from typing import Protocol
+
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.messages import AdapterLoaded, LoadAdapter, UnloadAdapter
+
+
+class Adapters(Protocol):
+    """The adapters that an executor has, by the hash of their files."""
+
+    def __contains__(self, fingerprint: str) -> bool: ...
+
+    def load(self, fingerprint: str, path: str) -> None:
+        """Load the adapter in the folder `path`. Raises CheckpointError for one that cannot be served."""
+        ...
+
+    def unload(self, fingerprint: str) -> None:
+        """Free an adapter. Unknown ones are ignored."""
+        ...
+
+
+class AdapterManager:
+    """Loads and unloads adapters between an engine's steps; without `adapters` there are none."""
+
+    def __init__(self, adapters: Adapters | None) -> None:
+        self._adapters = adapters
+        self._answers: list[AdapterLoaded] = []
+
+    def refusal(self, adapter: str) -> str:
+        """Return why a request with this adapter cannot run here; empty if it can."""
+        if not adapter or (self._adapters is not None and adapter in self._adapters):
+            return ""
+        return "this worker does not have the request's LoRA adapter: load it again"
+
+    def load(self, message: LoadAdapter) -> None:
+        """Load an adapter; the answer is in `take_answers`."""
+        error = ""
+        if self._adapters is None:
+            error = "this worker serves no LoRA adapters: start it with --max-loras"
+        else:
+            try:
+                self._adapters.load(message.fingerprint, message.path)
+            except CheckpointError as failure:
+                error = str(failure)
+        self._answers.append(AdapterLoaded(message.fingerprint, error))
+
+    def unload(self, message: UnloadAdapter) -> None:
+        """Free an adapter."""
+        if self._adapters is not None:
+            self._adapters.unload(message.fingerprint)
+
+    def take_answers(self) -> list[AdapterLoaded]:
+        """Return the answers since the last call."""
+        answers, self._answers = self._answers, []
+        return answers

@@ -1,0 +1,70 @@
+"""The adapters of a step's rows, and their part of a linear map in plain torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streamserve.execution.layout import Layout
+from streamserve.execution.linear import LinearMap
+from streamserve.execution.lora.weights import AdapterWeights, Place
+from streamserve.execution.native.lora import PackedAdapter
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter of a loaded model: `packed` for the kernels, or its `weights` for plain torch."""
+
+    nbytes: int
+    packed: PackedAdapter | None = None
+    weights: AdapterWeights | None = None
+
+
+@dataclass(frozen=True)
+class StepAdapters:
+    """The adapters that rows of a step have: `adapter_of` [rows] is an index of `adapters`, -1 for the base
+    model alone. `runs` are the rows (first, last exclusive, index) of each span with an adapter."""
+
+    adapters: Sequence[LoadedAdapter]
+    adapter_of: NDArray[np.int32]
+    runs: Sequence[tuple[int, int, int]]
+
+
+def step_adapters(layout: Layout, loaded: Mapping[str, LoadedAdapter]) -> StepAdapters | None:
+    """Return the adapters of a step's rows; None if no row has one. Raises ValueError for one that is not
+    `loaded`."""
+    if not any(part.span.adapter for part in layout.parts):
+        return None
+    indices = dict[str, int]()
+    adapter_of = np.full(len(layout.tokens), -1, np.int32)
+    runs = []
+    for part in layout.parts:
+        name = part.span.adapter
+        if not name:
+            continue
+        if name not in loaded:
+            raise ValueError(f"sequence {part.span.sequence}: its adapter {name} is not loaded")
+        index = indices.setdefault(name, len(indices))
+        end = part.offset + part.span.query_tokens - part.span.skip
+        adapter_of[part.offset : end] = index
+        runs.append((part.offset, end, index))
+    return StepAdapters([loaded[name] for name in indices], adapter_of, runs)
+
+
+def adapted(linear: LinearMap, x: Tensor, lora: StepAdapters | None, place: Place) -> Tensor:
+    """Return `linear` of `x` [rows, in], plus what the rows' adapters add at `place`: in float32, rounded
+    once more."""
+    y = linear(x)
+    if lora is None:
+        return y
+    for first, last, index in lora.runs:
+        weights = lora.adapters[index].weights
+        assert weights is not None
+        for part in weights.parts.get(place, ()):
+            columns = slice(part.first, part.first + part.b.shape[0])
+            products = part.scale * (x[first:last].float() @ part.a.float().T)
+            added = products @ part.b.float().T
+            y[first:last, columns] = (y[first:last, columns].float() + added).to(y.dtype)
+    return y

@@ -1,0 +1,89 @@
+"""The LoRA adapters that a worker has loaded, by the hash of their files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamserve.execution.layout import Layout
+from streamserve.execution.linear import LinearMap
+from streamserve.execution.lora.step import LoadedAdapter, StepAdapters, step_adapters
+from streamserve.execution.lora.weights import LinearKind, adapter_bytes, read_adapter
+from streamserve.execution.model import LayerWeights, Model
+from streamserve.execution.native.lora import pack_adapter
+from streamserve.execution.native.model import NativeModel
+from streamserve.execution.spec import ModelSpec
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class AdapterLimits:
+    """How many adapters may be loaded, of which rank, and the bytes of their matrices together."""
+
+    count: int
+    rank: int
+    nbytes: int
+
+
+class AdapterTable:
+    """The adapters of `model`. Adapters are loaded and unloaded between steps."""
+
+    def __init__(self, model: Model, limits: AdapterLimits) -> None:
+        self.limits = limits
+        self._model = model
+        self._maps = [linear for layer in model.layers for linear in _maps_of(layer)]
+        self._loaded: dict[str, LoadedAdapter] = {}
+
+    def __contains__(self, fingerprint: str) -> bool:
+        return fingerprint in self._loaded
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrices of all adapters."""
+        return sum(adapter.nbytes for adapter in self._loaded.values())
+
+    def load(self, fingerprint: str, path: str) -> None:
+        """Load the adapter in the folder `path`; a no-op if it is loaded already. Raises CheckpointError for
+        one that is not served, or more than the limits allow."""
+        if fingerprint in self._loaded:
+            return
+        limits = self.limits
+        if len(self._loaded) >= limits.count:
+            raise CheckpointError(
+                f"{path}: {limits.count} adapters are loaded, which is the limit: unload one or raise "
+                "--max-loras"
+            )
+        left = limits.nbytes - self.nbytes
+        weights = read_adapter(path, fingerprint, self._model.spec, self._model.dtype, limits.rank, left)
+        if isinstance(self._model, NativeModel):
+            self._loaded[fingerprint] = LoadedAdapter(
+                weights.nbytes, pack_adapter(weights, self._maps, self._model.pool)
+            )
+        else:
+            self._loaded[fingerprint] = LoadedAdapter(weights.nbytes, weights=weights)
+
+    def unload(self, fingerprint: str) -> None:
+        """Forget an adapter and free its memory. Unknown ones are ignored."""
+        self._loaded.pop(fingerprint, None)
+
+    def of(self, layout: Layout) -> StepAdapters | None:
+        """Return the adapters of a step's rows; None if no row has one. Raises ValueError for one that is not
+        loaded."""
+        return step_adapters(layout, self._loaded)
+
+
+def adapter_limits(config: ModelConfig, spec: ModelSpec, itemsize: int) -> AdapterLimits:
+    """Return the limits that the settings give: by default memory for all adapters at the largest rank."""
+    count, rank = config.max_loras, config.max_lora_rank
+    whole = count * adapter_bytes(spec, rank, itemsize)
+    return AdapterLimits(count, rank, whole if config.max_lora_bytes is None else config.max_lora_bytes)
+
+
+def _maps_of(layer: LayerWeights) -> Sequence[LinearMap | None]:
+    """Return the linear maps of a layer in the order of LinearKind."""
+    maps = {
+        LinearKind.QKV: layer.qkv,
+        LinearKind.OUT: layer.out,
+        LinearKind.GATE_UP: layer.gate_up,
+        LinearKind.DOWN: layer.down,
+    }
+    return [maps[kind] for kind in LinearKind]

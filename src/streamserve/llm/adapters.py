@@ -1,0 +1,106 @@
+"""The LoRA adapters that requests may name: loaded at the start or while serving, and unloaded."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from streamserve.fleet.runtime import FleetRuntime
+from streamserve.protocol.adapters import Adapter, check_name, open_adapter
+from streamserve.protocol.errors import CheckpointError, RequestError
+
+LOAD_SECONDS = 120.0
+"""How long the workers may take to load an adapter while serving."""
+
+
+class ServedAdapters:
+    """The adapters of a model with the names `models`, by their own names. At most `limit` are loaded, those
+    that open requests still need included."""
+
+    def __init__(
+        self, given: Sequence[Adapter], models: Sequence[str], limit: int, runtime: Callable[[], FleetRuntime]
+    ) -> None:
+        self.by_name: dict[str, Adapter] = {adapter.name: adapter for adapter in given}
+        self._models = frozenset(models)
+        self._limit = limit
+        self._runtime = runtime
+        self._changing = asyncio.Lock()
+        self._checked = False
+
+    def named(self, name: str) -> str:
+        """Return the fingerprint of an adapter; empty for an empty name. Raises RequestError (404) for
+        unknown ones."""
+        if name and name not in self.by_name:
+            names = ", ".join(self.by_name) or "none"
+            raise RequestError(
+                f"The LoRA adapter '{name:.200}' does not exist; loaded are: {names}",
+                field="model",
+                status=404,
+            )
+        return self.by_name[name].fingerprint if name else ""
+
+    async def until_loaded(self) -> None:
+        """Wait until all workers have the adapters of the start. Raises CheckpointError if one cannot be
+        served."""
+        if self._checked:
+            return
+        for adapter in list(self.by_name.values()):
+            error = await self._runtime().adapter_settled(adapter.fingerprint)
+            if error:
+                raise CheckpointError(error)
+        self._checked = True
+
+    async def load(self, name: str, path: str) -> Adapter:
+        """Load the adapter in the folder `path` at all workers, and serve it as `name`.
+
+        Raises RequestError if it cannot be served, the name is in use, or too many are loaded.
+        """
+        async with self._changing:
+            if not self._limit:
+                raise RequestError(
+                    "this server serves no LoRA adapters: start it with --max-loras", status=400
+                )
+            refusal = check_name(name, self._models | self.by_name.keys())
+            if refusal:
+                raise RequestError(f"lora_name: {refusal}", field="lora_name")
+            try:
+                adapter = await asyncio.to_thread(open_adapter, name, path)
+            except CheckpointError as error:
+                raise RequestError(str(error), field="lora_path", status=404) from error
+            runtime = self._runtime()
+            if len(runtime.adapters | {adapter.fingerprint}) > self._limit:
+                raise RequestError(
+                    f"{len(runtime.adapters)} adapters are loaded, which is the limit (max_loras): unload "
+                    "one, whose open requests must have ended",
+                    status=409,
+                )
+            refusal = await self._load(adapter)
+            if refusal:
+                await self._forget(adapter)
+                raise RequestError(refusal, field="lora_path")
+            self.by_name[name] = adapter
+            return adapter
+
+    async def _load(self, adapter: Adapter) -> str:
+        """Load an adapter; return why it cannot be served. Raises RequestError (503) if the workers do not
+        answer."""
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                return await self._runtime().load_adapter(adapter)
+        except TimeoutError:
+            await self._forget(adapter)
+            raise RequestError(
+                f"the workers have not loaded the adapter within {LOAD_SECONDS:g} seconds", status=503
+            ) from None
+
+    async def unload(self, name: str) -> None:
+        """Serve an adapter no longer: requests that name it are refused, open ones run to completion. Raises
+        RequestError (404) if there is none of this name."""
+        async with self._changing:
+            self.named(name)
+            if not name:
+                raise RequestError("lora_name is empty", field="lora_name")
+            await self._forget(self.by_name.pop(name))
+
+    async def _forget(self, adapter: Adapter) -> None:
+        """Unload what no name needs any more."""
+        if adapter.fingerprint not in {other.fingerprint for other in self.by_name.values()}:
+            await self._runtime().unload_adapter(adapter.fingerprint)

@@ -1,0 +1,50 @@
+"""Settings of LoRA adapters: their names and folders, and what they cannot be combined with."""
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from streamserve.protocol.adapters import CONFIG_FILE, check_name, folder_of
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.options import SettingsError
+
+
+def adapter_paths(given: Sequence[str]) -> dict[str, str]:
+    """Return the folders of adapters by their names, from NAME=PATH. Raises SettingsError for other forms."""
+    paths = dict[str, str]()
+    for text in given:
+        name, equals, path = text.partition("=")
+        refusal = check_name(name, frozenset(paths))
+        if not equals or not path or refusal:
+            raise SettingsError(
+                f"lora = {text!r}: must be NAME=PATH{f': {refusal}' if equals and path else ''}"
+            )
+        paths[name] = path
+    return paths
+
+
+def with_adapters(model: ModelConfig, server: ServerConfig, name: str) -> ModelConfig:
+    """Return the settings of a model with the number of its adapters. Raises SettingsError for what cannot be
+    served with them."""
+    paths = adapter_paths(server.lora)
+    limits = {field: getattr(model, field) for field in ("max_lora_rank", "max_lora_bytes")}
+    count = model.max_loras or len(paths)
+    if not count:
+        defaults = ModelConfig(path="")
+        for field, value in limits.items():
+            if value != getattr(defaults, field):
+                raise SettingsError(f"{field}: no LoRA adapters are served: give lora or max_loras")
+        return model
+    if len(paths) > count:
+        raise SettingsError(f"max_loras = {count}: lora gives {len(paths)} adapters")
+    if model.task != "generate":
+        raise SettingsError(f"lora, max_loras: task = {model.task!r} serves no LoRA adapters")
+    taken = frozenset(server.served_model_name or (name,))
+    for adapter, path in paths.items():
+        if refusal := check_name(adapter, taken):
+            raise SettingsError(f"lora = {adapter!r}: {refusal}")
+        if not os.path.isfile(folder_of(path) / CONFIG_FILE):
+            raise SettingsError(f"lora = {adapter + '=' + path!r}: there is no {CONFIG_FILE} in that folder")
+    return msgspec.structs.replace(model, max_loras=count)
