@@ -35,10 +35,9 @@ def stored(outputs: list[int], width: int, dtype: torch.dtype, seed: int) -> tup
 def assert_same(linear: NativeLinear, expected: NativeLinear) -> None:
     assert linear.struct.k_padded == expected.struct.k_padded
     assert linear.format == expected.format
-    assert torch.equal(linear._packed.numbers, expected._packed.numbers)
-    tables, others = linear._packed.tables, expected._packed.tables
-    assert [table.dtype for table in tables] == [table.dtype for table in others]
-    assert all(torch.equal(table, other) for table, other in zip(tables, others, strict=True))
+    assert linear._tensors.keys() == expected._tensors.keys()
+    for name, tensor in expected._tensors.items():
+        assert torch.equal(linear._tensors[name], tensor), name
 
 
 @pytest.mark.parametrize("path", [Path.PORTABLE, Path.AVX2, Path.AVX512])
