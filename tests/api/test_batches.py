@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import threading
 import time
@@ -466,6 +467,16 @@ def test_without_a_folder_batches_are_disabled(hello: Served) -> None:
 def test_one_server_at_a_time_uses_a_folder(server: Served, folder: Path) -> None:
     with pytest.raises(FolderError, match="another server uses it"):
         BatchFolder(folder, 1)
+
+
+def test_only_the_servers_user_can_enter_the_folders_of_prompts_and_answers(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        BatchFolder(tmp_path / "new", 1).close()
+    finally:
+        os.umask(umask)
+    modes = {name: (tmp_path / "new" / name).stat().st_mode & 0o777 for name in ("files", "batches")}
+    assert modes == {"files": 0o700, "batches": 0o700}
 
 
 def test_a_damaged_folder_is_refused(folder: Path) -> None:

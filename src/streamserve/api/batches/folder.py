@@ -3,6 +3,7 @@
 files/ID.json       what is known about a file; written last, so that a file without it is incomplete
 files/ID.jsonl      its content
 batches/ID.json     a batch
+                    (the subfolders are made for the server's user alone: they hold prompts and answers)
 lock                held by the server that uses the folder
 """
 
@@ -42,7 +43,8 @@ class BatchFolder:
         self._files_path, self._batches_path = path / "files", path / "batches"
         try:
             for folder in (self._files_path, self._batches_path):
-                folder.mkdir(parents=True, exist_ok=True)
+                path.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
             self._lock = (path / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
