@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamserve.cli.main import app
+from streamserve.cli.run_on_demand import loading_line
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
@@ -109,3 +110,8 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
     assert served(str(folder)).first.model.path == str(folder)
     with pytest.raises(CheckpointError, match="/no/where"):
         served("name=/no/where")
+
+
+def test_the_first_line_has_the_names_of_the_api() -> None:
+    served = resolve_served(["chat=embedded", "code,coder=embedded"], {}, None)
+    assert loading_line(served).endswith(": loading chat, of chat, code …")

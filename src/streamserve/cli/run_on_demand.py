@@ -21,7 +21,13 @@ from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.memory_plan import plan_memory, with_planned_pool
 from streamserve.llm.model_pool import LOAD_TIMEOUT, MEMORY_TIMEOUT, ModelPool, PooledModel
 from streamserve.protocol.model_memory import MemoryPlan
-from streamserve.settings.several import ServedModels
+from streamserve.settings.several import ServedModels, served_names
+
+
+def loading_line(served: ServedModels) -> str:
+    """Return the first line of the output: the model that is loaded, and all models, by their API names."""
+    names = [served_names(settings)[0] for settings in served.models]
+    return f"streamserve {__version__}: loading {names[0]}, of {', '.join(names)} …"
 
 
 async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None:
@@ -31,8 +37,7 @@ async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None
     """
     bound_allocator()
     server = served.first.server
-    names = ", ".join(settings.name for settings in served.models)
-    typer.echo(f"streamserve {__version__}: loading {served.first.name}, of {names} …")
+    typer.echo(loading_line(served))
     for settings in served.models:
         warn_of_threads(settings)
     started = time.monotonic()
