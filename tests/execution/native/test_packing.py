@@ -91,3 +91,12 @@ def test_numbers_that_only_float32_holds_are_refused_in_bf16(pool):
     with pytest.raises(NotFinite):
         NativeLinear(pool(1), StoredWeight((weight,), torch.bfloat16))
     NativeLinear(pool(1), StoredWeight((weight,), torch.float32))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4:32"])
+def test_numbers_in_columns_are_packed_like_those_in_rows(pool, name):
+    """The contiguous copy must live until its rows are packed, so it is made large: freed, it is unmapped."""
+    weight = quantize(torch.randn(2048, 4096), parse_format(name))
+    columns = replace(weight, numbers=weight.numbers.T.contiguous().T)
+    assert not columns.numbers.is_contiguous()
+    assert_same(NativeLinear(pool(2), columns), NativeLinear(pool(2), weight))

@@ -125,7 +125,8 @@ def _pack_quantized(
         padded = torch.nn.functional.pad(weight.numbers[chosen], (0, depth - weight.numbers.shape[1]))
         numbers.copy_(_floats(padded, Path(struct.path)))
     else:
-        rows = _rows([weight.numbers.contiguous()], outputs)
+        source = weight.numbers.contiguous()  # a copy has to outlive the addresses of its rows
+        rows = _rows([source], outputs)
         pool.library.ss_pack_integers(pool.handle, ctypes.byref(struct), rows.ctypes.data, numbers.data_ptr())
     return Packed(
         numbers,
