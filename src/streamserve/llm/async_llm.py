@@ -25,7 +25,7 @@ from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role, total
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
-from streamserve.protocol.config import ModelConfig, WorkerConfig
+from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
@@ -83,16 +83,8 @@ class AsyncLLM:
 
     def _new_runtime(self) -> FleetRuntime:
         """Return the fleet of the settings, not started."""
-        settings, server = self.settings, self.settings.server
-        fleet = FleetConfig(
-            topology=topology(server),
-            router=parse_router(server.router),
-            max_requests=server.max_requests,
-            max_waiting_tokens=server.max_waiting_tokens,
-            stuck_after=server.stuck_after,
-            continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
-        )
-        return FleetRuntime(fleet, self._worker_config, recorder(server))
+        fleet = fleet_config(self.settings)
+        return FleetRuntime(fleet, self._worker_config, recorder(self.settings.server))
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
@@ -302,6 +294,19 @@ class AsyncLLM:
         )
 
 
+def fleet_config(settings: Settings) -> FleetConfig:
+    """Return the configuration of the fleet that the settings ask for."""
+    server = settings.server
+    return FleetConfig(
+        topology=topology(server),
+        router=parse_router(server.router),
+        max_requests=server.max_requests,
+        max_waiting_tokens=server.max_waiting_tokens,
+        stuck_after=server.stuck_after,
+        continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
+    )
+
+
 def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelConfig:
     """Return one worker's model settings: its share of the CPU cores, and its role's step limits.
 
@@ -309,8 +314,7 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
     """
     model, own_role = settings.model, role(worker)
     threads = threads_of_worker(model, len(topology.names))
-    separate_draft = Path(model.draft).is_dir()
-    draft = "none" if own_role == "prefill" and not separate_draft else model.draft
+    draft = "none" if own_role == "prefill" and not is_draft_model(model.draft) else model.draft
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}
     return msgspec.structs.replace(model, threads=threads, draft=draft, **overrides)

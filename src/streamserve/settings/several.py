@@ -74,7 +74,7 @@ def resolve_served(
         for name in ON_DEMAND
     )
     _check_common(given.values, len(named), on_demand)
-    settings = tuple(_settings(each, given) for each in named)
+    settings = tuple(_settings(each, given, len(named) > 1) for each in named)
     _check_names(settings)
     return ServedModels(settings, on_demand)
 
@@ -119,7 +119,7 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
             raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
 
 
-def _settings(named: _Named, given: Given) -> Settings:
+def _settings(named: _Named, given: Given, shared: bool) -> Settings:
     """Return the settings of one model. Raises SettingsError naming a setting that its table may not have."""
     tables = [given.tables[name] for name in named.names or (named.model,) if name in given.tables]
     if len(tables) > 1:
@@ -132,7 +132,7 @@ def _settings(named: _Named, given: Given) -> Settings:
     values = {**given.values, **table}
     others = convert({"served_model_name": values.get("served_model_name", ())}, ServerConfig)
     values["served_model_name"] = tuple(dict.fromkeys((*named.names, *others.served_model_name)))
-    return settings_of(named.model, values)
+    return settings_of(named.model, values, shared)
 
 
 def served_names(settings: Settings) -> tuple[str, ...]:
