@@ -29,7 +29,7 @@ class SimulatedService:
     service: Service
     drafter: SimulatedDrafter
     read: int = 0
-    """Tokens that were read without a tree, so ahead of it or in chunks."""
+    """Tokens that were read ahead of a request for a tree."""
 
     def run(self, now: float) -> list[Out]:
         """Draft one batch; return the answers."""
@@ -38,7 +38,12 @@ class SimulatedService:
             return []
         self.drafter.release(batch.released)
         self.drafter.begin(batch.requests)
-        self.read += sum(request.length - request.computed for request in batch.requests if not request.depth)
+        ahead = [sequence.wants_tree for _, sequences in batch.members for sequence in sequences]
+        self.read += sum(
+            request.length - request.computed
+            for request, wants_tree in zip(batch.requests, ahead, strict=True)
+            if not wants_tree
+        )
         return self.service.loop.drafted(batch, self.drafter.collect(now), now + BATCH_SECONDS)
 
 
@@ -77,6 +82,18 @@ class ServiceDrafter:
         """Do what a worker does between steps."""
         self.now += STEP_SECONDS
         self._exchange(self.client.tick(self.now))
+
+    def foresee(self, requests: Sequence[DraftRequest]) -> None:
+        self.client.foresee(requests)
+        self.maintain()
+        if self._random.random() >= self._late:  # while the target computes
+            for number, simulated in enumerate(self.services):
+                self._hear(number, simulated.run(self.now))
+
+    @property
+    def read_ahead(self) -> int:
+        """Tokens that services read before trees were requested."""
+        return sum(simulated.read for simulated in self.services)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         self.maintain()

@@ -89,7 +89,7 @@ def drafter(model: ModelConfig) -> Callable[[CostExecutor], Drafter] | None:
 
 def workload() -> Iterator[tuple[float, Open | Edit]]:
     """Yield events: prompts that share a prefix, chats of two turns, targets that some requests cannot meet,
-    several choices, priorities, and prompt streams, more than memory has room for."""
+    several choices, priorities, and prompt streams, more than fits in memory."""
     rng = random.Random(7)
     shared = [rng.randrange(90) for _ in range(60)]
     for number in range(16):

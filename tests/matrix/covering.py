@@ -71,8 +71,8 @@ def _candidates(
         if len(rows) >= CANDIDATES:
             break
         row = _grow(axes, pair, missing, rng)
-        if attempt % 2:  # all of the least covered values together may be refused too often
-            row |= {axis: plain[axis] for axis in axes if rng.random() < 0.5}
+        if attempt % 2:  # the values that were covered least are often those that are refused together
+            row = draw(axes, rng, {axis: plain[axis] for axis in axes if rng.random() < 0.5} | dict(pair))
         rows += [] if refusal(row) else [row]
     return rows, reason
 

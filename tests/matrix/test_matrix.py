@@ -24,6 +24,11 @@ FIXED = {
 """What all rows have, so that only their values differ, and each has an occasion to act."""
 
 
+SHOWN = (
+    "accepted", "preempted", "swapped", "handed_over", "edits", "withdrawn", "served_trees", "read_ahead"
+)  # fmt: skip
+
+
 @cache
 def covering() -> Covering:
     return cover(axes("simulated"), refusal)
@@ -44,7 +49,7 @@ def test_every_pair_of_values_gives_the_models_text(scale: Scale, record: Callab
     total: Counter[str] = Counter()
     for number, row in enumerate(rows):
         total += run_row(row, scale.seed + number)
-    for name in ("accepted", "preempted", "swapped", "handed_over", "edits", "withdrawn", "served_trees"):
+    for name in SHOWN:
         assert total[name] > 0, name
     record(rows=len(rows), requests=len(rows) * REQUESTS, holes=len(covering().holes), **total)
 

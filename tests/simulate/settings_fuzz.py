@@ -116,7 +116,8 @@ class TrialCounts:
     withdrawn: int = 0
     choices: int = 0
     served_trees: int = 0
-    """Of draft services."""
+    read_ahead: int = 0
+    """Trees of draft services, and tokens that they read before a tree was requested."""
 
 
 def trial(seed: int, fixed: Mapping[str, Any] | None = None) -> TrialCounts:
@@ -282,6 +283,7 @@ def _check(
         withdrawn=withdrawn,
         choices=sum(choice > 0 for _, choice in texts),
         served_trees=sum(service.trees for service in services),
+        read_ahead=sum(service.read_ahead for service in services),
     )
 
 

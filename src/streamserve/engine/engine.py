@@ -302,6 +302,8 @@ class Engine:
             ):
                 self.scheduler.remove(sequence)
                 return final_events(message, "its KV is no longer in this worker's cache")
+            if sequence.transfer.role is not TransferRole.WRITE_BACK:
+                self._drafting.foresee([sequence])
         if message.phase in ("both", "prefill") and not message.open:
             self._prompt_tokens += len(message.prompt)
         return []
@@ -321,6 +323,7 @@ class Engine:
     def _edit(self, message: Edit) -> list[Event]:
         self._observer.on_event("edit", message.request)
         events = self.streams.edit(message)
+        self._drafting.foresee(s for s in self.scheduler.of(message.request) if s.attempt == message.attempt)
         if message.finish:
             prompts = [
                 s.prompt_length for s in self.scheduler.of(message.request) if s.attempt == message.attempt
