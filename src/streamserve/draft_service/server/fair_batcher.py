@@ -114,6 +114,8 @@ class FairBatcher:
             own = [next(requests) for _ in sequences]
             share = seconds * sum(map(_work, own)) / whole
             session.virtual += share
+            if depth := max(request.depth for request in own):
+                session.depth.add(depth)
             session.account.virtual += share / session.account.weight
             finished = [
                 self._sequence_store.finish(sequence, request, trees)

@@ -17,7 +17,7 @@ from streamserve.draft_service.server.refusals import Refusals
 from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.session_table import SessionTable
 from streamserve.draft_service.server.sessions import Session
-from streamserve.draft_service.server.statistics import Statistics
+from streamserve.draft_service.server.statistics import GAP, Statistics
 from streamserve.draft_service.server.types import Identity, Out, ServiceConfig
 from streamserve.draft_service.server.validation import delta_error, incompatibility
 from streamserve.protocol.drafting import (
@@ -152,6 +152,8 @@ class Service:
         session.requests += 1
         if session.away_since is not None:
             self.statistics.returned(now - session.away_since, message.verify, message.plain)
+            if 0.0 < message.plain < GAP:
+                session.plain.add(message.plain)
             session.away_since = None
         reading = not session.wants_trees
         answers = self._take(session, message.deltas, now)

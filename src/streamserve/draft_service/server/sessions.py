@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from streamserve.draft_service.server.accounts import Account
+from streamserve.draft_service.server.statistics import Mean
 from streamserve.protocol.drafting import Delta, Draft
 from streamserve.protocol.sampling import SamplingParams
 
@@ -124,6 +125,9 @@ class Session:
     trees: int = 0
     accepted: int = 0
     tested: int = 0
+    depth: Mean = field(default_factory=Mean)
+    plain: Mean = field(default_factory=Mean)
+    """Means of its trees' levels, and of its steps without draft tokens in seconds."""
 
     def waiting(self) -> list[DraftedSequence]:
         """Return the sequences that wait and are not being drafted for: for trees; if none does, those that
