@@ -2,8 +2,8 @@
 
 from random import Random
 
-from tests.matrix.axes import axes, refusal, settings
-from tests.matrix.covering import Row, all_pairs, cover, draw_three, pairs
+from tests.combinations.axes import axes, refusal, settings
+from tests.combinations.covering import Row, all_pairs, cover, draw_three, pairs
 
 SMALL = {"a": ["1", "2", "3"], "b": ["x", "y"], "c": ["p", "q", "r", "s"], "d": ["u", "v"]}
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import cache
 from random import Random
 
+from tests.combinations.axes import axes, refusal, shown, simulated
+from tests.combinations.covering import Covering, Row, cover, draw_three
 from tests.conftest import Scale
-from tests.matrix.axes import axes, refusal, shown, simulated
-from tests.matrix.covering import Covering, Row, cover, draw_three
 from tests.simulate.settings_fuzz import trial
 
 REQUESTS = 30

@@ -14,7 +14,7 @@ from streamserve.protocol.config import Order
 from streamserve.protocol.nixl import nixl_package
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
-from tests.matrix.covering import Row
+from tests.combinations.covering import Row
 
 SIMULATED, LIVE = ("simulated",), ("live",)
 SERVICE = "tcp://127.0.0.1:7700"
@@ -33,8 +33,10 @@ class Value:
     """Values that change decisions alone are in simulated rows only; those of tensors in live ones."""
 
 
-def _stream(early: float, appending: float, shown: str) -> Value:
-    return Value({}, {"streaming": 1.0, "early": early, "appending": appending}, (shown,))
+def _stream(early: float, appending: float) -> Value:
+    # Early answers over HTTP: tests/api/test_early_answers.py.
+    rows = SIMULATED if early else SIMULATED + LIVE
+    return Value({}, {"streaming": 1.0, "early": early, "appending": appending}, ("edits",), rows)
 
 
 def _rows(name: str, live: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,9 +71,9 @@ LITTLE = {"num_blocks": 26, "block_size": 4, "preempt_every": 5}
 AXES: dict[str, dict[str, Value]] = {
     "prompt": {
         "whole": Value({}, {"streaming": 0.0}),
-        "append": _stream(0.0, 1.0, "edits"),
-        "update": _stream(0.0, 0.2, "edits"),
-        "early": _stream(0.5, 0.5, "edits"),
+        "append": _stream(0.0, 1.0),
+        "update": _stream(0.0, 0.2),
+        "early": _stream(0.5, 0.5),
     },
     "placement": {
         "one worker": Value({}, {"topology": unified(1)}),
