@@ -115,10 +115,11 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False) -> S
     task = detect_task(folder) if unresolved.task == "auto" else unresolved.task
     unresolved = msgspec.structs.replace(unresolved, task=task)
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
-    check_effect(Configured(model_config, server, topology(server), shared))
     _check_addresses(server)
     _check_tls(server)
     _check_policy(unresolved.speculation_policy)
+    _check_router(server.router)
+    check_effect(Configured(model_config, server, topology(server), shared))
     _check_topology(server, unresolved.profile)
     if server.otlp_traces_endpoint and not telemetry_installed():
         raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")
@@ -190,6 +191,13 @@ def _check_policy(policy: str) -> None:
         raise SettingsError(f"speculation_policy = {policy!r}: {error}") from None
 
 
+def _check_router(router: str) -> None:
+    try:
+        parse_router(router)
+    except ValueError as error:
+        raise SettingsError(f"router = {router!r}: {error}") from None
+
+
 def topology(server: ServerConfig) -> Topology:
     """Return the workers that the settings ask for. Raises SettingsError for contradictory settings."""
     if server.pairs and (server.prefill or server.decode):
@@ -208,10 +216,6 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
         raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
-    try:
-        parse_router(server.router)
-    except ValueError as error:
-        raise SettingsError(f"router = {server.router!r}: {error}") from None
 
 
 def to_toml(settings: Settings) -> str:
