@@ -68,4 +68,4 @@ def test_random_combinations_of_three_values_give_the_models_text(
     total: Counter[str] = Counter()
     for number, row in enumerate(rows):
         total += run_row(row, scale.seed + number)
-    record(rows=len(rows), refused=refused, **total)
+    record(rows=len(rows), refused_rows=refused, **total)
