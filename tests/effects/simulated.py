@@ -38,7 +38,7 @@ def observed(settings: Settings) -> list[tuple[float, str]]:
         simulation.at(at, event)
     # A worker that stops shows what `stuck_after` does; it is detected by the passing of time.
     names = simulation.fleet.config.topology.names
-    simulation.faults.inject(FaultInjection("verified-before-commit", 40, (names[-1],), stop=True))
+    simulation.faults.inject(FaultInjection("verified-before-commit", 25, (names[-1],), stop=True))
     simulation.schedule_ticks()
     events = [(round(item.time, 9), repr(item.message)) for item in simulation.run(until=UNTIL)]
     assert sum("Token(" in text for _, text in events) > 0, "the workload is served"
