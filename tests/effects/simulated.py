@@ -17,7 +17,6 @@ from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.settings.options import Settings
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
-from streamserve.simulate.faults import FaultInjection
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import expected, model_info
@@ -36,9 +35,6 @@ def observed(settings: Settings) -> list[tuple[float, str]]:
     simulation = Simulation(fleet_config(settings), specs(settings))
     for at, event in workload():
         simulation.at(at, event)
-    # A worker that stops shows what `stuck_after` does; it is detected by the passing of time.
-    names = simulation.fleet.config.topology.names
-    simulation.faults.inject(FaultInjection("verified-before-commit", 25, (names[-1],), stop=True))
     simulation.schedule_ticks()
     events = [(round(item.time, 9), repr(item.message)) for item in simulation.run(until=UNTIL)]
     assert sum("Token(" in text for _, text in events) > 0, "the workload is served"

@@ -40,7 +40,6 @@ SIMULATED: dict[str, Any] = {
     "speculation_policy": "fixed:2",
     "max_requests": 4,
     "max_waiting_tokens": 150,
-    "stuck_after": 3.0,
     "pairs": 3,
     "prefill": 1,
     "decode": 1,
@@ -51,7 +50,6 @@ SIMULATED: dict[str, Any] = {
     "decode_max_num_batched_tokens": 9,
     "decode_max_chunk": 5,
     "router": "random",
-    "continue_tokens": 0,
     "kv_bytes_per_second": 2e6,
 }
 """Settings that change what clients receive in virtual time, each with a value."""
@@ -104,6 +102,8 @@ KEY_FILES = ("api_key_file", "admin_key_file", "metrics_key_file")
 """Settings that are files of keys, which the API server is given."""
 
 TESTED: dict[str, str] = {
+    "stuck_after": "simulate/test_heartbeat.py::test_without_heartbeats_it_is_killed",
+    "continue_tokens": "simulate/test_chat.py::test_a_finished_answer_returns_to_where_the_next_turn_is_computed",
     "task": "test_embeddings.py::test_embeddings_are_those_of_transformers",
     "host": "test_serve.py::test_listening_on_other_interfaces_without_a_key_is_warned_about",
     "port": "test_serve.py::test_a_taken_port_is_one_clear_line",
@@ -130,6 +130,7 @@ TESTED: dict[str, str] = {
 """Settings whose effect another test shows: it needs files, sockets, processes or several models."""
 
 OF_TEXT: dict[str, Any] = {
+    "continue_tokens": 0,
     "max_grammar_bytes": 4096,
     "grammar_timeout": 2.0,
     "draft_key": "/some/key",

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from streamserve.baselines.routers import parse_router
+from streamserve.baselines.routers import ByClass, parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, pools, unified
@@ -216,6 +216,14 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
         raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
+    router = parse_router(server.router)
+    sizes = sum(router.sizes) if isinstance(router, ByClass) else 0
+    decode = len(topology(server).decode)
+    if sizes and sizes != decode:
+        raise SettingsError(
+            f"router = {server.router!r}: its classes have {sizes} decode workers, but there are {decode}: "
+            "give as many with decode or pairs"
+        )
 
 
 def to_toml(settings: Settings) -> str:
