@@ -104,6 +104,7 @@ KEY_FILES = ("api_key_file", "admin_key_file", "metrics_key_file")
 TESTED: dict[str, str] = {
     "stuck_after": "simulate/test_heartbeat.py::test_without_heartbeats_it_is_killed",
     "continue_tokens": "simulate/test_chat.py::test_long_continuations_go_to_a_prefill_worker",
+    "tensor_parallel_size": "execution/cuda/test_parallel.py::test_ranks_give_the_texts_of_one_process",
     "task": "test_embeddings.py::test_embeddings_are_those_of_transformers",
     "host": "test_serve.py::test_listening_on_other_interfaces_without_a_key_is_warned_about",
     "port": "test_serve.py::test_a_taken_port_is_one_clear_line",
