@@ -31,6 +31,7 @@ COMMAND = ("-m", "streamserve")
 
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "serve": (*COMMAND, "serve", "embedded", "--threads", "1", "--port", "0"),
+    "workers": (*COMMAND, "serve", "embedded", "--workers", "2", "--threads", "1", "--port", "0"),
     "script": ("-c", textwrap.dedent(SCRIPT)),
     "generate": (*COMMAND, "generate", "Count to ten thousand.", "--threads", "1", "--max-tokens", "1000"),
     "draft": (*COMMAND, "draft", "--threads", "1", "--listen", "tcp://127.0.0.1:0"),
@@ -45,6 +46,7 @@ CELLS = [(program, "working", number) for program in PROGRAMS for number in SIGN
 DEFAULT = {
     ("serve", "working", signal.SIGHUP),
     ("serve", "imports", signal.SIGINT),
+    ("workers", "working", signal.SIGKILL),
     ("script", "loading", signal.SIGKILL),
     ("script", "working", signal.SIGTERM),
     ("generate", "working", signal.SIGINT),

@@ -41,7 +41,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def targets(target: str, count: int, draft: str, **more: str) -> AsyncIterator[list[AsyncLLM]]:
+async def targets(target: str, count: int, draft: str, **more: object) -> AsyncIterator[list[AsyncLLM]]:
     """Start so many target servers, each with its own worker process."""
     overrides = {
         "threads": 1, "profile": False, "num_blocks": 400, "draft": draft, "speculation_policy": "fixed:3",
@@ -187,6 +187,25 @@ async def test_text_is_the_same_when_the_service_fails(
         targets=len(llms), lost=network.lost, doubled=network.doubled, overtaken=network.overtaken,
         broken=network.broken, accepted_before=before, accepted_after=after,
     )  # fmt: skip
+
+
+async def test_each_worker_of_a_server_has_a_session(pair: tuple[str, str]) -> None:
+    target, draft = pair
+    workload = make_requests(4, 2)
+    texts, _ = local_texts(target, "none", workload)
+    with drafting(draft, *FLAGS) as service:
+        async with targets(target, 1, service.address, workers=2, router="round-robin") as llms:
+            await until_reported(llms, 2)
+            workers = llms[0]._runtime.fleet.workers.values()
+            reports = []
+            for turn in range(100):
+                again, _ = await all_answers(llms, workload, f"turn-{turn}")
+                assert again == [texts]
+                reports = [worker.report.remote for worker in workers if worker.report]
+                if all(report and report.accepted for report in reports):
+                    break
+            assert len(reports) == 2
+            assert all(report and report.accepted for report in reports)
 
 
 def trees(service: Drafting) -> float:

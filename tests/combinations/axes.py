@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from streamserve.baselines.routers import parse_router
 from streamserve.baselines.speculation import NAMES
-from streamserve.fleet.worker_state import pairs, pools, unified
+from streamserve.fleet.worker_state import mixed, pairs, pools, unified
 from streamserve.protocol.config import Order
 from streamserve.protocol.nixl import nixl_package
 from streamserve.settings.options import SettingsError
@@ -77,6 +77,8 @@ AXES: dict[str, dict[str, Value]] = {
     },
     "placement": {
         "one worker": Value({}, {"topology": unified(1)}),
+        "workers": Value({"workers": 2}, {"topology": unified(2)}),
+        "a worker and a pair": Value({"workers": 1, "pairs": 1}, {"topology": mixed(1, 1, 1)}),
         "a pair": Value({"pairs": 1}, {"topology": pairs(1)}, ("handed_over",)),
         "pairs": Value({"pairs": 2}, {"topology": pairs(2)}, ("handed_over",)),
         "uneven pools": Value({"prefill": 1, "decode": 2}, {"topology": pools(1, 2)}, ("handed_over",)),
@@ -101,7 +103,7 @@ AXES: dict[str, dict[str, Value]] = {
     "targets": {
         "none": Value({}, {"targets": 0.0}),
         "slo": Value({}, {"targets": 1.0}),
-        "admission": Value({"slo_admission": True}, {"targets": 1.0, "slo_admission": True}),
+        "admission": Value({"slo_admission": True}, {"targets": 0.3, "slo_admission": True}),
     },
     "order": {name: _order(name) for name in ORDERS},
     "router": {"default": Value({}, {"router": parse_router("flowguard")})}

@@ -20,7 +20,7 @@ from streamserve.baselines.speculation import NAMES
 from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
-from streamserve.fleet.worker_state import pairs, pools, unified
+from streamserve.fleet.worker_state import mixed, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig, Eviction
 from streamserve.protocol.messages import Finished, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
@@ -61,7 +61,18 @@ ENGINE_FIELDS: dict[str, Draw] = {
 }
 FLEET_FIELDS: dict[str, Draw] = {
     "topology": lambda rng: rng.choice(
-        (unified(1), unified(1), unified(2), pairs(1), pairs(1), pairs(2), pools(2, 1), pools(1, 2))
+        (
+            unified(1),
+            unified(1),
+            unified(2),
+            pairs(1),
+            pairs(1),
+            pairs(2),
+            pools(2, 1),
+            pools(1, 2),
+            mixed(1, 1, 1),
+            mixed(2, 1, 2),
+        )
     ),
     "router": lambda rng: parse_router(rng.choice(ROUTERS)),
     "max_requests": lambda rng: rng.choice((8, 1024)),

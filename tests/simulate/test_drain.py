@@ -6,7 +6,7 @@ import pytest
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Drain, Open, Refuse
-from streamserve.fleet.worker_state import Topology, pairs, pools, unified
+from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
@@ -36,7 +36,16 @@ def run_simulation(
     return simulation, opened, simulation.run()
 
 
-@pytest.mark.parametrize(("topology", "victim"), [(pairs(2), "decode-0"), (pools(2, 1), "prefill-0")])
+@pytest.mark.parametrize(
+    ("topology", "victim"),
+    [
+        (pairs(2), "decode-0"),
+        (pools(2, 1), "prefill-0"),
+        (unified(2), "unified-0"),
+        (mixed(1, 1, 1), "decode-0"),
+        (mixed(1, 1, 2), "unified-0"),
+    ],
+)
 def test_draining_costs_no_request(topology: Topology, victim: str) -> None:
     simulation, opened, received = run_simulation(topology, [(2.0, Drain(victim, True))])
     assert_all_answered(simulation, opened, received)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Open, Refuse
-from streamserve.fleet.worker_state import Topology, pairs, pools, unified
+from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
@@ -72,6 +72,7 @@ topologies = st.one_of(
     st.builds(unified, st.integers(1, 3)),
     st.builds(pairs, st.integers(1, 3)),
     st.builds(pools, st.integers(1, 3), st.integers(1, 3)),
+    st.builds(mixed, st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),
 )
 wires = st.sampled_from((0.0, 0.003, 0.1))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Edit, Open
-from streamserve.fleet.worker_state import Topology, pairs, pools, unified
+from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Progress, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
@@ -81,7 +81,7 @@ def check(seed: int, kills: int, topology: Topology) -> tuple[int, int]:
     return progress, withdrawn
 
 
-topologies = st.sampled_from((unified(1), pairs(1), pools(1, 2)))
+topologies = st.sampled_from((unified(1), unified(2), pairs(1), pools(1, 2), mixed(1, 1, 1)))
 
 
 @given(seed=st.integers(0, 2**32), kills=st.integers(0, 3), topology=topologies)

@@ -13,6 +13,7 @@ from . import (
     streams,
     targets,
     widths,
+    workers,
 )
 from .base import TABLES
 
@@ -30,4 +31,5 @@ __all__ = [
     "streams",
     "targets",
     "widths",
+    "workers",
 ]

@@ -20,7 +20,7 @@ FIRST = {
     "tool_parser": "Tools, reasoning and structured output",
     "request_timeout": "Timeouts",
     "api_key": "Keys",
-    "pairs": "Workers",
+    "workers": "Workers",
     "timeline": "Traces, logs and web pages",
 }
 """The first setting of each group, in the order of the settings; the group goes on to the next one here."""

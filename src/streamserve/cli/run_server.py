@@ -208,7 +208,7 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
   computed  by {model.backend}{"" if model.backend.startswith("cuda") else _processors(settings)}\
 {_notice(model)}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
-({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, model, ready)}
+({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, ready)}
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
   ready     in {seconds:.1f} s at {url}
 
@@ -230,11 +230,14 @@ def url_of(server: ServerConfig, listener: socket.socket) -> str:
     return f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
 
 
-def memory_together(settings: Settings, model: ModelInfo, ready: Ready) -> str:
+def memory_together(settings: Settings, ready: Ready) -> str:
     """Return the memory of all workers together, if there are several."""
-    workers = len(topology(settings.server).names)
-    total = workers * (model.weight_bytes + ready.kv_cache_bytes)
-    return f" in each of {workers} workers: {total / 1e6:.0f} MB together" if workers > 1 else ""
+    workers, weights = len(topology(settings.server).names), ready.model.weight_bytes
+    if workers == 1:
+        return ""
+    total = workers * ready.kv_cache_bytes + weights * (1 if ready.weights_shared else workers)
+    each = ", the KV cache" if ready.weights_shared else ""
+    return f"{each} in each of {workers} workers: {total / 1e6:.0f} MB together"
 
 
 def _threads(settings: Settings) -> int:

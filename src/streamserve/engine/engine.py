@@ -232,8 +232,8 @@ class Engine:
         return events
 
     def take_cache_updates(self) -> Cached | None:
-        """Return the changes of the prefix index since the last call, for one worker of a stream pair; None
-        without changes."""
+        """Return the changes of the prefix index since the last call, for the choice between workers; None
+        without changes, or if they are not recorded."""
         stored, dropped = self.scheduler.tables.pool.take_changes()
         return Cached(stored, dropped) if stored or dropped else None
 
@@ -364,7 +364,7 @@ def _make_transfers(
     pool, block_size = scheduler.tables.pool, scheduler.config.block_size
     outgoing = Outgoing(ports.transport, pool, block_size, clock) if ports.transport else None
     incoming = Incoming(ports.cache, ports.name, pool, block_size) if ports.cache else None
-    if ports.transport or ports.cache:
+    if ports.transport or ports.cache or ports.reports_prefixes:
         pool.track_changes()
     return KVTransferManager(scheduler, outgoing, incoming, observer)
 

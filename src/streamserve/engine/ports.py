@@ -16,6 +16,7 @@ class EnginePorts:
 
     * `name`: the worker's, unique among those that exchange KV.
     * `transport` lets the engine send the KV of prompts to other workers.
+    * `reports_prefixes`: a router wants to know the changes of the prefix index, as that of pairs does.
     * `cache`, the address of the engine's KV pool, lets other workers send theirs to it.
     * `draft_wait`: seconds to wait for the drafter; a later answer is not used in this step.
     * `floor`, where the machine has been measured, returns the least seconds that a plan could take; reports
@@ -27,6 +28,7 @@ class EnginePorts:
     name: str = ""
     transport: Transport | None = None
     cache: CacheAddress | None = None
+    reports_prefixes: bool = False
     draft_wait: float = 1.0
     floor: Callable[[StepPlan], float] | None = None
     swap_cost: SwapCost = DEFAULT_SWAP_COST

@@ -14,8 +14,8 @@ from streamserve.protocol.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes of one worker: weights with those of a draft model, the KV cache of `num_blocks` with a draft
-    model's, the host pool."""
+    """The bytes of all workers of a model: weights with those of a draft model, the KV caches of `num_blocks`
+    each with a draft model's, the host pools."""
 
     weights: int
     kv_cache: int
@@ -24,19 +24,21 @@ class Footprint:
     max_model_len: int
 
 
-def footprint(config: ModelConfig, free: int, kv_fraction: float) -> Footprint:
-    """Return what a worker takes of `free` bytes, as `load` plans it on a CPU; by default the KV cache takes
-    at most `kv_fraction` of what the weights leave. Raises CheckpointError for what cannot be served."""
+def footprint(config: ModelConfig, free: int, kv_fraction: float, workers: int = 1) -> Footprint:
+    """Return what so many workers take of `free` bytes, as `load` plans it on a CPU; by default the KV caches
+    take at most `kv_fraction` of what the weights leave. With kernels the workers share one copy of the
+    weights. Raises CheckpointError for what cannot be served."""
     spec, checkpoint = open_checkpoint(Path(config.path), config.task == "embed")
     if config.backend == "device" or choose_device(config.device).type == "cuda":
         raise CheckpointError("models that are loaded on demand are computed on a CPU: use --device cpu")
     source = open_source(config, checkpoint, spec)
-    copied = tied_head_is_copied(has_kernels(config, spec), source.dtype)
-    sizes = plan_memory(source, free, copied, fraction=kv_fraction)
+    shared = has_kernels(config, spec)
+    copied = tied_head_is_copied(shared, source.dtype)
+    sizes = plan_memory(source, free, copied, fraction=kv_fraction, share=1 / workers, weights_shared=shared)
     return Footprint(
-        _weights(source, copied),
-        sizes.blocks * sizes.block_bytes,
-        sizes.swap_blocks * sizes.block_bytes,
+        _weights(source, copied) * (1 if shared else workers),
+        sizes.blocks * sizes.block_bytes * workers,
+        sizes.swap_blocks * sizes.block_bytes * workers,
         sizes.blocks,
         sizes.max_model_len,
     )

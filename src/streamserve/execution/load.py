@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
-from functools import partial
 from pathlib import Path as FilePath
 
 import torch
@@ -22,6 +21,7 @@ from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.linear import packs
+from streamserve.execution.load_models import load_models
 from streamserve.execution.loaded import (
     Loaded,
     Source,
@@ -37,16 +37,14 @@ from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
 from streamserve.execution.native.library import Path, ThreadPool, kernels
-from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.paths import best_path, name_of, numerics_of
 from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.passes import ModelPasses
-from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.swap import HostPool
-from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
+from streamserve.execution.weight_arena import WeightArena
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.processors import usable_processors
@@ -58,6 +56,7 @@ def load(
     cores: Sequence[int] = (),
     memory_share: float = 1.0,
     allocate: Callable[[int], Tensor] | None = None,
+    weights: Sequence[int] = (),
 ) -> Loaded:
     """Load the checkpoint at `config.path`, a folder or a GGUF file. Sets the process's number of torch
     threads.
@@ -65,7 +64,8 @@ def load(
     Requests with a grammar fail without `vocabulary`. `cores`: processors for the kernels' threads, the
     calling thread's first; pinning the calling thread is left to the caller. `memory_share`: fraction of the
     free memory that may be used. `allocate` returns the bytes of the KV pools, a draft model's before the
-    target's, where these must lie in special memory.
+    target's, where these must lie in special memory. `weights`: descriptors of the memory that workers share
+    for the weights of the target and of a draft model (weight_arena.py).
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
@@ -78,6 +78,10 @@ def load(
 
         if allocate:
             raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
+        if memory_share < 1:
+            raise CheckpointError(
+                "several workers are not supported with --device cuda yet: use --device cpu"
+            )
         return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
     if config.tensor_parallel_size > 1:
         raise CheckpointError("--tensor-parallel-size is for GPUs: use 1, or --device cuda")
@@ -85,7 +89,8 @@ def load(
     pool = _choose_backend(source, cores)
     if source.quantized and pool is None:
         raise CheckpointError(f"{source.quantized} needs the kernels: use --backend native")
-    return _load_on_cpu(source, pool, vocabulary, memory_share, allocate)
+    arenas = [WeightArena(descriptor) for descriptor in weights] if pool else []
+    return _load_on_cpu(source, pool, vocabulary, memory_share, allocate, arenas)
 
 
 def _load_on_cpu(
@@ -94,14 +99,17 @@ def _load_on_cpu(
     vocabulary: Vocabulary | None,
     memory_share: float,
     allocate: Callable[[int], Tensor] | None,
+    arenas: Sequence[WeightArena],
 ) -> Loaded:
     tied_head_copied = tied_head_is_copied(pool is not None, source.dtype)
-    sizes = plan_memory(source, int(available_bytes() * memory_share), tied_head_copied)
+    free = available_bytes() + sum(arena.resident_bytes for arena in arenas)
+    sizes = plan_memory(source, free, tied_head_copied, share=memory_share, weights_shared=bool(arenas))
     source = source.at_length(sizes.max_model_len)
     config, spec = source.config, source.spec
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
-    model = _load_model(source.checkpoint, spec, source.dtype, pool, source.format, source.head)
+    models = load_models(source, pool, arenas)
+    model = models.target
     draft_memory = target_memory = None
     if allocate:
         memory = allocate(sizes.blocks * sizes.block_bytes)
@@ -111,9 +119,10 @@ def _load_on_cpu(
     )
     attention = make_attention(cache, spec, pool)
     grammars = make_grammars(vocabulary, spec)
-    drafter = _load_drafter(
-        source.draft, model, cache, pool, config.speculation_mode == "rejection", grammars, draft_memory
-    )
+    drafter = _make_drafter(
+        source.draft, model, models.draft, cache, pool, config.speculation_mode == "rejection", grammars,
+        draft_memory,
+    )  # fmt: skip
     caches = all_caches(cache, drafter)
     host = HostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
     chooser = NativeChooser(pool) if pool else None
@@ -137,12 +146,14 @@ def _load_on_cpu(
         source.draft_fingerprint,
         format=source.format,
         head=source.head,
+        weights_shared=models.shared,
     )
 
 
-def _load_drafter(
+def _make_drafter(
     draft: DraftChoice,
     model: Model,
+    draft_model: Model | None,
     cache: KVCache,
     pool: ThreadPool | None,
     rejection_sampling: bool,
@@ -164,8 +175,7 @@ def _load_drafter(
         attention = make_attention(cache, first, pool)
         passes = ModelPasses(early_model, attention)
         return ModelDrafter(passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
-    if draft.spec:
-        draft_model = _load_model(open_checkpoint(draft.folder)[1], draft.spec, model.dtype, pool)
+    if draft.spec and draft_model:
         draft_cache = KVCache(
             draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory, quantized=cache.quantized
         )
@@ -239,25 +249,6 @@ def tied_head_is_copied(with_kernels: bool, dtype: torch.dtype) -> bool:
     """Return whether a tied head is stored in addition to the embedding. The kernels need no second copy:
     they read embedding rows from the packed weight."""
     return not with_kernels and packs(dtype)
-
-
-def _load_model(
-    checkpoint: AnyCheckpoint,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    pool: ThreadPool | None,
-    format: WeightFormat | None = None,
-    head: WeightFormat | None = None,
-) -> Model:
-    """Load a model; the matrices of its layers are rounded to `format` unless they are stored in one, and its
-    head's is in the format `head`."""
-    if pool is None:
-        return load_model(checkpoint, spec, dtype)
-    linear = partial(NativeLinear, pool, dtype=dtype)
-    makers = LinearMakers(
-        linear, partial(linear, paired=True), linear, partial(NativeLinear, pool), direct=True
-    )
-    return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format, head=head), pool)
 
 
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:

@@ -135,7 +135,8 @@ class PoolSizes:
 class Loaded:
     """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
     `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
-    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group."""
+    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group.
+    `weights_shared`: the weights are in memory that the host's other workers use too."""
 
     executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig
@@ -150,6 +151,7 @@ class Loaded:
     device: torch.device = CPU
     format: WeightFormat | None = None
     head: WeightFormat | None = None
+    weights_shared: bool = False
 
     @property
     def can_be_profiled(self) -> bool:
@@ -182,15 +184,21 @@ def plan_memory(
     swap_memory: int | None = None,
     fraction: float = KV_FRACTION,
     reserve: int = 0,
+    share: float = 1.0,
+    weights_shared: bool = False,
 ) -> PoolSizes:
-    """Return the sizes of the KV pools that fit in `free` bytes with the weights and `reserve` bytes; by
-    default `fraction` of the rest. The host pool is in the same memory, or in `swap_memory` bytes of
+    """Return the sizes of the KV pools that fit in a worker's `share` of `free` bytes with the weights and
+    `reserve` bytes; by default `fraction` of the rest. With `weights_shared` all workers have the same copy
+    of the weights, else each its own. The host pool is in the same memory, or in `swap_memory` bytes of
     another. Raises CheckpointError naming the flag to change."""
     config, dtype, draft = source.config, source.dtype, source.draft.spec
     weights = weight_bytes(source.spec, dtype, tied_head_copied, source.format, source.head)
-    free = after_weights(weights, free)
-    if draft:
-        free = after_weights(weight_bytes(draft, dtype, tied_head_copied), free)
+    draft_weights = weight_bytes(draft, dtype, tied_head_copied) if draft else 0
+    if not weights_shared:
+        free = int(free * share)
+    free = after_weights(draft_weights, after_weights(weights, free))
+    if weights_shared:
+        free = int(free * share)
     free = max(0, free - reserve)
     draft_bytes = bytes_per_block(draft, config.block_size, dtype, source.kv_quantized) if draft else 0
     block_bytes = bytes_per_block(source.spec, config.block_size, dtype, source.kv_quantized) + draft_bytes

@@ -34,6 +34,7 @@ from streamserve.execution.shapes import (
 )
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.stored.formats import LINEARS, AnyFormat, GgufBlocks, joined
+from streamserve.execution.weight_store import PRIVATE, WeightStore
 from streamserve.protocol.errors import CheckpointError
 
 AnyCheckpoint = Checkpoint | GgufCheckpoint
@@ -117,14 +118,16 @@ def load_model(
     device: torch.device = CPU,
     format: WeightFormat | None = None,
     head: WeightFormat | None = None,
+    store: WeightStore = PRIVATE,
 ) -> Model:
     """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
     and linear maps made by `makers`. The layers' matrices are QuantizedWeight if they are stored so or are
     rounded to `format`, matrix by matrix, and the head's if it is stored in the format `head` or rounded to
-    it."""
-    loader = _Loader(checkpoint, spec, dtype, makers, device, format)
+    it. Weights come from the `store`, which makes linear maps by kernels, unless it is private; then a tied
+    embedding is in the head alone."""
+    loader = _Loader(checkpoint, spec, dtype, makers, device, format, store)
     layers = [loader.layer(number) for number in range(spec.num_layers)]
-    embedding = loader.tensors([EMBEDDING])
+    embedding = loader.embedding(within_head=spec.tied_embeddings and head is None)
     return Model(spec, embedding, layers, loader.norm(FINAL_NORM), loader.head(embedding, head))
 
 
@@ -139,8 +142,9 @@ class _Loader:
         makers: LinearMakers,
         device: torch.device,
         format: WeightFormat | None,
+        store: WeightStore,
     ) -> None:
-        self._checkpoint, self._spec, self._dtype = checkpoint, spec, dtype
+        self._checkpoint, self._spec, self._dtype, self._store = checkpoint, spec, dtype, store
         self._makers, self._device, self._format = makers, device, format
         self._shapes = matrix_shapes(spec)
 
@@ -166,15 +170,23 @@ class _Loader:
             attention_post_norm=norms.get("attention_post_norm"),
             mlp_norm=norms.get("mlp_norm"),
             mlp_post_norm=norms.get("mlp_post_norm"),
-            sinks=self._sinks(prefix) if spec.sinks else None,
+            sinks=self._sinks(f"{prefix}self_attn.sinks") if spec.sinks else None,
             **mlp,
         )
 
-    def _sinks(self, prefix: str) -> Tensor:
-        return self._checkpoint.tensor([f"{prefix}self_attn.sinks"], torch.float32).to(self._device)
+    def embedding(self, within_head: bool) -> Tensor:
+        """Return the embedding; without rows if the head has them and nothing is made."""
+        if not within_head:
+            return self._store.tensor(EMBEDDING, lambda: self.tensors([EMBEDDING]))
+        if self._store.complete:
+            return torch.empty(0, self._spec.hidden_size, dtype=self._dtype)
+        return self.tensors([EMBEDDING])
 
     def head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
         """Return the head, in `format` if given."""
+        return self._store.linear(HEAD, lambda: self._make_head(embedding, format))
+
+    def _make_head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
         spec, checkpoint = self._spec, self._checkpoint
         name = EMBEDDING if spec.tied_embeddings else HEAD
         weight: Tensor | QuantizedWeight
@@ -194,9 +206,17 @@ class _Loader:
 
     def norm(self, name: str) -> Tensor:
         """Return the weight of a norm."""
+        return self._store.tensor(name, lambda: self._make_norm(name))
+
+    def _make_norm(self, name: str) -> Tensor:
         dtype = torch.float32 if self._spec.wide_norms else self._dtype
         weight = self._checkpoint.tensor([name], dtype).to(self._device)
         return weight + self._spec.norm_offset if self._spec.norm_offset else weight
+
+    def _sinks(self, name: str) -> Tensor:
+        return self._store.tensor(
+            name, lambda: self._checkpoint.tensor([name], torch.float32).to(self._device)
+        )
 
     def _head_norm(self, prefix: str) -> Tensor | None:
         spec = self._spec
@@ -207,6 +227,16 @@ class _Loader:
         return torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
 
     def _experts(self, prefix: str, experts: Experts) -> Any:
+        makers, biased, modules = self._makers, experts.biased, experts.modules()
+        router = self._store.linear(f"{prefix}{experts.router}", lambda: self._make_router(prefix, experts))
+        return makers.experts(
+            router,
+            [self._map(makers.gate_up, biased, prefix, *gate_up) for gate_up, _ in modules],
+            [self._map(makers.linear, biased, prefix, down) for _, down in modules],
+        )
+
+    def _make_router(self, prefix: str, experts: Experts) -> LinearMap:
+        """Return the map to the scores of all experts and, with a shared one, to its gate."""
         hidden = self._spec.hidden_size
         names = [experts.router, *([experts.shared_gate] if experts.shared_gate else [])]
         weight = torch.cat([
@@ -216,21 +246,20 @@ class _Loader:
         bias = None
         if experts.biased:
             bias = self._checkpoint.tensor([f"{prefix}{experts.router}.bias"], torch.float32).to(self._device)
-        makers, biased, modules = self._makers, experts.biased, experts.modules()
-        return makers.experts(
-            makers.router(weight.to(self._device), bias),
-            [self._map(makers.gate_up, biased, prefix, *gate_up) for gate_up, _ in modules],
-            [self._map(makers.linear, biased, prefix, down) for _, down in modules],
-        )
+        return self._makers.router(weight.to(self._device), bias)
 
     def _map(self, make: LinearMaker, has_bias: bool, prefix: str, *names: str) -> LinearMap:
         """Return the linear map of joined matrices."""
         modules = [f"{prefix}{name}" for name in names]
-        bias = torch.cat([self._bias(module) for module in modules]) if has_bias else None
-        if self._makers.direct and not (self._spec.stored and self._spec.stored.of(modules[0])):
-            format = self._format if self._spec.stored is None else None
-            return self._direct(make, [f"{module}.weight" for module in modules], bias, format)
-        return make(self._matrix(modules), bias)
+
+        def joined_map() -> LinearMap:
+            bias = torch.cat([self._bias(module) for module in modules]) if has_bias else None
+            if self._makers.direct and not (self._spec.stored and self._spec.stored.of(modules[0])):
+                format = self._format if self._spec.stored is None else None
+                return self._direct(make, [f"{module}.weight" for module in modules], bias, format)
+            return make(self._matrix(modules), bias)
+
+        return self._store.linear(modules[0], joined_map)
 
     def _direct(
         self, make: LinearMaker, names: Sequence[str], bias: Tensor | None, format: WeightFormat | None

@@ -45,8 +45,8 @@ class RoutingRecord:
 
 
 class PrefixView:
-    """The full KV blocks cached by each worker, by hash. Paired workers report theirs; until then, and for
-    other workers, they are estimated from the prompts sent there. A wrong estimate is evicted once as many
+    """The full KV blocks cached by each worker, by hash. Workers of a fleet report theirs; until then they
+    are estimated from the prompts sent there. A wrong estimate is evicted once as many
     other blocks came (LRU): it costs a recomputation, never correctness."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Placement:
         self.recent: deque[RoutingRecord] = deque(maxlen=REMEMBERED_DECISIONS)
         self.view = PrefixView()
         self._router = router
-        self._turn = 0
+        self._turn = self._pool_turn = 0
 
     def choose(
         self,
@@ -106,14 +106,13 @@ class Placement:
         workers are candidates; otherwise all but those in `without`. A prompt stream that is computed at
         `stay` (worker, decode worker) stays there unless the router's choice is worth the move."""
         allowed = self._availability.open() - without if only is None else only
-        candidates = self._candidates(allowed)
-        if not all(candidates):
+        ready = {name for name in allowed if self._availability.workers[name].ready}
+        if not self._availability.topology.complete(ready):
             return None
-        hashes = self._hashes(candidates[0][0][0], request.cache_salt, request.opened.prompt)
-        chosen = [self._route(request, part, hashes, now) for part in candidates]
+        hashes = self._hashes(min(ready), request.cache_salt, request.opened.prompt)
+        front, decode = self._choose_candidate(request, ready, hashes, now)
+        back = None if decode == front else decode
         self._turn += 1
-        front = chosen[0][0]
-        back = next((back for _, back in chosen if back and back != front), None)
         if back and self._continues(request, front, back, hashes):
             front, back = back, None
         if stay and stay != (front, back) and self._stays(request, stay, (front, back), hashes, allowed, now):
@@ -183,24 +182,41 @@ class Placement:
     def _learn(self, worker: str, hashes: list[bytes]) -> None:
         self.view.learn(worker, hashes, self._availability.workers[worker].blocks)
 
-    def _candidates(self, allowed: Collection[str]) -> list[list[tuple[str, str]]]:
-        """Return one list of route candidates (prefill worker, decode worker); for uneven pools two lists,
-        one for each half."""
+    def _choose_candidate(
+        self, request: OpenRequest, ready: Collection[str], hashes: list[bytes], now: float
+    ) -> tuple[str, str]:
+        """Return the prefill worker and the decode worker, which are the same if it is unified.
+
+        The halves of uneven pools are chosen one by one. In a mixed fleet the decode worker comes first: the
+        router then compares the unified workers with each prefill worker that has this one.
+        """
         topology = self._availability.topology
-        ready = {name for name in allowed if self._availability.workers[name].ready}
-        if topology.unified:
-            return [[(name, name) for name in topology.unified if name in ready]]
+        whole = [(name, name) for name in topology.unified if name in ready]
         if topology.paired:
-            matched = zip(topology.prefill, topology.decode, strict=True)
-            return [[pair for pair in matched if ready.issuperset(pair)]]
-        return [
-            [(name, "") for name in topology.prefill if name in ready],
-            [("", name) for name in topology.decode if name in ready],
-        ]
+            pairs = zip(topology.prefill, topology.decode, strict=True)
+            whole += [pair for pair in pairs if pair[0] in ready and pair[1] in ready]
+            return self._route(request, whole, hashes, now)
+        prefill = [name for name in topology.prefill if name in ready]
+        decode = [("", name) for name in topology.decode if name in ready]
+        if not prefill or not decode:
+            return self._route(request, whole, hashes, now)
+        if not whole:
+            front, _ = self._route(request, [(name, "") for name in prefill], hashes, now)
+            return front, self._route(request, decode, hashes, now)[1]
+        _, back = self._route(request, decode, hashes, now, self._pool_turn)
+        chosen = self._route(request, whole + [(name, back) for name in prefill], hashes, now)
+        self._pool_turn += chosen[1] == back
+        return chosen
 
     def _route(
-        self, request: OpenRequest, candidates: Sequence[tuple[str, str]], hashes: list[bytes], now: float
+        self,
+        request: OpenRequest,
+        candidates: Sequence[tuple[str, str]],
+        hashes: list[bytes],
+        now: float,
+        turn: int | None = None,
     ) -> tuple[str, str]:
+        """Return the router's choice; the `turn` is by default that of all requests."""
         workers = self._availability.workers
         names = {name for pair in candidates for name in pair}
         loads = {name: workers[name].load(name, now) if name else IDLE_WORKER for name in names}
@@ -217,7 +233,7 @@ class Placement:
         if opened.open:
             tokens = max(tokens, opened.expected_tokens)
         arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
-        decision = self._router(arrival, options, self._turn)
+        decision = self._router(arrival, options, self._turn if turn is None else turn)
         named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
         self.recent.append(RoutingRecord(now, opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]

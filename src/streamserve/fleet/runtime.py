@@ -17,7 +17,7 @@ from streamserve.fleet.events import Close, Drain, Edit, Open, Refuse
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.mailbox import Mailboxes
 from streamserve.fleet.tracing.recorder import Recorder
-from streamserve.fleet.worker_process import Launch, start_worker
+from streamserve.fleet.worker_process import Launch, SharedWeightsMemory
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.protocol.messages import Event
 from streamserve.protocol.reports import IncidentReport
@@ -33,10 +33,12 @@ class FleetRuntime:
         config: FleetConfig,
         settings: WorkerSettings,
         recorder: Recorder | None = None,
-        launch: Launch = start_worker,
+        launch: Launch | None = None,
     ) -> None:
+        """`launch` starts a worker; by default a process of this host, whose weights the workers share."""
         self.fleet = Fleet(config)
         self._launch = launch
+        self._weights: SharedWeightsMemory | None = None
         self._recorder = recorder
         self._settings = settings
         self._clients = Mailboxes()
@@ -48,9 +50,11 @@ class FleetRuntime:
     async def start(self) -> None:
         """Bind the socket and start the workers; return before they are ready."""
         hooks = Hooks(self._changed.set, self._give_up)
-        self._driver = FleetDriver(
-            self.fleet, self._clients, self._settings, self._launch, self._recorder, hooks
-        )
+        launch = self._launch
+        if launch is None:
+            self._weights = SharedWeightsMemory()
+            launch = self._weights.start_worker
+        self._driver = FleetDriver(self.fleet, self._clients, self._settings, launch, self._recorder, hooks)
         await self._driver.start()
 
     async def close(self) -> None:
@@ -59,8 +63,12 @@ class FleetRuntime:
             return
         self._closing = True
         self._clients.refuse_all(_shutting_down())
-        if self._driver:
-            await self._driver.close()
+        try:
+            if self._driver:
+                await self._driver.close()
+        finally:
+            if self._weights:
+                self._weights.close()
         if self._recorder:
             try:
                 await asyncio.to_thread(self._recorder.close)

@@ -1,7 +1,9 @@
-"""The processes of workers, and their journals: shared memory that outlives the process.
+"""The processes of workers, their journals, and the memory for weights that they share: memory that outlives
+the process.
 
-memfd ── inherited ──▶ the worker writes its present state (protocol/journal.py)
-      ── mapped ─────▶ the server reads it: beats while the worker runs, suspects when it has died
+memfd of a journal ── inherited ──▶ the worker writes its present state (protocol/journal.py)
+                   ── mapped ─────▶ the server reads it: beats while the worker runs, suspects once it died
+memfd of weights ──── inherited ──▶ the first worker writes them, all map them (execution/weight_arena.py)
 """
 
 import asyncio
@@ -132,8 +134,29 @@ class WorkerProcesses:
         await asyncio.gather(*(process.end(grace) for _, process in self._running.values()))
 
 
-async def start_worker(config: WorkerConfig) -> WorkerProcess:
-    """Start a worker. Raises OSError if that is not possible now."""
+class SharedWeightsMemory:
+    """The memory that the workers of one server share on this host: two files without a name, for the weights
+    of the target and of a draft model. The first worker fills them (execution/weight_arena.py); their memory
+    is free when this is closed and the workers have ended, in whatever way."""
+
+    def __init__(self) -> None:
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        names = ("streamserve-weights", "streamserve-draft-weights")
+        self._files = [os.fdopen(os.memfd_create(name, flags), "rb+", buffering=0) for name in names]
+
+    async def start_worker(self, config: WorkerConfig) -> WorkerProcess:
+        """Start a worker that shares the memory. Raises OSError if that is not possible now."""
+        return await start_worker(config, tuple(file.fileno() for file in self._files))
+
+    def close(self) -> None:
+        """Give the memory back; idempotent."""
+        for file in self._files:
+            file.close()
+
+
+async def start_worker(config: WorkerConfig, weights: tuple[int, ...] = ()) -> WorkerProcess:
+    """Start a worker, with the descriptors of memory for shared `weights`. Raises OSError if that is not
+    possible now."""
     journal, descriptor = _journal()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -145,12 +168,12 @@ async def start_worker(config: WorkerConfig) -> WorkerProcess:
             stdin=asyncio.subprocess.PIPE,
             env=worker_environment(),
             start_new_session=True,  # Ctrl-C is handled by this process, which stops the workers
-            pass_fds=(descriptor,),
+            pass_fds=(descriptor, *weights),
         )
     finally:
         os.close(descriptor)
     assert process.stdin is not None
-    data = msgspec.msgpack.encode(msgspec.structs.replace(config, journal=descriptor))
+    data = msgspec.msgpack.encode(msgspec.structs.replace(config, journal=descriptor, weights=weights))
     process.stdin.write(len(data).to_bytes(4, "little") + data)
     return WorkerProcess(process, journal)
 

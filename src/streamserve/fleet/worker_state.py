@@ -1,5 +1,5 @@
-"""What the fleet knows of a worker, and the topology of workers: unified ones, stream pairs, uneven
-pools."""
+"""What the fleet knows of a worker, and the topology of workers: unified ones, stream pairs, uneven pools,
+and mixed fleets."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -200,18 +200,16 @@ def _sum(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Topology:
-    """The workers by role: either `unified`, or `prefill` and `decode`. With as many prefill as decode
-    workers, they form pairs in order; uneven pools are combined freely."""
+    """The workers by role: `unified`, `prefill` and `decode`. With as many prefill as decode workers, they
+    form pairs in order; uneven pools are combined freely."""
 
     unified: tuple[str, ...] = ("unified-0",)
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if bool(self.unified) == bool(self.prefill) or bool(self.prefill) != bool(self.decode):
-            raise ValueError(
-                "workers are either unified, or prefill and decode workers, at least one of each"
-            )
+        if not self.names or bool(self.prefill) != bool(self.decode):
+            raise ValueError("workers are unified, or prefill and decode workers, at least one of each")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,8 +218,8 @@ class Topology:
     def complete(self, names: Container[str]) -> bool:
         """Return whether these workers include a route candidate: a unified one, a pair, or one of each
         pool."""
-        if self.unified:
-            return any(name in names for name in self.unified)
+        if any(name in names for name in self.unified):
+            return True
         if self.paired:
             return any(a in names and b in names for a, b in zip(self.prefill, self.decode, strict=True))
         return any(name in names for name in self.prefill) and any(name in names for name in self.decode)
@@ -233,11 +231,10 @@ class Topology:
 
     def candidates(self) -> list[frozenset[str]]:
         """Return the sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
-        if self.unified:
-            return [frozenset((name,)) for name in self.unified]
+        unified = [frozenset((name,)) for name in self.unified]
         if self.paired:
-            return [frozenset(pair) for pair in zip(self.prefill, self.decode, strict=True)]
-        return [frozenset((front, back)) for front in self.prefill for back in self.decode]
+            return unified + [frozenset(pair) for pair in zip(self.prefill, self.decode, strict=True)]
+        return unified + [frozenset((front, back)) for front in self.prefill for back in self.decode]
 
     def candidate_of(self, worker: str) -> frozenset[str]:
         """Return the first route candidate that contains a worker."""
@@ -262,13 +259,18 @@ def pairs(count: int) -> Topology:
 
 def pools(prefill: int, decode: int) -> Topology:
     """Return a topology of `prefill` prefill workers and `decode` decode workers."""
-    return Topology(
-        (),
-        tuple(f"prefill-{number}" for number in range(prefill)),
-        tuple(f"decode-{number}" for number in range(decode)),
-    )
+    return mixed(0, prefill, decode)
 
 
 def unified(count: int) -> Topology:
     """Return a topology of `count` workers that do both prefill and decode."""
-    return Topology(tuple(f"unified-{number}" for number in range(count)))
+    return mixed(count, 0, 0)
+
+
+def mixed(unified: int, prefill: int, decode: int) -> Topology:
+    """Return a topology of so many workers of each role."""
+    return Topology(
+        tuple(f"unified-{number}" for number in range(unified)),
+        tuple(f"prefill-{number}" for number in range(prefill)),
+        tuple(f"decode-{number}" for number in range(decode)),
+    )

@@ -289,6 +289,7 @@ class AsyncLLM:
             endpoint=endpoint,
             model=worker_model(self.settings, worker, self._runtime.fleet.config.topology),
             memory_share=1 / len(self._runtime.fleet.workers),
+            reports_prefixes=len(self._runtime.fleet.workers) > 1,
             kv_transport=self.settings.server.kv_transport,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             crash_folder=str(crash_folder(os.environ)),

@@ -240,19 +240,24 @@ def is_draft_model(draft: str) -> bool:
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration that a worker process reads from its standard input, as msgpack. `worker` is its
-    name, with the number of times it was started; it may use `memory_share` of the free memory. With `trace`
+    name, with the number of times it was started; it may use `memory_share` of the free memory. It
+    `reports_prefixes` that it has cached if requests can also go to other workers. With `trace`
     it reports what it does and when. `journal`: the inherited descriptor of the memory for its journal; -1:
-    none. `crash_folder` is the folder for its crash report; without it none is written."""
+    none. `weights`: those of the memory that all workers of the host share, for the weights of the target and
+    of a draft model; without them it has its own copy. `crash_folder` is the folder for its crash report;
+    without it none is written."""
 
     worker: str
     role: Role
     endpoint: str
     model: ModelConfig
     memory_share: float = 1.0
+    reports_prefixes: bool = False
     kv_transport: KVTransport = "shm"
     kv_bytes_per_second: float | None = None
     trace: bool = False
     journal: int = -1
+    weights: tuple[int, ...] = ()
     crash_folder: str = ""
     drafting: DraftingConfig | None = None
     log_level: LogLevel = "info"

@@ -273,7 +273,8 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The worker has loaded its model and accepts requests. `draft`: the fingerprint of the draft model whose
-    KV is stored with the target's. `cost`: present where the model has been profiled."""
+    KV is stored with the target's. `cost`: present where the model has been profiled. `weights_shared`: the
+    weights are in memory that the host's other workers use too."""
 
     version: int
     model: ModelInfo
@@ -285,6 +286,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     draft: str = ""
     cache: CacheAddress | None = None
     cost: CostCurve | None = None
+    weights_shared: bool = False
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

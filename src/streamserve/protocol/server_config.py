@@ -187,12 +187,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...], about("key for /metrics alone, as for --api-key; API keys are valid there too")
     ] = ()
     metrics_key_file: Annotated[str | None, about("file with metrics keys, one per line")] = None
+    workers: Annotated[
+        Workers | None,
+        about(
+            "number of workers that do both prefill and decode; with pairs too they share the requests; by "
+            "default 1, or 0 with pairs"
+        ),
+    ] = None
     pairs: Annotated[
         Workers,
-        about(
-            "number of pairs of a prefill worker and a decode worker (disaggregated serving); 0: one worker "
-            "for both"
-        ),
+        about("number of pairs of a prefill worker and a decode worker (disaggregated serving); 0: none"),
     ] = 0
     prefill: Annotated[
         Workers, about("number of prefill workers, with --decode; instead of --pairs if the numbers differ")

@@ -36,11 +36,6 @@ class Configured:
         value = getattr(self.model if name in ModelConfig.__struct_fields__ else self.server, name)
         return None if value == defaults()[name] else value
 
-    @property
-    def route_candidates(self) -> int:
-        """The largest number of workers of one role, among which the router chooses."""
-        return max(len(self.workers.unified), len(self.workers.prefill), len(self.workers.decode))
-
 
 @dataclass(frozen=True)
 class Need:
@@ -172,9 +167,9 @@ NEEDS = (
     ),
     Need(
         ("router",),
-        "several workers of one role",
-        lambda configured: configured.route_candidates > 1,
-        "there is one place for every request: give more pairs, or leave it out",
+        "`workers` or `pairs` of 2, or other pools",
+        lambda configured: len(configured.workers.candidates()) > 1,
+        "all requests go to the same worker or pair: give 2 workers or pairs",
     ),
     Need(
         ("router",),

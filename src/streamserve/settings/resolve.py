@@ -18,7 +18,7 @@ import msgspec
 from streamserve.baselines.routers import ByClass, parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
-from streamserve.fleet.worker_state import Topology, pools, unified
+from streamserve.fleet.worker_state import Topology, mixed
 from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
@@ -206,9 +206,11 @@ def topology(server: ServerConfig) -> Topology:
         )
     if bool(server.prefill) != bool(server.decode):
         raise SettingsError("prefill and decode need each other: give both, or pairs")
-    if server.pairs or server.prefill:
-        return pools(server.prefill or server.pairs, server.decode or server.pairs)
-    return unified(1)
+    prefill, decode = server.prefill or server.pairs, server.decode or server.pairs
+    unified = (0 if prefill else 1) if server.workers is None else server.workers
+    if not unified and not prefill:
+        raise SettingsError("workers = 0: no worker is left: give workers, pairs, or prefill and decode")
+    return mixed(unified, prefill, decode)
 
 
 def _check_topology(server: ServerConfig, profile: bool) -> None:
@@ -218,11 +220,17 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
     router = parse_router(server.router)
     sizes = sum(router.sizes) if isinstance(router, ByClass) else 0
-    decode = len(topology(server).decode)
+    workers = topology(server)
+    decode = len(workers.decode)
     if sizes and sizes != decode:
         raise SettingsError(
             f"router = {server.router!r}: its classes have {sizes} decode workers, but there are {decode}: "
             "give as many with decode or pairs"
+        )
+    if isinstance(router, ByClass) and workers.unified and workers.prefill and (sizes or not workers.paired):
+        raise SettingsError(
+            f"router = {server.router!r}: classes cannot be divided among unified workers and pools: give "
+            "only one of these, or as many prefill as decode workers and classes without sizes"
         )
 
 

@@ -109,15 +109,9 @@ class Simulation:
         name = command.worker
         role = _role(name, self.fleet.config.topology)
         worker = SimulatedWorker(
-            name,
-            command.incarnation,
-            role,
-            self._specs[role],
-            self.clock,
-            self.faults,
-            self._pool,
-            self._hear,
-        )
+            name, command.incarnation, role, self._specs[role], self.clock, self.faults, self._pool,
+            self._hear, reports_prefixes=len(self.fleet.workers) > 1,
+        )  # fmt: skip
         self.workers[name] = worker
         worker.start(command.after)
 

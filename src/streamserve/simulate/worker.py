@@ -83,7 +83,8 @@ class Turn:
 
 class SimulatedWorker:
     """One process of the worker `name`, its `incarnation`-th. `send` passes its messages on to the fleet;
-    `pool` returns the KV pool at another worker's address."""
+    `pool` returns the KV pool at another worker's address. With `reports_prefixes` it reports the changes
+    of its prefix index also where it exchanges no KV."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class SimulatedWorker:
         faults: FaultInjector,
         pool: Pool,
         send: Callable[["SimulatedWorker", FromWorker], None],
+        reports_prefixes: bool = False,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
@@ -104,6 +106,7 @@ class SimulatedWorker:
         self._clock = clock
         self._faults = faults
         self._send = send
+        self._reports_prefixes = reports_prefixes
         self._inbox: list[ToEngine] = []
         config = spec.engine
         self.executor = CostExecutor(
@@ -221,6 +224,7 @@ class SimulatedWorker:
                 name=path,
                 transport=None if role == "unified" else transport,
                 cache=None if role == "unified" else cache,
+                reports_prefixes=self._reports_prefixes,
                 swap_cost=spec.swap_cost,
                 observer=FaultObserver(self._faults, self.name),
                 journal=self.journal,

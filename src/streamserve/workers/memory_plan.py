@@ -39,11 +39,8 @@ def _model_memory(model: PlannedModel, budget: int, models: int) -> ModelMemory:
     from streamserve.execution.footprint import footprint
     from streamserve.execution.memory import KV_FRACTION
 
-    one = footprint(model.config, budget // model.workers, KV_FRACTION / models)
-    workers = model.workers
-    return ModelMemory(
-        one.weights * workers, one.kv_cache * workers, one.swap * workers, one.num_blocks, one.max_model_len
-    )
+    taken = footprint(model.config, budget, KV_FRACTION / models, model.workers)
+    return ModelMemory(taken.weights, taken.kv_cache, taken.swap, taken.num_blocks, taken.max_model_len)
 
 
 def main() -> None:

@@ -148,9 +148,8 @@ def _load(config: WorkerConfig) -> _Parts:
     cores = reserve_cores(model.threads or usable_processors().threads)
     make_vocabulary = partial(_vocabulary, model.path)
     cpus = cores.cpus if cores else ()
-    loaded = load(
-        model, make_vocabulary, cpus, config.memory_share, memory.allocate if disaggregated else None
-    )
+    allocate = memory.allocate if disaggregated else None
+    loaded = load(model, make_vocabulary, cpus, config.memory_share, allocate, config.weights)
     fingerprint = kv_fingerprint(
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
@@ -200,6 +199,7 @@ def _engine(
             name=config.worker,
             transport=parts.transport,
             cache=parts.cache,
+            reports_prefixes=config.reports_prefixes,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),
             observer=tracer,
@@ -222,6 +222,7 @@ def _ready(parts: _Parts, seconds: float) -> Ready:
         draft=loaded.draft_fingerprint,
         cache=parts.cache,
         cost=_curve(parts.profile) if parts.profile else None,
+        weights_shared=loaded.weights_shared,
     )
 
 

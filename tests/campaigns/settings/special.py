@@ -129,7 +129,7 @@ def _server(environment: Environment) -> dict[str, Draw]:
         ),
         "otlp_traces_endpoint": weighted((exporting, 1)),
         "cors_origin": weighted((("*",), 1), (("https://app.example",), 1)),
-        **dict.fromkeys(("pairs", "prefill", "decode"), weighted((None, 100), (1, 1))),  # see `consistent`
+        **dict.fromkeys(("workers", "pairs", "prefill", "decode"), weighted((None, 100), (1, 1))),
     }
 
 
@@ -144,7 +144,10 @@ def _router(rng: Random) -> str:
 def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with a random number of workers; most contradictory settings are removed."""
     workers = rng.choice(
-        ({},) * 9 + ({"pairs": 1},) * 7 + ({"prefill": 1, "decode": 2}, {"prefill": 2, "decode": 1})
+        ({},) * 9
+        + ({"pairs": 1},) * 5
+        + ({"workers": 2}, {"workers": 1, "pairs": 1}, {"workers": 1, "prefill": 1, "decode": 2})
+        + ({"prefill": 1, "decode": 2}, {"prefill": 2, "decode": 1})
     )
     if "router" in overrides and workers == {"pairs": 1}:
         workers = {"prefill": 1, "decode": 2}

@@ -1,7 +1,9 @@
 """A linear map packed for the kernels."""
 
 import ctypes
+from collections.abc import Callable, Mapping
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -9,8 +11,25 @@ from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
 from streamserve.execution.native.packing import pack
 from streamserve.execution.quantization import QuantizedWeight, StoredWeight
+from streamserve.execution.weight_arena import StoredTensor
+
+NUMBERS = ("n", "k", "n_padded", "k_padded", "path", "type", "numbers", "bits", "group", "scale_type")
+"""The fields of a LinearStruct that are no addresses."""
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class StoredLinear(msgspec.Struct, frozen=True):
+    """A packed linear map in memory that processes share: its `tensors` and `numbers` by field of
+    LinearStruct."""
+
+    format: Format
+    dtype: str
+    out_features: int
+    in_features: int
+    paired: bool
+    numbers: dict[str, int]
+    tensors: dict[str, StoredTensor]
 
 
 class NativeLinear:
@@ -45,11 +64,8 @@ class NativeLinear:
         order = _pairs(self.out_features // 2) if paired else torch.arange(self.out_features)
         padded = _round_up(len(order), PANEL)
         order = torch.cat([order, torch.full((padded - len(order),), -1)]).to(torch.int32)
-        self._bias = None
-        if bias is not None:
-            self._bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()]).contiguous()
+        self._tensors: dict[str, Tensor] = {}
         self.struct = LinearStruct(
-            bias=None if self._bias is None else self._bias.data_ptr(),
             n=padded if paired else self.out_features,
             k=self.in_features,
             n_padded=padded,
@@ -57,17 +73,52 @@ class NativeLinear:
             path=pool.path(self.dtype),
             type=TYPES[self.dtype],
         )
-        self._packed = pack(pool, self.struct, weight, order)
+        if bias is not None:
+            padded_bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()])
+            self._take({"bias": padded_bias.contiguous()})
+        packed = pack(pool, self.struct, weight, order)
+        self._take({"weight": packed.numbers, **packed.tables})
+
+    @classmethod
+    def of_stored(
+        cls, pool: ThreadPool, stored: StoredLinear, read: Callable[[StoredTensor], Tensor]
+    ) -> "NativeLinear":
+        """Return a map that was stored, with the tensors that `read` returns."""
+        linear = cls.__new__(cls)
+        linear.dtype, linear.format = getattr(torch, stored.dtype), stored.format
+        linear.out_features, linear.in_features = stored.out_features, stored.in_features
+        linear._pool, linear._paired, linear._tensors = pool, stored.paired, {}
+        linear.struct = LinearStruct(**stored.numbers)
+        linear._take({field: read(tensor) for field, tensor in stored.tensors.items()})
+        return linear
+
+    def stored(self, write: Callable[[Tensor], StoredTensor]) -> StoredLinear:
+        """Return what `of_stored` takes, with the tensors that `write` stores."""
+        return StoredLinear(
+            self.format,
+            str(self.dtype).removeprefix("torch."),
+            self.out_features,
+            self.in_features,
+            self._paired,
+            {name: getattr(self.struct, name) for name in NUMBERS},
+            {field: write(tensor) for field, tensor in self._tensors.items()},
+        )
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors by field of the struct, and point the kernels to them."""
+        for field, tensor in tensors.items():
+            self._tensors[field] = tensor
+            setattr(self.struct, field, tensor.data_ptr())
 
     @property
     def quantized(self) -> bool:
         """Whether the weight has a scale for each group of inputs."""
-        return self._packed.scales is not None
+        return "scales" in self._tensors
 
     @property
     def nbytes(self) -> int:
         """Memory of the packed weight, in bytes."""
-        return self._packed.numbers.nbytes + sum(table.nbytes for table in self._packed.tables)
+        return sum(tensor.nbytes for field, tensor in self._tensors.items() if field != "bias")
 
     def __call__(self, x: Tensor, wide: bool = False, scale: float = 1.0, cap: float = 0.0) -> Tensor:
         """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32: then

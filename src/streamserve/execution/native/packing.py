@@ -49,10 +49,10 @@ class Packed:
     table: Tensor | None = None
 
     @property
-    def tables(self) -> list[Tensor]:
-        """What the kernels read besides the numbers."""
-        tables = self.scales, self.offsets, self.order, self.table
-        return [table for table in tables if table is not None]
+    def tables(self) -> dict[str, Tensor]:
+        """What the kernels read besides the numbers, by field of LinearStruct."""
+        tables = {"scales": self.scales, "offsets": self.offsets, "order": self.order, "table": self.table}
+        return {field: table for field, table in tables.items() if table is not None}
 
 
 def pack(

@@ -1,0 +1,65 @@
+"""Several workers: memory of the weights, a step with shared weights, throughput compared with one worker."""
+
+from statistics import median
+
+from benchmarks.figures.files import figures
+
+from .base import Row, table
+
+
+@table("workers/memory", "workers")
+def memory() -> tuple[Row, list[Row]]:
+    """Return the memory of a server's workers with private and with shared weights."""
+    rows = []
+    for name, one in figures("workers")["memory"].items():
+        private, shared = one["private"], one["shared"]
+        rows.append([
+            name,
+            f"{shared['weights_mb']:.0f}",
+            f"{private['pss_mb']:,.0f}",
+            f"{shared['pss_mb']:,.0f}",
+            f"{private['restart_s']:.1f}",
+            f"{shared['restart_s']:.1f}",
+        ])  # fmt: skip
+    head = [
+        "server",
+        "weights, MB",
+        "private: PSS, MB",
+        "shared: PSS, MB",
+        "restart, s",
+        "shared: restart, s",
+    ]
+    return head, rows
+
+
+@table("workers/step", "workers")
+def step() -> tuple[Row, list[Row]]:
+    """Return a step's time, and how long loading takes."""
+    one = figures("workers")["step"]
+    load = one["load_s"]
+    row = [f"{one['private_ms']:.1f}", f"{one['shared_ms']:.1f}", f"{one['ratio']:.2f}"]
+    row += [f"{load[name]:.2f}" for name in ("private", "written", "mapped")]
+    return ["private: step, ms", "shared, ms", "ratio", "load private, s", "load and share, s", "map, s"], [
+        row
+    ]
+
+
+@table("workers/throughput", "workers")
+def throughput() -> tuple[Row, list[Row]]:
+    """Return tokens a second of one worker and of two in the fastest round, which other programs disturbed
+    least, and in the median round."""
+    rounds = figures("workers")["throughput"]
+    rows = []
+    for case in [case for case in rounds[0]["one worker"] if case != "others"]:
+        one, two = ([run[name][case] for run in rounds] for name in ("one worker", "--workers 2"))
+        rows.append([
+            case,
+            f"{max(one):.0f}",
+            f"{max(two):.0f}",
+            f"{max(two) / max(one):.2f}",
+            f"{median(one):.0f}",
+            f"{median(two):.0f}",
+            f"{median(two) / median(one):.2f}",
+        ])  # fmt: skip
+    head = ["burst", "one worker", "--workers 2", "ratio", "median: one worker", "--workers 2", "ratio"]
+    return head, rows

@@ -1,0 +1,90 @@
+"""Load the target and its draft model on a CPU, for this process or for all workers of the host."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from streamserve.execution.loaded import Source
+from streamserve.execution.model import Model
+from streamserve.execution.native.library import ThreadPool
+from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.native.model import NativeModel
+from streamserve.execution.open import open_checkpoint
+from streamserve.execution.quantization import WeightFormat
+from streamserve.execution.shapes import weight_bytes
+from streamserve.execution.spec import ModelSpec
+from streamserve.execution.weight_arena import WeightArena
+from streamserve.execution.weight_store import PRIVATE, WeightStore, with_shared_weights
+from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
+
+PADDED = 2
+"""At most how many times the weights of a model of usual size are the bytes that the kernels read."""
+SPARE_BYTES = 1 << 30
+"""Addresses for the padding of tiny models; they take no memory."""
+
+
+@dataclass(frozen=True)
+class LoadedModels:
+    """The target, and its draft model if it has one. `shared`: the target's weights are in memory that other
+    workers use too."""
+
+    target: Model
+    draft: Model | None
+    shared: bool
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A model to load: the matrices of its layers are rounded to `format` unless they are stored in one, and
+    its head's is in the format `head`."""
+
+    checkpoint: AnyCheckpoint
+    spec: ModelSpec
+    dtype: torch.dtype
+    fingerprint: str
+    format: WeightFormat | None = None
+    head: WeightFormat | None = None
+
+
+def load_models(source: Source, pool: ThreadPool | None, arenas: Sequence[WeightArena]) -> LoadedModels:
+    """Load the target, and its draft model if it has one, with kernels on `pool` or in plain torch. With
+    kernels their weights are in the `arenas`, if one is given for each."""
+    target = _Part(
+        source.checkpoint, source.spec, source.dtype, source.fingerprint, source.format, source.head
+    )
+    own, drafts = arenas or (None, None)
+    model, shared = _load(target, pool, own)
+    if source.draft.spec is None:
+        return LoadedModels(model, None, shared)
+    checkpoint = open_checkpoint(source.draft.folder)[1]
+    draft = _Part(checkpoint, source.draft.spec, source.dtype, source.draft_fingerprint)
+    return LoadedModels(model, _load(draft, pool, drafts)[0], shared)
+
+
+def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tuple[Model, bool]:
+    """Return a model, and whether its weights are in the arena."""
+    checkpoint, spec, dtype = part.checkpoint, part.spec, part.dtype
+    if pool is None:
+        return load_model(checkpoint, spec, dtype), False
+    linear = partial(NativeLinear, pool, dtype=dtype)
+    makers = LinearMakers(
+        linear, partial(linear, paired=True), linear, partial(NativeLinear, pool), direct=True
+    )
+
+    def load(store: WeightStore) -> Model:
+        model = load_model(checkpoint, spec, dtype, makers, format=part.format, head=part.head, store=store)
+        return NativeModel.of(model, pool)
+
+    if arena is None:
+        return load(PRIVATE), False
+    limit = PADDED * weight_bytes(spec, dtype, False, part.format, part.head) + SPARE_BYTES
+    return with_shared_weights(arena, _key(part, pool), limit, pool, load)
+
+
+def _key(part: _Part, pool: ThreadPool) -> str:
+    """Return a name of packed weights: those of other models, kernels or instructions have another."""
+    library = pool.library._name
+    return f"{part.fingerprint} {pool.path(part.dtype)} {library} {os.stat(library).st_ino}"

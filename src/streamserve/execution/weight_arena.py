@@ -1,0 +1,208 @@
+"""Memory for weights that the workers of one host share: written once, then sealed, and mapped by all.
+
+    memfd of the server ── inherited ──▶ first worker:  lock, write tensors and their index, seal
+                                    └──▶ other workers: wait for the lock, find it sealed, map it read-only
+
+The kernel lets no process change a sealed file. Only a complete one is sealed: a worker that finds the lock
+free and no seal starts over. The lock ends with its holder, and the memory with the last process that has it.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from math import prod
+
+import msgspec
+import torch
+from torch import Tensor
+
+HEADER_BYTES = 4096
+"""The file begins with the place and the size of its index."""
+LARGE_PAGE = 2 << 20
+ALIGNMENT = 4096
+MAX_WRITE_BYTES = 1 << 30
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MAP_FIXED, MAP_NORESERVE, MADV_COLLAPSE = 0x10, 0x4000, 25
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A tensor in an arena, `offset` bytes after its beginning."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """Where the index is."""
+
+    offset: int
+    size: int
+
+
+class Region:
+    """Addresses for up to `size` bytes of a file. They are released with the last tensor there."""
+
+    def __init__(self, size: int) -> None:
+        """Reserve the addresses. Raises OSError if there are not enough."""
+        length = size + LARGE_PAGE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        begin = _map(0, length, 0, flags, -1, 0)
+        self.size = size
+        self.address = -(-begin // LARGE_PAGE) * LARGE_PAGE
+        array = (ctypes.c_uint8 * size).from_address(self.address)
+        weakref.finalize(array, _libc().munmap, begin, length)
+        self._bytes = torch.frombuffer(array, dtype=torch.uint8)
+
+    def map(self, descriptor: int, begin: int, end: int) -> None:
+        """Map these bytes of a file read-only."""
+        _map(
+            self.address + begin, end - begin, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, descriptor, begin
+        )
+
+    def tensor(self, stored: StoredTensor) -> Tensor:
+        """Return a tensor there, which must not be written."""
+        dtype: torch.dtype = getattr(torch, stored.dtype)
+        content = self._bytes[stored.offset : stored.offset + prod(stored.shape) * dtype.itemsize]
+        return content.view(dtype).view(stored.shape)
+
+
+class WeightArena:
+    """The shared memory of one model's weights, in the inherited file `descriptor`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that it takes now."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it is complete."""
+        return bool(fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock, which one process has at a time. It ends when the process closes any descriptor of
+        the file."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def open_read_only(self) -> int:
+        """Return a descriptor that cannot write: a mapping of it does not prevent the seal."""
+        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def index(self) -> bytes:
+        """Return the index of a sealed arena."""
+        header = msgspec.msgpack.decode(
+            os.pread(self._descriptor, HEADER_BYTES, 0).rstrip(b"\0"), type=_Header
+        )
+        return os.pread(self._descriptor, header.size, header.offset)
+
+    def map(self) -> Region:
+        """Map a sealed arena."""
+        size = os.fstat(self._descriptor).st_size
+        region = Region(size)
+        reader = self.open_read_only()
+        try:
+            region.map(reader, 0, size)
+        finally:
+            os.close(reader)
+        return region
+
+    def write(self, limit: int) -> "ArenaWriter":
+        """Begin to write up to about `limit` bytes, over what an earlier process may have left."""
+        os.ftruncate(self._descriptor, 0)
+        region = Region(-(-limit // LARGE_PAGE) * LARGE_PAGE)
+        return ArenaWriter(self._descriptor, self.open_read_only(), region)
+
+
+class ArenaWriter:
+    """Writes an arena; use as a context manager. What has been written can be read at once."""
+
+    def __init__(self, descriptor: int, reader: int, region: Region) -> None:
+        self._descriptor, self._reader, self._region = descriptor, reader, region
+        self._size, self._end, self._sealed = 0, HEADER_BYTES, False
+
+    def __enter__(self) -> "ArenaWriter":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._sealed:
+            os.ftruncate(self._descriptor, 0)
+        os.close(self._reader)  # which releases the lock
+
+    def tensor(self, tensor: Tensor) -> StoredTensor:
+        """Write a tensor. Raises OSError if there is no memory."""
+        content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        name = str(tensor.dtype).removeprefix("torch.")
+        return StoredTensor(name, tuple(tensor.shape), self._write(content.data))
+
+    def read(self, stored: StoredTensor) -> Tensor:
+        """Return a tensor that has been written."""
+        return self._region.tensor(stored)
+
+    def seal(self, index: bytes) -> None:
+        """Write the index, and end all writing."""
+        header = msgspec.msgpack.encode(_Header(self._write(memoryview(index)), len(index)))
+        os.pwrite(self._descriptor, header, 0)
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
+        self._sealed = True
+
+    def _write(self, content: memoryview) -> int:
+        """Write bytes after the others; return their offset."""
+        offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+        self._grow(offset + len(content))
+        for begin in range(0, len(content), MAX_WRITE_BYTES):
+            _pwrite(self._descriptor, content[begin : begin + MAX_WRITE_BYTES], offset + begin)
+        self._end = offset + len(content)
+        return offset
+
+    def _grow(self, end: int) -> None:
+        """Let the file have at least `end` bytes, on large pages if the kernel has some."""
+        begin, end = self._size, -(-end // LARGE_PAGE) * LARGE_PAGE
+        if end <= begin:
+            return
+        if end > self._region.size:
+            raise OSError(f"the packed weights need more than the {self._region.size} bytes planned for them")
+        os.ftruncate(self._descriptor, end)
+        self._region.map(self._reader, begin, end)
+        for page in range(begin, end, LARGE_PAGE):  # of a page that is not empty the kernel makes a large one
+            os.pwrite(self._descriptor, b"\0", page + LARGE_PAGE - 1)
+        _libc().madvise(self._region.address + begin, end - begin, MADV_COLLAPSE)
+        self._size = end
+
+
+def _pwrite(descriptor: int, content: memoryview, offset: int) -> None:
+    while content:
+        count = os.pwrite(descriptor, content, offset)
+        content, offset = content[count:], offset + count
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.restype = address
+    library.mmap.argtypes = [address, size, number, number, number, ctypes.c_long]
+    library.munmap.argtypes = [address, size]
+    library.madvise.argtypes = [address, size, number]
+    return library
+
+
+def _map(address: int, size: int, protection: int, flags: int, descriptor: int, offset: int) -> int:
+    mapped: int = _libc().mmap(address, size, protection, flags, descriptor, offset)
+    if mapped == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{size} bytes cannot be mapped: {os.strerror(error)}")
+    return mapped

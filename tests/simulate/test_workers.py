@@ -1,0 +1,132 @@
+"""Several unified workers, alone and with pairs, in virtual time: every router places requests on all of
+them, and the next request with a prefix goes where it is cached."""
+
+import random
+
+import pytest
+
+from streamserve.baselines.routers import ROUTERS, parse_router
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.worker_state import Topology, mixed, unified
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import CostCurve
+from streamserve.protocol.sampling import SamplingParams, Slo
+from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.worker import WorkerSpec
+from tests.engine.drive import expected, model_info
+from tests.simulate.test_simulation import assert_all_answered, texts
+
+CURVE = CostCurve(
+    tokens=(1.0, 64.0), kv_bytes=(0.0, 1e6), seconds=((0.01, 0.02), (0.05, 0.06)), pair_seconds=0.0,
+    token_seconds=1e-3, byte_seconds=1e-8, kv_token_bytes=100,
+)  # fmt: skip
+ENGINE = EngineConfig(num_blocks=80, block_size=4, max_model_len=96, max_num_seqs=8)
+TOPOLOGIES = [unified(3), mixed(1, 1, 1), mixed(1, 1, 2), mixed(2, 2, 1)]
+PREFIXES = 6
+
+
+def make_simulation(topology: Topology, router: str) -> Simulation:
+    spec = WorkerSpec(
+        ENGINE, model_info(96), lambda tokens, context: 0.01 + tokens * 0.002, wire_seconds=0.002, curve=CURVE
+    )
+    fleet = FleetConfig(topology=topology, router=parse_router(router), max_attempts=9)
+    return Simulation(fleet, spec)
+
+
+def make_requests(seed: int, count: int = 40) -> list[Open]:
+    """Requests of several groups with a common prefix each, and of three classes of targets."""
+    rng = random.Random(seed)
+    prefixes = [[rng.randrange(90) for _ in range(24)] for _ in range(PREFIXES)]
+    return [
+        Open(
+            f"r{number}",
+            rng.choice(prefixes) + [rng.randrange(90) for _ in range(rng.randint(1, 16))],
+            SamplingParams(
+                seed=number, max_tokens=rng.randint(2, 30), slo=Slo(tpot_ms=rng.choice((15.0, 40.0, None)))
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+def prefix_hits(simulation: Simulation) -> int:
+    return sum(worker.engine.report().prefix_hits for worker in simulation.workers.values())
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
+@pytest.mark.parametrize("router", [*ROUTERS, "classes:20,50"])
+def test_every_router_uses_all_workers(router: str, topology: Topology) -> None:
+    if router.startswith("classes") and topology.unified and not topology.paired:
+        pytest.skip("refused by name, see test_pairs.py")
+    simulation = make_simulation(topology, router)
+    opened = make_requests(3)
+    for number, request in enumerate(opened):
+        simulation.at(1.1 + number * 0.05, request)
+    assert_all_answered(simulation, opened, simulation.run())
+    for name, worker in simulation.workers.items():
+        assert worker.engine.report().steps, f"{router} sends nothing to {name}"
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
+def test_a_killed_worker_costs_time_never_text(topology: Topology) -> None:
+    for victim in topology.names:
+        simulation = make_simulation(topology, "flowguard")
+        opened = make_requests(4)
+        for number, request in enumerate(opened):
+            simulation.at(1.1 + number * 0.05, request)
+        simulation.kill(2.0, victim)
+        assert_all_answered(simulation, opened, simulation.run())
+        assert simulation.deaths == 1
+
+
+@pytest.mark.parametrize("router", ["flowguard", "cache-aware", "predictive"])
+@pytest.mark.parametrize("topology", [unified(3), mixed(1, 1, 2)], ids=["unified", "mixed"])
+def test_requests_go_where_their_prefix_is_cached(topology: Topology, router: str) -> None:
+    def hits(router: str) -> int:
+        simulation = make_simulation(topology, router)
+        opened = make_requests(5)
+        for number, request in enumerate(opened):
+            simulation.at(1.1 + number * 0.4, request)
+        assert_all_answered(simulation, opened, simulation.run())
+        return prefix_hits(simulation)
+
+    assert hits(router) > 1.2 * hits("round-robin") > 0
+
+
+def test_reports_of_the_prefix_indexes_correct_the_estimates() -> None:
+    """Prompts of other requests have taken the place of the first one's blocks."""
+    simulation = make_simulation(unified(2), "round-robin")
+    opened = [
+        Open(f"r{n}", [n % 90] * 60, SamplingParams(seed=n, max_tokens=9), cache_salt=str(n))
+        for n in range(20)
+    ]
+    for number, request in enumerate(opened):
+        simulation.at(1.1 + number, request)
+    simulation.run()
+    view = simulation.fleet.placement.view
+    for name, worker in simulation.workers.items():
+        known = set(worker.engine.scheduler.tables.pool._cached)
+        assert set(view._blocks[name]) <= known, "what was dropped is forgotten"
+        assert len(view._blocks[name]) > len(known) / 2
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
+def test_prompt_streams_are_placed_on_all_kinds_of_workers(topology: Topology) -> None:
+    """Each is placed when it is opened; its edits go there; when it is finished the router may move it."""
+    simulation = make_simulation(topology, "least-loaded")
+    params = SamplingParams(seed=1, max_tokens=12)
+    prompts = {f"s{number}": [number * 7 + token for token in range(20)] for number in range(4)}
+    for number, (name, prompt) in enumerate(prompts.items()):
+        simulation.at(1.1 + number * 0.01, Open(name, [], params, open=True))
+        for version in range(1, 5):
+            chunk = prompt[5 * (version - 1) : 5 * version]
+            edit = Edit(name, version, 5 * (version - 1), chunk, finish=version == 4)
+            simulation.at(1.2 + version * 0.3, edit)
+    received = texts(simulation.run())
+    for name, prompt in prompts.items():
+        assert received[name, 0] == expected(prompt, params, 0, 96)
+    chosen = [record.candidates[record.decision.chosen] for record in simulation.fleet.placement.recent]
+    assert len(set(chosen)) > 1
+    if topology == unified(3):
+        assert len(chosen) == 2 * len(prompts)
