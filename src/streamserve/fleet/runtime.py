@@ -15,9 +15,10 @@ from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.driver import FleetDriver, Hooks, WorkerSettings
 from streamserve.fleet.events import Close, Drain, Edit, Open, Refuse
 from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.launcher import MakeLauncher
+from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.mailbox import Mailboxes
 from streamserve.fleet.tracing.recorder import Recorder
-from streamserve.fleet.worker_process import Launch, start_worker
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.protocol.messages import Event
 from streamserve.protocol.reports import IncidentReport
@@ -33,10 +34,10 @@ class FleetRuntime:
         config: FleetConfig,
         settings: WorkerSettings,
         recorder: Recorder | None = None,
-        launch: Launch = start_worker,
+        launcher: MakeLauncher = LocalLauncher,
     ) -> None:
         self.fleet = Fleet(config)
-        self._launch = launch
+        self._make_launcher = launcher
         self._recorder = recorder
         self._settings = settings
         self._clients = Mailboxes()
@@ -49,7 +50,7 @@ class FleetRuntime:
         """Bind the socket and start the workers; return before they are ready."""
         hooks = Hooks(self._changed.set, self._give_up)
         self._driver = FleetDriver(
-            self.fleet, self._clients, self._settings, self._launch, self._recorder, hooks
+            self.fleet, self._clients, self._settings, self._make_launcher, self._recorder, hooks
         )
         await self._driver.start()
 
