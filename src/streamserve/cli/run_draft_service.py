@@ -92,7 +92,7 @@ class DraftSupervisor:
             # A worker that is loading reads no messages: it ends when its standard input closes.
             await self._processes.close(STOP_SECONDS if self._worker.ready else 0.0)
             await self._tasks.close()
-            self._launcher.close()
+            await self._launcher.close()
 
     def stop(self) -> None:
         """Stop the worker; the second call kills it."""

@@ -69,6 +69,7 @@ class FleetDriver:
             self.launcher.start,
             lambda worker, incarnation: settings(worker, incarnation, self.launcher.endpoint),
             self._lost,
+            self.handle,
         )
         self.crash_reports = self.observer_failures = 0
         self._fleet = fleet
@@ -91,7 +92,7 @@ class FleetDriver:
             await self.processes.close()
             await self._tasks.close()
         finally:
-            self.launcher.close()
+            await self.launcher.close()
 
     async def handle(self, event: FleetEvent) -> None:
         """Pass an event to the fleet and execute the resulting commands."""

@@ -58,7 +58,7 @@ class KVTransfers:
         """Start the write-back of a finished request, if it is worth it."""
         return self.writebacks.begin(request, self._workers, now)
 
-    def lose(self, worker: str) -> Iterator[Command]:
-        """End the transfers of a worker whose process has ended."""
-        yield from self.reservations.lose(worker)
+    def lose(self, worker: str, incarnation: int = 0, dead: bool = True) -> Iterator[Command]:
+        """End the transfers of a lost worker. The blocks that it may write stay closed until it is `dead`."""
+        yield from self.reservations.lose(worker, incarnation, dead)
         yield from self.writebacks.lose(worker)

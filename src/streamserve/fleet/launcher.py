@@ -3,7 +3,8 @@
     FleetDriver ── start(config) ─▶ Launcher ── Launched: watch, stop, kill, beat ─▶ one started worker
                 ◀─ send, receive ─▶
 
-`local_launcher` starts child processes of this one. The fleet alone judges what a loss means.
+`local_launcher` starts child processes of this one, `cluster/launcher.py` workers on other machines. The
+fleet alone judges what a loss means.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,6 +29,10 @@ class Launched(Protocol):
 
     async def watch(self, worker: str, incarnation: int) -> WorkerLost:
         """Wait for its end; return what it was doing then."""
+        ...
+
+    async def dead(self) -> None:
+        """Wait until it is certain that it writes no more: for one that was lost, but not seen to end."""
         ...
 
     def kill(self) -> None:
@@ -63,7 +68,7 @@ class Launcher(Protocol):
         """Return the next message of a present worker, with its name and incarnation."""
         ...
 
-    def close(self) -> object:
+    async def close(self) -> None:
         """Free all resources, after the workers have been stopped."""
         ...
 

@@ -30,5 +30,5 @@ class LocalLauncher:
     async def receive(self) -> tuple[str, int, bytes]:
         return await self.control.receive()
 
-    def close(self) -> object:
-        return self.control.close()
+    async def close(self) -> None:
+        self.control.close()

@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from streamserve.fleet.events import Heartbeat, Start, WorkerLost
+from streamserve.fleet.events import Heartbeat, Start, WorkerDead, WorkerLost
 from streamserve.fleet.launcher import Launch, Launched
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
+from streamserve.protocol.lease import LEASE
 
 STOP_SECONDS = 10.0
 
@@ -52,6 +53,15 @@ class WorkerProcess:
         reason = entry.words or f"its process ended with {_status(code)}"
         return WorkerLost(worker, incarnation, reason, entry.attempts, entry.phase, entry.report)
 
+    def extend(self, until: float) -> None:
+        """Tell a process with a lease until when it may run, on this machine's clock."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(LEASE.pack(until))
+
+    async def dead(self) -> None:
+        """Return at once: `watch` sees the end of a child process."""
+
     def kill(self) -> None:
         """Kill the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
@@ -76,17 +86,20 @@ class WorkerProcess:
 
 class WorkerProcesses:
     """The processes that run now. `configure` returns the configuration of a worker's next process by its
-    name and incarnation; `lost` is called with the end of each process that was not asked to end."""
+    name and incarnation; `lost` is called with the end of each process that was not asked to end, `dead` when
+    one that was only lost is certain to be dead."""
 
     def __init__(
         self,
         launch: Launch,
         configure: Callable[[str, int], WorkerConfig],
         lost: Callable[[WorkerLost], Awaitable[None]],
+        dead: Callable[[WorkerDead], Awaitable[None]] | None = None,
     ) -> None:
         self._launch = launch
         self._configure = configure
         self._lost = lost
+        self._dead = dead
         self._running: dict[str, tuple[int, Launched]] = {}
         self._closing = False
 
@@ -117,6 +130,9 @@ class WorkerProcesses:
             lost = await process.watch(worker, incarnation)
         if not self._closing:
             await self._lost(lost)
+        if not lost.dead and self._dead:
+            await process.dead()
+            await self._dead(WorkerDead(worker, incarnation))
 
     def kill(self, worker: str) -> None:
         """Kill a worker's process; its loss is reported like any other."""

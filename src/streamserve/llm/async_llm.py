@@ -23,6 +23,7 @@ from streamserve.fleet.tracing.telemetry import Telemetry, exporting
 from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role, total
+from streamserve.llm.cluster import make_launcher
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.config import ModelConfig, WorkerConfig
@@ -92,7 +93,7 @@ class AsyncLLM:
             stuck_after=server.stuck_after,
             continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
         )
-        return FleetRuntime(fleet, self._worker_config, recorder(server))
+        return FleetRuntime(fleet, self._worker_config, recorder(server), make_launcher(server))
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
@@ -308,7 +309,9 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
     Prefill workers do not draft. A separate draft model still runs on them, as its KV is transferred too.
     """
     model, own_role = settings.model, role(worker)
-    threads = threads_of_worker(model, len(topology.names))
+    # Machines that join know their processors themselves.
+    local = settings.server.launcher == "local"
+    threads = threads_of_worker(model, len(topology.names)) if local else model.threads
     separate_draft = Path(model.draft).is_dir()
     draft = "none" if own_role == "prefill" and not separate_draft else model.draft
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}

@@ -223,8 +223,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration that a worker process reads from its standard input, as msgpack. `worker` is its
     name, with the number of times it was started; it may use `memory_share` of the free memory. With `trace`
-    it reports what it does and when. `journal`: the inherited descriptor of the memory for its journal; -1:
-    none. `crash_folder` is the folder for its crash report; without it none is written."""
+    it reports what it does and when. With `leased` it reads from there, after this, until when it may run.
+    Its times are those of the server, `clock_offset` seconds later than this machine's. `journal`: the
+    inherited descriptor of the memory for its journal; -1: none. `host` names its machine. `crash_folder` is
+    the folder for its crash report; without it none is written."""
 
     worker: str
     role: Role
@@ -234,6 +236,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_transport: KVTransport = "shm"
     kv_bytes_per_second: float | None = None
     trace: bool = False
+    leased: bool = False
+    clock_offset: float = 0.0
+    host: str = ""
     journal: int = -1
     crash_folder: str = ""
     drafting: DraftingConfig | None = None

@@ -28,6 +28,7 @@ from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.checkpoints import locate, packaged_draft
+from streamserve.settings.cluster import check_launcher
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import Settings, SettingsError, convert, options
 
@@ -123,6 +124,7 @@ def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
     _check_policy(unresolved.speculation_policy)
     _check_topology(server, unresolved.profile)
     _check_effect(model_config)
+    check_launcher(server, model_config)
     if server.otlp_traces_endpoint and not telemetry_installed():
         raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")
     return Settings(name, model_config, server)

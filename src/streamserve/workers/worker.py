@@ -60,6 +60,7 @@ from streamserve.workers.journal import StepJournal
 from streamserve.workers.pinning import pin_threads
 from streamserve.workers.profile_refresh import ProfileRefresher, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
+from streamserve.workers.server_clock import to_local, to_server
 from streamserve.workers.throughput_log import ThroughputLog
 from streamserve.workers.tracer import Tracer
 
@@ -128,7 +129,7 @@ def _run_engine(
     grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
     try:
         refresher = ProfileRefresher(parts.loaded, parts.profile, user_profiles(), command_of(config.model))
-        _serve(loop, socket, refresher, grammar_queue)
+        _serve(loop, socket, refresher, grammar_queue, config.clock_offset)
     except Exception as error:
         _crash(config, error, journal, engine)
     finally:  # its thread may wait for a step that will never come
@@ -257,8 +258,10 @@ def _serve(
     socket: zmq.Socket[bytes],
     refresher: ProfileRefresher,
     grammar_queue: GrammarQueue,
+    clock_offset: float,
 ) -> None:
-    """Receive messages between turns until a Stop message arrives, and send what the turns yield."""
+    """Receive messages between turns until a Stop message arrives, and send what the turns yield. The
+    server's clock is `clock_offset` seconds ahead of this machine's."""
     engine = loop.engine
     throughput = ThroughputLog(engine.report(), time.monotonic())
     while True:
@@ -267,11 +270,12 @@ def _serve(
         received = _receive(socket, wait)
         if received is None:
             return
-        messages = [message for taken in received for message in grammar_queue.take(taken)]
+        local = (to_local(message, clock_offset) for message in received)
+        messages = [message for taken in local for message in grammar_queue.take(taken)]
         loop.begin_turn(messages + grammar_queue.ready())
         now = time.monotonic()
         for message in loop.end_turn(now, busy=wait < longest):
-            _send(socket, message)
+            _send(socket, to_server(message, clock_offset))
             if isinstance(message, Report) and (line := throughput.line(message, now)):
                 logger.info(line)
 
