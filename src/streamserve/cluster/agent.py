@@ -11,9 +11,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -23,9 +23,10 @@ from zmq.utils.monitor import recv_monitor_message
 from streamserve.cluster.membership import Begun, Command, Lost, Membership
 from streamserve.fleet.control_socket import ControlSocket
 from streamserve.fleet.events import WorkerLost
+from streamserve.fleet.launcher import Launched
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
-from streamserve.fleet.worker_process import WorkerProcess, start_worker
+from streamserve.fleet.worker_process import start_worker
 from streamserve.protocol.cluster import (
     MAX_CLUSTER_BYTES,
     Beat,
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 BEAT_SECONDS = 0.25
 QUEUED = 4096
+LOGGED = 50
+"""Failed handshakes of which one is logged."""
 HEARTBEAT_MILLISECONDS = 500
 SILENCE_MILLISECONDS = 1500
 """Silence of the head after which the connection is made again."""
@@ -68,15 +71,28 @@ class AgentConfig:
     model: str | None = None
 
 
+class LeasedWorker(Launched, Protocol):
+    """A started worker that runs until the end of a lease."""
+
+    def extend(self, until: float) -> None:
+        """Tell it until when it may run, on this machine's clock."""
+        ...
+
+
+LaunchLeased = Callable[[WorkerConfig], Awaitable[LeasedWorker]]
+"""Starts a worker. Raises OSError if that is not possible now."""
+
+
 class Agent:
     """Joins the head and runs workers for it, until `stop`. Made in a running event loop."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, launch: LaunchLeased = start_worker) -> None:
         self.membership = Membership(config.machine)
         self.joined_heads = 0
         self._config = config
+        self._launch = launch
         self._states: dict[str, ProcessState[Any]] = {}
-        self._processes: dict[str, WorkerProcess] = {}
+        self._processes: dict[str, LeasedWorker] = {}
         self._control = ControlSocket(self._states)
         self._context = zmq.asyncio.Context()
         self._socket = _connect(self._context, config)
@@ -142,10 +158,19 @@ class Agent:
                     await self._say(Beat(name, age, beat.phase, still, beat.predicted))
 
     async def _watch_connection(self) -> None:
+        failures = 0
         while True:
             event = await recv_monitor_message(self._monitor)
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 await self._apply(self.membership.reconnected(time.monotonic()))
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                failures += 1
+                if failures % LOGGED == 1:
+                    logger.warning(
+                        "%s closed the connection in its handshake: it is starting or stopping, or it has "
+                        "another key than --join says",
+                        self._config.head.address,
+                    )
             else:
                 logger.error(
                     "%s refuses this machine's key %s, or has another key than --join says: list this one in "
@@ -193,7 +218,7 @@ class Agent:
         name, _, incarnation = worker.rpartition("/")
         self._states[name] = ProcessState(int(incarnation))
         try:
-            process = await start_worker(self._localized(config))
+            process = await self._launch(self._localized(config))
         except OSError as error:
             await self._say(Ended(worker, str(error), []))
             return

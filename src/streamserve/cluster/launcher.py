@@ -200,7 +200,9 @@ class JoinLauncher:
             return
         worker = self.remote.get(message.worker)
         if worker is None or worker.agent is not agent:
-            logger.warning("ignored a message of %r, which does not run on %s", message.worker, agent.name)
+            logger.debug(
+                "ignored a message of %r, which does not run on %s (any more)", message.worker, agent.name
+            )
             return
         await self._hear(worker, message)
 

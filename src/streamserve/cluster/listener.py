@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
@@ -50,7 +50,7 @@ class ClusterListener:
         self.handshakes_failed = 0
         self._allowed = allowed
         self._context = zmq.asyncio.Context()
-        self._authenticator = AsyncioAuthenticator(self._context)
+        self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback("*", self)
         self.socket = self._context.socket(zmq.ROUTER)

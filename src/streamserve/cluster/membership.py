@@ -30,7 +30,8 @@ from streamserve.protocol.cluster import (
 
 logger = logging.getLogger(__name__)
 
-KNOCK_SECONDS = 1.0
+KNOCK_SECONDS = 3.0
+"""Above the round trip of a slow link: a further Knock makes the answer to the one before useless."""
 RESUME_SECONDS = 0.1
 RENEWALS = 6
 """Renewals in the time of a lease."""

@@ -115,13 +115,14 @@ Effect = Reply | Joined | Body | Left
 
 class Registry:
     """The agents of the head with this `epoch`, each with a lease of `lease` seconds. `tokens` makes what
-    must not be guessed."""
+    must be unpredictable."""
 
     def __init__(self, epoch: int, lease: float, tokens: Callable[[int], bytes]) -> None:
         self.epoch, self.lease = epoch, lease
         self.agents: dict[bytes, Agent] = {}
         """The agents by session."""
         self.refused: dict[Reason, int] = {}
+        self.challenged = 0
         self._tokens = tokens
         self._by_peer: dict[bytes, Agent] = {}
         self._challenges: dict[bytes, tuple[bytes, float]] = {}
@@ -209,6 +210,7 @@ class Registry:
         while len(self._challenges) >= MAX_CHALLENGES:
             del self._challenges[next(iter(self._challenges))]
         nonce = self._tokens(16)
+        self.challenged += 1
         self._challenges[peer] = nonce, now
         return Reply(peer, Challenge(nonce, self.epoch))
 
