@@ -234,8 +234,10 @@ class Agent:
         """Return a worker's configuration with what only this machine knows."""
         machine, model = self._config.machine, config.model
         threads = model.threads or max(1, usable_processors().threads // machine.slots)
+        network = config.kv_network
         return msgspec.structs.replace(
             config,
+            kv_network=network and msgspec.structs.replace(network, address=machine.address),
             endpoint=self._control.endpoint,
             model=msgspec.structs.replace(model, path=self._config.model or model.path, threads=threads),
             memory_share=1 / machine.slots,

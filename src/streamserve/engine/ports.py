@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.transport import Transport
+from streamserve.engine.transport import Gate, Transport
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 
@@ -17,6 +17,7 @@ class EnginePorts:
     * `name`: the worker's, unique among those that exchange KV.
     * `transport` lets the engine send the KV of prompts to other workers.
     * `cache`, the address of the engine's KV pool, lets other workers send theirs to it.
+    * `gate`, where others write to the pool over the network, is told which blocks they may write.
     * `draft_wait`: seconds to wait for the drafter; a later answer is not used in this step.
     * `floor`, where the machine has been measured, returns the least seconds that a plan could take; reports
       hold the sum.
@@ -27,6 +28,7 @@ class EnginePorts:
     name: str = ""
     transport: Transport | None = None
     cache: CacheAddress | None = None
+    gate: Gate | None = None
     draft_wait: float = 1.0
     floor: Callable[[StepPlan], float] | None = None
     swap_cost: SwapCost = DEFAULT_SWAP_COST

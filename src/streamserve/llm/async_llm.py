@@ -23,7 +23,7 @@ from streamserve.fleet.tracing.telemetry import Telemetry, exporting
 from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role, total
-from streamserve.llm.cluster import make_launcher
+from streamserve.llm.cluster import kv_network, make_launcher
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.config import ModelConfig, WorkerConfig
@@ -80,6 +80,7 @@ class AsyncLLM:
         self.root = root_name(settings.name, settings.model.path)
         self.created = int(time.time())
         self._grammars: GrammarCheck | None = None
+        self._kv_network = kv_network(settings.server)
         self._runtime = self._new_runtime()
 
     def _new_runtime(self) -> FleetRuntime:
@@ -295,6 +296,7 @@ class AsyncLLM:
             model=worker_model(self.settings, worker, self._runtime.fleet.config.topology),
             memory_share=1 / len(self._runtime.fleet.workers),
             kv_transport=self.settings.server.kv_transport,
+            kv_network=self._kv_network,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             crash_folder=str(crash_folder(os.environ)),
             trace=bool(self.settings.server.timeline or self.settings.server.otlp_traces_endpoint),

@@ -6,10 +6,14 @@ import time
 from functools import partial
 from pathlib import Path
 
+import zmq
+from zmq.utils import z85
+
 from streamserve.cluster.launcher import JoinConfig, JoinLauncher
 from streamserve.fleet.launcher import MakeLauncher
 from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.protocol.curve import read_key_pair
+from streamserve.protocol.kv_network import KVNetwork
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.cluster import allowed_keys
 
@@ -31,6 +35,16 @@ def make_launcher(server: ServerConfig) -> MakeLauncher:
             epoch=next_epoch(Path(server.join_key)),
         ),
     )
+
+
+def kv_network(server: ServerConfig) -> KVNetwork | None:
+    """Return how workers send KV over TCP, with a new key; None if they do not. Agents set their
+    addresses."""
+    transport = server.kv_transport
+    if transport != "tcp" and not (transport == "auto" and server.launcher == "join"):
+        return None
+    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+    return KVNetwork("127.0.0.1", public, secret, always=transport == "tcp")
 
 
 def next_epoch(key: Path, clock: float | None = None) -> int:

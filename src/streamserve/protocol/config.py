@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from streamserve.protocol.drafting_config import DraftingConfig
+from streamserve.protocol.kv_network import KVNetwork
 from streamserve.protocol.logs import LogFormat
 from streamserve.protocol.server_config import KVTransport, LogLevel
 from streamserve.protocol.setting_types import (
@@ -225,8 +226,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name, with the number of times it was started; it may use `memory_share` of the free memory. With `trace`
     it reports what it does and when. With `leased` it reads from there, after this, until when it may run.
     Its times are those of the server, `clock_offset` seconds later than this machine's. `journal`: the
-    inherited descriptor of the memory for its journal; -1: none. `host` names its machine. `crash_folder` is
-    the folder for its crash report; without it none is written."""
+    inherited descriptor of the memory for its journal; -1: none. `host` names its machine; `kv_network` is
+    how KV goes over TCP. `crash_folder` is the folder for its crash report; without it none is written."""
 
     worker: str
     role: Role
@@ -234,6 +235,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: ModelConfig
     memory_share: float = 1.0
     kv_transport: KVTransport = "shm"
+    kv_network: KVNetwork | None = None
     kv_bytes_per_second: float | None = None
     trace: bool = False
     leased: bool = False

@@ -74,7 +74,8 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """KV sent to other workers (`handed_over` sequences, `failed` ones) and received from them (`received`).
     `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire.
-    Of `received_tokens` the `hit_tokens` were cached already and not sent."""
+    Of `received_tokens` the `hit_tokens` were cached already and not sent. `refused_writes`: attempts to
+    write into blocks whose reservation was closed."""
 
     handed_over: int = 0
     failed: int = 0
@@ -84,6 +85,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     received: int = 0
     received_tokens: int = 0
     hit_tokens: int = 0
+    refused_writes: int = 0
 
 
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):

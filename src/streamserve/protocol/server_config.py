@@ -23,7 +23,7 @@ ToolParser = Literal[
 ReasoningParser = Literal[
     "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
 ]
-KVTransport = Literal["shm", "nixl"]
+KVTransport = Literal["auto", "shm", "tcp", "nixl"]
 LauncherName = Literal["local", "join"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -266,8 +266,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 64
     kv_transport: Annotated[
-        KVTransport, about("transport of KV between workers: shared memory, or NVIDIA NIXL")
-    ] = "shm"
+        KVTransport,
+        about(
+            "transport of KV between workers: shm (shared memory of one machine), tcp (encrypted), nixl "
+            "(NVIDIA NIXL, one machine); auto: shared memory within a machine, tcp between machines"
+        ),
+    ] = "auto"
     kv_bytes_per_second: Annotated[
         PositiveFloat | None,
         about("for benchmarks: limit the bandwidth of KV transfers between workers to this"),

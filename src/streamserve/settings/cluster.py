@@ -1,13 +1,12 @@
 """Settings of workers on other machines: of the server that they join, and of `streamserve worker`."""
 
-import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 from streamserve.protocol.cluster import Machine
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoint, read_clients, read_key_pair
+from streamserve.protocol.machine import identity
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.checkpoints import locate
 from streamserve.settings.options import SettingsError
@@ -50,7 +49,7 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         raise SettingsError(f"launcher = {server.launcher!r}: join_key is required: {NEW_KEY}")
     if server.kv_transport == "nixl":
         raise SettingsError(
-            "kv_transport = 'nixl': between machines that join it is not supported: leave it out"
+            "kv_transport = 'nixl': its TCP has no keys, so it is not used between machines: leave it out"
         )
     if model.draft.startswith("tcp://") and model.draft_key:
         raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")
@@ -91,15 +90,6 @@ def resolve_join(
     return JoinSettings(
         head, head.server_key or own.public, own, machine, str(locate(model)) if model else None
     )
-
-
-def identity() -> str:
-    """Return what processes have in common that can open each other's memory: boot, processes, user."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.geteuid()}"
-    except OSError:
-        return f"{socket.gethostname()}/{os.getpid()}"
 
 
 def _host_name() -> str:

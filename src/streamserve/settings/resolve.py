@@ -217,7 +217,7 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
         if role_specific and getattr(server, name) is not None and not workers.prefill:
             raise SettingsError(f"{name}: there are no such workers: give pairs, or prefill and decode")
     between = {
-        f"kv_transport = {server.kv_transport!r}": server.kv_transport != "shm",
+        f"kv_transport = {server.kv_transport!r}": server.kv_transport != "auto",
         "kv_bytes_per_second": server.kv_bytes_per_second is not None,
         "continue_tokens": server.continue_tokens != ServerConfig().continue_tokens,
     }

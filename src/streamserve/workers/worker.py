@@ -45,12 +45,13 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
-from streamserve.protocol.server_config import KVTransport
 from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
+from streamserve.transfer.network import NetworkTransport
+from streamserve.transfer.network_memory import NetworkMemory
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
@@ -70,13 +71,8 @@ COMPILING_MILLISECONDS = 2
 """Interval at which an idle worker checks whether a grammar is compiled."""
 CHECKPOINT_EXIT_STATUS = 2
 CRASH_EXIT_STATUS = 70
-Memory = SharedMemory | NixlMemory
-Transport = SharedMemoryTransport | NixlTransport
-TRANSPORTS: dict[KVTransport, tuple[type[Memory], type[Transport]]] = {
-    "shm": (SharedMemory, SharedMemoryTransport),
-    "nixl": (NixlMemory, NixlTransport),
-}
-"""The memory that receives KV and the transport that sends it."""
+Memory = SharedMemory | NixlMemory | NetworkMemory
+Transport = SharedMemoryTransport | NixlTransport | NetworkTransport
 
 
 @dataclass(frozen=True)
@@ -144,8 +140,7 @@ def _load(config: WorkerConfig) -> _Parts:
     """Load the model, on reserved cores if possible. A prefill or decode worker's KV is allocated in memory
     that other workers can reach. Raises CheckpointError or TransferError."""
     model, disaggregated = config.model, config.role in ("prefill", "decode")
-    make_memory, make_transport = TRANSPORTS[config.kv_transport]
-    memory = make_memory()
+    memory = _memory(config)
     cores = reserve_cores(model.threads or usable_processors().threads)
     make_vocabulary = partial(_vocabulary, model.path)
     cpus = cores.cpus if cores else ()
@@ -156,12 +151,30 @@ def _load(config: WorkerConfig) -> _Parts:
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
     pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
-    transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if disaggregated else None
+    transport = _transport(config, pools, fingerprint) if disaggregated else None
+    if isinstance(memory, NetworkMemory) and memory.size:
+        memory.serve(pools)
     cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
     if cores:
         pin_threads(cores, loaded)
     profile = load_or_measure_profile(model.path, loaded, user_profiles()) if model.profile else None
     return _Parts(loaded, memory, transport, cache, profile)
+
+
+def _memory(config: WorkerConfig) -> Memory:
+    """Return the memory that receives KV."""
+    if config.kv_network:
+        return NetworkMemory(config.kv_network)
+    return NixlMemory() if config.kv_transport == "nixl" else SharedMemory()
+
+
+def _transport(config: WorkerConfig, pools: Pools, fingerprint: str) -> Transport:
+    """Return the transport that sends KV. Raises TransferError if it cannot be used here."""
+    limit = config.kv_bytes_per_second
+    if config.kv_network:
+        return NetworkTransport(pools, fingerprint, config.kv_network, limit)
+    make = NixlTransport if config.kv_transport == "nixl" else SharedMemoryTransport
+    return make(pools, fingerprint, limit)
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
@@ -201,6 +214,7 @@ def _engine(
             name=config.worker,
             transport=parts.transport,
             cache=parts.cache,
+            gate=parts.memory.gate if isinstance(parts.memory, NetworkMemory) else None,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),
             observer=tracer,
