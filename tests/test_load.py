@@ -135,7 +135,7 @@ async def test_at_twice_the_capacity_the_excess_is_refused_without_an_effect_on_
                 for total, round_stats in ((at_capacity, capacity_round), (at_twice, twice_round)):
                     total.first_tokens += round_stats.first_tokens
                     total.refusals += round_stats.refusals
-    assert len(at_twice.refusals) > slots
+    assert len(at_twice.refusals) >= slots  # each of the excess clients, at least once
     assert len(at_twice.first_tokens) > len(at_capacity.first_tokens) / 2
     refused = statistics.median(at_twice.refusals)
     assert refused < (1.0 if scale.full else 10.0)

@@ -100,11 +100,28 @@ CASES = {
 }
 
 
-BOTH = ("auto", "reference")
-RUNS = [
+BOTH: tuple[Backend, ...] = ("auto", "reference")
+RUNS: list[tuple[str, Backend]] = [
     *((name, backend) for name in CASES for backend in BOTH),
     *((name, "device") for name in ("many", "odd-chunks", "preempted", "tiny-cache")),
 ]
+
+
+def all_runs() -> list[tuple[str, str, Backend]]:
+    """Return the model, case and backend of every run."""
+    others = [model for model in MODELS if model not in EVERY_CASE]
+    return [
+        *((model, *run) for model in EVERY_CASE for run in RUNS),
+        *((model, "preempted", backend) for model in others for backend in BOTH),
+        *((model, name, "auto") for model in MIXTURES for name in CASES if name != "preempted"),
+        ("phi3", "preempted", "device"),
+    ]
+
+
+def in_small_runs(model: str, name: str, backend: Backend) -> bool:
+    """Return whether a run is among the small counts: the kernels' all, one model's on the slow backends."""
+    slow = {"reference": ("llama",), "device": ("llama", "phi3")}
+    return backend == "auto" or model in slow[backend] or (backend, name) == ("reference", "preempted")
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -193,20 +210,18 @@ def compare(
     return ties, int(differ.sum()) - ties, error
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "name", "backend"),
-    [
-        *((model, *run) for model in EVERY_CASE for run in RUNS),
-        *((model, "preempted", run) for model in MODELS if model not in EVERY_CASE for run in BOTH),
-        *((model, name, "auto") for model in MIXTURES for name in CASES if name != "preempted"),
-        ("phi3", "preempted", "device"),
-    ],
-    indirect=["checkpoint"],
-)
+@pytest.mark.parametrize(("checkpoint", "name", "backend"), all_runs(), indirect=["checkpoint"])
 def test_greedy_text_is_the_references(
-    checkpoint: Path, reference: Any, name: str, backend: Backend, scale: Scale, record: Callable[..., None]
+    request: pytest.FixtureRequest,
+    checkpoint: Path,
+    name: str,
+    backend: Backend,
+    scale: Scale,
+    record: Callable[..., None],
 ) -> None:
-    case = CASES[name]
+    if not scale.full and not in_small_runs(request.node.callspec.params["checkpoint"], name, backend):
+        pytest.skip("with --full")
+    case, reference = CASES[name], request.getfixturevalue("reference")
     if not scale.full:
         case = replace(case, longest=min(case.longest, 400))
     count = scale.pick(max(6, case.concurrency * 3 // 2), 36)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import SINGLE
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.stored.formats import LINEARS, GgufBlocks, StoredFormat
+from streamserve.execution.stored.formats import GgufBlocks, StoredFormat
+from tests.execution.storing import MATRICES
 
 INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
@@ -46,7 +47,7 @@ def compress(
     )
     compressor = BaseCompressor.get_value_from_registry(format)
     tensors, decompressed = load_file(source / SINGLE), dict[str, Tensor]()
-    for name in [name for name in tensors if name.removesuffix(".weight").endswith(LINEARS)]:
+    for name in [name for name in tensors if name.removesuffix(".weight").endswith(MATRICES)]:
         module = name.removesuffix(".weight")
         if ignore and re.match(ignore, module):
             continue

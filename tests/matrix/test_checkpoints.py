@@ -1,0 +1,118 @@
+"""Each architecture in each format: plain, with speculation, and with prompts that arrive in parts. A seed
+has one text in all of them, or the model is refused by name when it is loaded."""
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamserve.baselines.speculation import parse_policy
+from streamserve.engine.engine import Engine
+from streamserve.execution.load import load
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.messages import Submit
+from streamserve.protocol.sampling import SamplingParams
+from streamserve.speculation.controller import Speculation
+from tests.conftest import Scale
+from tests.engine.drive import Collected
+from tests.engine.test_prompt_edits import StreamClient, run_scripts
+from tests.matrix.cells import REFUSED, Written, diagonal, everything, write_cell
+
+LONGEST = 60
+
+
+def make_engine(written: Written, draft: str, policy: str) -> Engine:
+    settings: dict[str, Any] = {"dtype": "auto"} | written.settings
+    loaded = load(
+        ModelConfig(
+            path=str(written.path), threads=1, block_size=4, num_blocks=400, max_model_len=96,
+            max_num_seqs=16, max_num_batched_tokens=64, max_chunk=16, draft=draft, **settings,
+        )
+    )  # fmt: skip
+    assert loaded.model_info.backend.startswith("native")
+    ticks = iter(range(10**9))
+    return Engine(
+        loaded.engine_config, loaded.model_info, loaded.executor, lambda: float(next(ticks)), loaded.drafter,
+        Speculation(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64),
+    )  # fmt: skip
+
+
+def texts(engine: Engine, requests: list[Submit], together: bool) -> Collected:
+    """Serve requests one after another or at once."""
+    collected = Collected()
+    for request in requests:
+        collected.take(engine.handle(request))
+        while engine.has_work and not together:
+            collected.take(engine.step())
+    while engine.has_work:
+        collected.take(engine.step())
+    return collected
+
+
+def requests_of(rng: random.Random, count: int) -> list[Submit]:
+    """Greedy and sampled requests whose prompts repeat themselves."""
+    out = []
+    for number in range(count):
+        prompt = ([rng.randrange(4, 300) for _ in range(rng.randint(1, 9))] * 40)[: rng.randint(1, 70)]
+        params = SamplingParams(temperature=number % 2 * 0.8, seed=number, max_tokens=16, ignore_eos=True)
+        out.append(Submit(f"r{number}", 0, prompt, params, {0: []}, float(number)))
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _few_files(tmp_path: Path) -> Any:
+    """A full run has hundreds of cells: their files are not kept."""
+    yield
+    shutil.rmtree(tmp_path)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "architecture" in metafunc.fixturenames:
+        cells = everything() if metafunc.config.getoption("--full") else diagonal()
+        metafunc.parametrize(("architecture", "format"), cells)
+
+
+def test_a_cell_has_one_text_or_is_refused_by_name(
+    tmp_path: Path, architecture: str, format: str, scale: Scale, record: Callable[..., None]
+) -> None:
+    written = write_cell(tmp_path, architecture, format)
+    if reason := REFUSED.get((architecture, format)):
+        with pytest.raises(CheckpointError, match=reason):
+            make_engine(written, "none", "off")
+        record(architecture=architecture, format=format, refused=reason)
+        return
+    rng = random.Random(scale.seed)
+    requests = requests_of(rng, scale.pick(3, 10))
+    plain, speculating = make_engine(written, "none", "off"), make_engine(written, "self:1", "fixed-tree:2x3")
+    expected = texts(plain, requests, together=False)
+    assert len(expected.tokens) == len(requests)
+    assert texts(plain, requests, together=True).tokens == expected.tokens
+    assert texts(speculating, requests, together=True).tokens == expected.tokens
+    assert speculating.speculation.counters.accepted > 0
+    count = edited(rng, speculating, plain, scale.pick(3, 8))
+    record(
+        architecture=architecture, format=format, requests=len(requests), edits=count["mid_step"],
+        accepted=speculating.speculation.counters.accepted,
+    )  # fmt: skip
+    for engine in (plain, speculating):
+        engine.executor.close()
+
+
+def edited(rng: random.Random, engine: Engine, plain: Engine, clients: int) -> Counter[str]:
+    """Compare prompts that arrive in parts with the same prompts sent at once."""
+    streams = [StreamClient(rng, number, LONGEST) for number in range(clients)]
+    count, collected = run_scripts(rng, engine, streams)
+    expected = Collected()
+    for stream in streams:
+        outputs: dict[int, list[int]] = {choice: [] for choice in range(stream.params.n)}
+        plain.handle(Submit(stream.name, 0, stream.prompt, stream.params, outputs, 0.0))
+        while plain.has_work:
+            expected.take(plain.step())
+    assert collected.tokens == expected.tokens
+    assert collected.finish == expected.finish
+    return count
