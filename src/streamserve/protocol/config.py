@@ -26,6 +26,7 @@ KVCacheDType = Literal["auto", "int8"]
 Task = Literal["auto", "generate", "embed", "score"]
 Backend = Literal["auto", "native", "reference", "device"]
 KernelPath = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
+NumericsClass = Literal["auto", "native", "portable"]
 SpeculationMode = Literal["coupled", "rejection"]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode", "draft"]
@@ -98,6 +99,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         about(
             "instructions that the native kernels use; auto: those with which this processor multiplies "
             "fastest, measured once"
+        ),
+    ] = "auto"
+    numerics: Annotated[
+        NumericsClass,
+        about(
+            "class of bits that the native kernels compute, for machines that serve together: native (AVX2 "
+            "and AVX-512, not AMX), portable (any processor, slow); auto: that of --kernel-path"
         ),
     ] = "auto"
     quantization: Annotated[

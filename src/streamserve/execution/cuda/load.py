@@ -164,6 +164,8 @@ def load_on_device(
         raise CheckpointError(f"{source.quantized} is for the CPU: use --device cpu")
     if config.kernel_path != "auto":
         raise CheckpointError(f"--kernel-path {config.kernel_path} is for the CPU: use --device cpu")
+    if config.numerics != "auto":
+        raise CheckpointError(f"--numerics {config.numerics} is for the CPU: use --device cpu")
     if source.kv_quantized:
         raise CheckpointError(
             f"--kv-cache-dtype {config.kv_cache_dtype} is for the CPU's backends: use --device cpu, and not "
