@@ -21,12 +21,12 @@ from streamserve.protocol.setting_types import (
     about,
 )
 
+NumericsClass = Literal["auto", "native", "portable"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "int8"]
 Task = Literal["auto", "generate", "embed", "score"]
 Backend = Literal["auto", "native", "reference", "device"]
 KernelPath = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
-NumericsClass = Literal["auto", "native", "portable"]
 SpeculationMode = Literal["coupled", "rejection"]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode", "draft"]
