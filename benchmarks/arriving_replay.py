@@ -3,21 +3,23 @@
 import asyncio
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import httpx
 
 from benchmarks.arriving_traces import Query
 from streamserve.client import AsyncPromptStream
+from streamserve.engine.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Edit, Open
+from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import ModelInfo, Token
+from streamserve.protocol.messages import CostCurve, ModelInfo, Token
 from streamserve.protocol.reports import Report
-from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.scheduling.cost import SwapCost
-from streamserve.simulate.executor import Cost
+from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from streamserve.text.retokenize import common_prefix
@@ -27,11 +29,15 @@ VOCABULARY = 30_000
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Seconds from each prompt's end to its first token, and from the start to the last token of all."""
+    """Seconds from each prompt's end to its first token, and from the start to the last token of all; of
+    answers with more tokens also those from the first to the `second`, and for each token after the first
+    (`tpot`)."""
 
     ttft: list[float]
     completion: float
     reports: tuple[Report, ...] = ()
+    second: tuple[float, ...] = ()
+    tpot: tuple[float, ...] = ()
 
 
 def merged(runs: Sequence[ReplayResult]) -> ReplayResult:
@@ -43,10 +49,22 @@ def merged(runs: Sequence[ReplayResult]) -> ReplayResult:
 
 @dataclass(frozen=True)
 class Machine:
-    """The costs of virtual time: seconds of a step by query tokens and context, and of swapping blocks."""
+    """The costs of virtual time: seconds of a step by query tokens and context, and of swapping blocks; and
+    of sending a block to another worker. `curve`: the step costs that workers report."""
 
     step: Cost
     swap: SwapCost
+    wire: float = 0.0
+    curve: CostCurve | None = None
+
+
+@dataclass(frozen=True)
+class Server:
+    """What serves in virtual time: its workers, their `drafter`, which has KV, and the `slo` of requests."""
+
+    topology: Topology = field(default_factory=Topology)
+    drafter: Callable[[CostExecutor], Drafter] | None = None
+    slo: Slo = NO_SLO
 
 
 def virtual(
@@ -56,9 +74,12 @@ def virtual(
     machine: Machine,
     streaming: bool = True,
     query_last: bool = True,
+    server: Server | None = None,
 ) -> ReplayResult:
-    """Run the engine and the fleet on `queries`, `rate` a second. Without `streaming` each prompt is sent
-    when it is complete. Without `query_last` the query after the context is computed after every event."""
+    """Run the engine and the fleet of a `server`, by default one worker, on `queries`, `rate` a second.
+    Without `streaming` each prompt is sent when it is complete. Without `query_last` the query after the
+    context is computed after every event."""
+    server = server or Server()
     model = ModelInfo(
         architecture="simulated",
         parameters=1,
@@ -70,14 +91,16 @@ def virtual(
         row_invariant=True,
         fingerprint="simulated",
     )
-    fleet = FleetConfig(max_requests=1 << 20, max_waiting_tokens=1 << 40)
-    simulation = Simulation(
-        fleet, WorkerSpec(engine, model, machine.step, swap_cost=machine.swap, start_seconds=0.0)
-    )
+    fleet = FleetConfig(server.topology, max_requests=1 << 20, max_waiting_tokens=1 << 40)
+    spec = WorkerSpec(
+        engine, model, machine.step, swap_cost=machine.swap, start_seconds=0.0, wire_seconds=machine.wire,
+        drafter=server.drafter, groups=2 if server.drafter else 1, curve=machine.curve,
+    )  # fmt: skip
+    simulation = Simulation(fleet, spec)
     ends: dict[str, float] = {}
     for number, query in enumerate(queries):
         name, at = f"q{number}", query.at / rate
-        params = SamplingParams(temperature=0.0, seed=0, max_tokens=query.output)
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=query.output, slo=server.slo)
         ends[name] = at + query.retrieval
         prompts = _prompts(query, number)
         if not streaming:
@@ -91,18 +114,21 @@ def virtual(
             edit = Edit(name, version, retained, ids[retained:], last, params if last else None, tail)
             simulation.at(at + event.after, edit)
             before = ids
-    firsts: dict[str, float] = {}
+    tokens: dict[str, list[float]] = {}
     completion = 0.0
     for received in simulation.run():
         if not isinstance(received.message, Deliver):
             raise RuntimeError(f"{received.message.request} was refused: {received.message.error}")
         for event in received.message.events:
             if isinstance(event, Token):
-                firsts.setdefault(event.request, received.time)
+                tokens.setdefault(event.request, []).append(received.time)
                 completion = received.time
-    (worker,) = simulation.workers.values()
-    ttft = [firsts[name] - end for name, end in ends.items()]
-    return ReplayResult(ttft, completion, (worker.engine.report(),))
+    reports = tuple(worker.engine.report() for worker in simulation.workers.values())
+    ttft = [tokens[name][0] - end for name, end in ends.items()]
+    long = [seen for seen in tokens.values() if len(seen) > 1]
+    second = tuple(seen[1] - seen[0] for seen in long)
+    tpot = tuple((seen[-1] - seen[0]) / (len(seen) - 1) for seen in long)
+    return ReplayResult(ttft, completion, reports, second, tpot)
 
 
 def _prompts(query: Query, seed: int) -> list[list[int]]:

@@ -1,13 +1,14 @@
 """Attention over the paged cache, compared with the multipliers' rate and with reading its KV once.
 
 A chunk of a prompt is attended at the end of contexts of several lengths, then one row of each of several
-sequences. KV in 16 and 8 bits is measured in the same rounds, one after another; a result is the median over
-rounds.
+sequences. Calls of the kernel alone are measured: in a model all layers of a step are one call. KV in 16 and
+8 bits is measured in the same rounds, one after another; a result is the median over rounds.
 
     python -m benchmarks.attention --threads 2 --rounds 7
 """
 
 import argparse
+import ctypes
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from benchmarks.report import SIMULATED, table, write
 from streamserve.engine.plan import Span
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.layout import lay_out
-from streamserve.execution.load import make_attention
 from streamserve.execution.native import library
-from streamserve.execution.native.library import ThreadPool, kernels
+from streamserve.execution.native.attention import Spans
+from streamserve.execution.native.library import TYPES, CacheLayerStruct, ThreadPool, kernels
 from streamserve.execution.native.paths import multiplier_rate, name_of
 from streamserve.execution.rope_spec import RopeSpec
 from streamserve.execution.spec import ModelSpec, Multipliers
@@ -80,14 +81,32 @@ def prepare(pool: ThreadPool, heads: Sequence[int], step: Step, quantized: bool)
     table = np.random.default_rng(0).permutation(blocks * step.streams).reshape(step.streams, -1)
     start = step.context - step.rows
     spans = [Span(0, start, [0] * step.rows, row.tolist(), None, ()) for row in table]
-    attention = make_attention(cache, spec, pool)
-    attention.plan(lay_out(spans, BLOCK))
+    pool.large_pages(cache.data)
+    planned = Spans(lay_out(spans, BLOCK))
     rows = step.streams * step.rows
-    q, k, v = (torch.randn(rows, count, dim).to(DTYPE) for count in (queries, keys, keys))
+    qkv = torch.randn(rows, queries + 2 * keys, dim).to(DTYPE)
+    out = torch.empty(rows, queries, dim, dtype=DTYPE)
+    layers = [
+        CacheLayerStruct(
+            data=cache.data[layer].data_ptr(),
+            block_size=BLOCK,
+            kv_heads=keys,
+            dim=dim,
+            type=TYPES[DTYPE],
+            quantized=quantized,
+        )
+        for layer in range(LAYERS)
+    ]
+    path, scale = pool.path(DTYPE), dim**-0.5
 
     def run() -> None:
-        for layer in range(LAYERS):
-            attention.run(layer, q, k, v)
+        struct, to = planned.step(), out.data_ptr()
+        for layer in layers:
+            pool.library.ss_attend(
+                pool.handle, ctypes.byref(struct), ctypes.byref(layer), qkv.data_ptr(), queries, 0, scale,
+                0.0, None, path, to,
+            )  # fmt: skip
+        cache.written += LAYERS
 
     return run
 

@@ -193,6 +193,7 @@ class ScriptedGenerator:
     health_state: ScriptedHealth = field(default_factory=ScriptedHealth)
     latest_report: Report | None = None
     incident_report: IncidentReport = field(default_factory=IncidentReport)
+    router_view: RouterView = field(default_factory=lambda: RouterView("flowguard", [], 0, []))
     submitted: list[Submitted] = field(default_factory=list)
     drained: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
@@ -240,6 +241,7 @@ class ScriptedGenerator:
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
+        expected_tokens: int = 0,
     ) -> "ScriptedPrompt":
         return ScriptedPrompt(self.script)
 
@@ -256,7 +258,7 @@ class ScriptedGenerator:
         return self.incident_report
 
     def routing(self) -> RouterView:
-        return RouterView("flowguard", [], 0, [])
+        return self.router_view
 
     async def drain(self, worker: str, draining: bool) -> int:
         if worker != "unified-0":

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from streamserve.api.app import create_app
 from streamserve.api.generator import Item
-from streamserve.api.http.auth import PUBLIC_PATHS
+from streamserve.api.http.auth import ASSETS_PREFIX, PUBLIC_PATHS
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
 from streamserve.protocol.logs import TextFormatter
@@ -43,7 +43,9 @@ def all_routes(generator: ScriptedGenerator) -> set[tuple[str, str]]:
     return {(method, route.path) for route in routes for method in route.methods or ()}
 
 
-def test_every_route_but_two_requires_a_key(locked: Served, generator: ScriptedGenerator) -> None:
+def test_every_route_but_those_of_health_and_the_page_requires_a_key(
+    locked: Served, generator: ScriptedGenerator
+) -> None:
     routes, submitted_before = all_routes(generator), len(generator.submitted)
     assert {("POST", "/v1/completions"), ("GET", "/metrics"), ("GET", "/")} <= routes
     assert {("POST", "/admin/drain"), ("POST", "/admin/resume")} <= routes
@@ -53,6 +55,8 @@ def test_every_route_but_two_requires_a_key(locked: Served, generator: ScriptedG
             reply = locked.http.request(method, path.replace("{name:path}", "scripted"), headers=headers)
             if path in PUBLIC_PATHS:
                 assert reply.status_code == 200, (method, path)
+            elif path.startswith(ASSETS_PREFIX):
+                assert reply.status_code == 404, (method, path)
             else:
                 assert reply.status_code == 401, (method, path, headers)
                 assert reply.headers["WWW-Authenticate"] in ("Bearer", "Basic")
@@ -112,7 +116,7 @@ def test_a_metrics_key_opens_the_metrics_and_nothing_else(generator: ScriptedGen
         for key, status in ((METRICS_KEY, 200), (KEY, 200), (ADMIN_KEY, 401), ("wrong", 401)):
             assert server.http.get("/metrics", headers=bearer(key)).status_code == status
         assert server.http.get("/metrics").status_code == 401
-        for path in ("/v1/models", "/", "/metrics/", "/v1/router"):
+        for path in ("/v1/models", "/docs", "/metrics/", "/v1/router"):
             assert server.http.get(path, headers=bearer(METRICS_KEY)).status_code == 401
         assert server.http.post("/admin/drain", headers=bearer(METRICS_KEY)).status_code == 401
 
@@ -129,16 +133,16 @@ def basic(password: str) -> dict[str, str]:
 
 
 def test_a_browser_may_show_the_key_as_a_password_for_pages_alone(locked: Served) -> None:
-    assert locked.http.get("/").headers["WWW-Authenticate"] == "Basic"
-    assert locked.http.get("/", headers=basic(KEY)).status_code == 200
-    assert locked.http.get("/", headers=basic("wrong")).status_code == 401
+    assert locked.http.get("/docs").headers["WWW-Authenticate"] == "Basic"
+    assert locked.http.get("/docs", headers=basic(KEY)).status_code == 200
+    assert locked.http.get("/docs", headers=basic("wrong")).status_code == 401
     assert locked.http.get("/v1/models", headers=basic(KEY)).status_code == 401
     assert locked.http.post("/admin/drain", headers=basic(ADMIN_KEY)).status_code == 401
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "bearer\t" + KEY, f"Token {KEY}", KEY, "Basic !!"])
 def test_invalid_credentials(locked: Served, value: str) -> None:
-    assert locked.http.get("/", headers={"Authorization": value}).status_code == 401
+    assert locked.http.get("/docs", headers={"Authorization": value}).status_code == 401
 
 
 def test_keys_that_are_not_text(locked: Served) -> None:

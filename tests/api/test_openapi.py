@@ -7,6 +7,7 @@ import pytest
 
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.schemas import ChatRequest
+from streamserve.api.ops.docs import GROUPS
 from streamserve.api.ops.openapi import component_schemas
 from streamserve.api.routes import Operation
 from tests.api.serving import Served
@@ -138,12 +139,22 @@ def test_every_field_of_a_request_is_explained() -> None:
 
 
 def test_the_page_shows_every_route_and_field(server: Served, description: Any) -> None:
-    """Without a script or a file from elsewhere."""
+    """Without a file from elsewhere."""
     response = server.http.get("/docs")
     assert response.headers["content-type"].startswith("text/html")
-    for path in description["paths"]:
+    for path, methods in description["paths"].items():
         assert f"{path}</code>" in response.text
+        for operation in methods.values():
+            assert f'<a href="#{operation["operationId"]}" title=' in response.text
+            assert f'id="{operation["operationId"]}"' in response.text
     for field in ("max_completion_tokens", "return_token_strs", "previous_response_id"):
         assert f"<code>{field}</code>" in response.text
-    assert "<script" not in response.text
     assert "https://" not in response.text
+
+
+def test_every_route_of_the_page_is_in_a_group(description: Any) -> None:
+    starts = [start for _, group in GROUPS for start in group]
+    for start in starts:
+        assert any(path.startswith(start) for path in description["paths"]), start
+    others = {path for path in description["paths"] if not path.startswith(tuple(starts))}
+    assert all(path.startswith(("/admin/", "/v1/router")) or path.count("/") == 1 for path in others)

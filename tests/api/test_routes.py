@@ -16,7 +16,12 @@ from streamserve.api.routes import Operation, bound
 from tests.api.serving import ScriptedGenerator, Served
 from tests.api.test_refusals import refused
 
-UNDOCUMENTED = {("GET", "/"), ("GET", "/openapi.json"), ("HEAD", "/openapi.json")}
+UNDOCUMENTED = {
+    ("GET", "/"),
+    ("GET", "/assets/{version}/{name}"),
+    ("GET", "/openapi.json"),
+    ("HEAD", "/openapi.json"),
+}
 
 
 async def greeting(context: str, request: Request) -> Response:

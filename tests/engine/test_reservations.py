@@ -13,13 +13,12 @@ from streamserve.engine.reservations import (
     status_when_dropped,
     take_reservation,
     waits_for_prefix,
-    write_backs_without_blocks,
 )
 from streamserve.engine.sequence import KVState, Sequence, Transfer
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.sampling import SamplingParams
 
-LOCAL, SENDER, WRITE_BACK, RECEIVER = TransferRole
+LOCAL, SENDER, COPY, RECEIVER = TransferRole
 RUNNING, SENDING = SequenceStatus.RUNNING, SequenceStatus.SENDING
 ids = count()
 
@@ -33,11 +32,11 @@ def make(role: TransferRole, reserved: bool = False, status: SequenceStatus = RU
 
 def test_only_a_prompt_with_a_reservation_is_a_holder() -> None:
     assert is_holder(make(SENDER, reserved=True))
-    for other in (make(SENDER), make(WRITE_BACK, reserved=True), make(LOCAL), make(RECEIVER)):
+    for other in (make(SENDER), make(COPY, reserved=True), make(LOCAL), make(RECEIVER)):
         assert not is_holder(other)
 
 
-@pytest.mark.parametrize("role", [LOCAL, SENDER, WRITE_BACK, RECEIVER])
+@pytest.mark.parametrize("role", [LOCAL, SENDER, COPY, RECEIVER])
 def test_a_sequence_that_is_no_holder_evicts_those_that_rank_lower_and_are_none(role: TransferRole) -> None:
     higher, sequence, lower = make(LOCAL), make(role), make(SENDER)
     ranked = [higher, sequence, make(SENDER, reserved=True), lower]
@@ -46,12 +45,12 @@ def test_a_sequence_that_is_no_holder_evicts_those_that_rank_lower_and_are_none(
 
 def test_a_holder_evicts_all_but_the_holders_that_rank_higher() -> None:
     higher, first, sequence = make(LOCAL), make(SENDER, reserved=True), make(SENDER, reserved=True)
-    last, lower = make(SENDER, reserved=True), make(WRITE_BACK, reserved=True)
+    last, lower = make(SENDER, reserved=True), make(COPY, reserved=True)
     ranked = [first, higher, sequence, last, lower]
     assert evictable(sequence, ranked, ranked) == [higher, last, lower]
 
 
-@pytest.mark.parametrize("role", [SENDER, WRITE_BACK])
+@pytest.mark.parametrize("role", [SENDER, COPY])
 def test_one_with_a_reservation_evicts_first_those_that_wait_for_theirs(role: TransferRole) -> None:
     """They are no part of the step, so they have no rank. Those that are sent with a reservation are not
     evicted: another worker reads their blocks."""
@@ -78,7 +77,7 @@ def test_no_two_sequences_evict_each_other() -> None:
 
 
 def test_among_holders_and_among_others_the_rank_decides() -> None:
-    holder, other = make(SENDER, reserved=True), make(WRITE_BACK, reserved=True)
+    holder, other = make(SENDER, reserved=True), make(COPY, reserved=True)
     assert outranks(holder, other, ranks_higher=False)
     assert not outranks(other, holder, ranks_higher=True)
     for pair in ((holder, make(SENDER, reserved=True)), (other, make(LOCAL))):
@@ -87,7 +86,7 @@ def test_among_holders_and_among_others_the_rank_decides() -> None:
 
 
 def test_one_with_a_reservation_waits_for_no_other_to_start() -> None:
-    for role in (SENDER, WRITE_BACK):
+    for role in (SENDER, COPY):
         assert is_admitted_first(make(role, reserved=True))
         assert not is_admitted_first(make(role))
         assert not waits_for_prefix(make(role, reserved=True))
@@ -122,10 +121,3 @@ def test_a_reservation_changes_nothing_else_for_one_that_has_its_blocks() -> Non
         sequence = make(SENDER, status=status)
         take_reservation(sequence)
         assert (sequence.status, sequence.state_stale) == (status, False)
-
-
-def test_only_write_backs_that_could_not_start_are_given_up() -> None:
-    sequences = [make(role) for role in TransferRole for _ in range(2)]
-    for sequence in sequences[::2]:
-        sequence.passed_over = True
-    assert write_backs_without_blocks(sequences) == [sequences[4]]

@@ -65,6 +65,7 @@ FLEET_FIELDS: dict[str, Draw] = {
     "stuck_after": lambda rng: 30.0,
     "max_attempts": lambda rng: 9,
     "continue_tokens": lambda rng: rng.choice((0, 64)),
+    "slo_admission": lambda rng: rng.random() < 0.2,
 }
 
 

@@ -64,7 +64,7 @@ def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: 
     decode_report = transfer_report(simulation, "decode-0")
     assert decode_report.received == 2
     assert decode_report.hit_tokens == 128, "nor in the next turn's handoff"
-    assert not simulation.fleet.transfers.writebacks.open
+    assert not simulation.fleet.transfers.copies.open
 
 
 @pytest.mark.parametrize("topology", [pairs(1), pools(2, 1)])
@@ -90,7 +90,7 @@ def test_a_worker_that_dies_meanwhile_leaks_nothing(worker: str, after: float) -
     assert_both_answered(
         simulation, Open("again", FIRST.prompt + ANSWER + [5], SamplingParams(seed=2, max_tokens=9))
     )
-    assert not simulation.fleet.transfers.writebacks.open
+    assert not simulation.fleet.transfers.copies.open
     assert not len(simulation.fleet.transfers.reservations)
 
 

@@ -90,7 +90,7 @@ def test_a_kv_writeback_is_cancelled_where_its_blocks_are_needed() -> None:
     """Regression of a deadlock: a KV write-back waited for blocks of decoding sequences, which waited for
     prompts, which waited for the blocks reserved for the write-back."""
     simulation = run_simulation(122, pairs(2), 0.1, "recompute", 28, kills=1)
-    assert not simulation.fleet.transfers.writebacks.open
+    assert not simulation.fleet.transfers.copies.open
 
 
 def test_a_sequence_is_swapped_in_where_it_can_go_on() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from benchmarks.figures.files import figures
 from benchmarks.figures.lookup import call
 
-from .base import Row, table
+from .base import Row, interval, table
 
 PERCENTILES = ("p50", "p95", "p99")
 MAIN = {
@@ -107,3 +107,45 @@ call("streams.even.p99")(lambda: _even("p99"))
 def _update_p99() -> float:
     found = figures("streaming-update")["update 0.95"]
     return float(found["no streaming"]["p99"] / found["slo cost"]["p99"])
+
+
+@table("streams/pairs", "pair_streams")
+def on_pairs() -> tuple[Row, list[Row]]:
+    """Return medians over the seeds, on a pair and on a unified worker."""
+    rows = [
+        [
+            name,
+            *(f"{1000 * row[key]:.1f}" for key in ("ttft_p50", "ttft_p95", "second_p50", "tpot_p50")),
+            f"{100 * row['arriving_share']:.0f} %" if row["arriving_share"] else "",
+        ]
+        for name, row in figures("pair_streams")["rows"].items()
+    ]
+    head = [
+        "",
+        "TTFT p50, ms",
+        "TTFT p95, ms",
+        "second token p50, ms",
+        "TPOT p50, ms",
+        "KV sent while arriving",
+    ]
+    return head, rows
+
+
+@table("streams/pairs/ratios", "pair_streams")
+def pair_ratios() -> tuple[Row, list[Row]]:
+    """Return the ratios of rows on the same trace, with their intervals over the seeds."""
+    return ["", "median ratio (95 %)"], [
+        [name.replace("_", " "), interval(median, bounds, 3)]
+        for name, (median, *bounds) in figures("pair_streams")["ratios"].items()
+    ]
+
+
+@table("streams/pairs/live", "pair_streams_live")
+def pairs_live() -> tuple[Row, list[Row]]:
+    """Return medians over live rounds, and the ratios."""
+    found = figures("pair_streams_live")
+    rows = [
+        [name, *(f"{1000 * row[key]:.1f}" for key in ("ttft_p50", "ttft_p95", "second_p50", "tpot_p50"))]
+        for name, row in found["rows"].items()
+    ]
+    return ["", "TTFT p50, ms", "TTFT p95, ms", "second token p50, ms", "TPOT p50, ms"], rows

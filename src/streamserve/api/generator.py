@@ -129,6 +129,7 @@ class Generator(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
+        expected_tokens: int = 0,
     ) -> EnginePromptStream:
         """Open a prompt stream, empty at first.
 

@@ -95,29 +95,47 @@ def cache_aware(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: in
 
 @dataclass(frozen=True)
 class ByClass:
-    """Separate pipelines for classes of latency targets, a baseline of AdaServe: of n classes the i-th has
-    every n-th candidate from the i-th on; with fewer candidates, classes share. A request's class is the
+    """Separate pipelines for classes of latency targets, a baseline of AdaServe. A request's class is the
     first of the ascending `ends`, in seconds, that its target for the time per output token does not exceed,
-    or the last class. Among the class's candidates the fewest requests win. Raises ValueError unless the ends
-    are positive, finite and ascending."""
+    or the last class. Among the class's candidates the fewest requests win.
+
+    With `sizes`, one for each class, the decode workers are divided in the order of their numbers; prefill
+    workers of uneven pools serve all classes. While none of a class's decode workers is there, it shares the
+    others. Without sizes, of n classes the i-th has every n-th candidate from the i-th on; with fewer
+    candidates, classes share.
+
+    Raises ValueError unless the ends are positive, finite and ascending, and each class has a size."""
 
     ends: tuple[float, ...]
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ends or list(self.ends) != sorted({end for end in self.ends if 0 < end < inf}):
             raise ValueError(f"the ends of classes {self.ends} must be positive and ascend")
+        if self.sizes and (len(self.sizes) != len(self.ends) + 1 or min(self.sizes) < 1):
+            raise ValueError(f"{len(self.ends) + 1} classes need a size of at least 1 each, not {self.sizes}")
 
     def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
         slo_class = bisect_left(self.ends, or_inf(arrival.tpot))
-        pipelines = min(len(self.ends) + 1, len(candidates))
+        if self.sizes:
+            members = [self._is_member(candidate, slo_class) for candidate in candidates]
+        else:
+            pipelines = min(len(self.ends) + 1, len(candidates))
+            members = [index % pipelines == slo_class % pipelines for index in range(len(candidates))]
+        if not any(members):
+            members = [True] * len(candidates)
         scores = tuple(
-            -float(candidate.prefill.queued + candidate.decode.decoding)
-            if index % pipelines == slo_class % pipelines
-            else None
-            for index, candidate in enumerate(candidates)
+            -float(candidate.prefill.queued + candidate.decode.decoding) if member else None
+            for candidate, member in zip(candidates, members, strict=True)
         )
         keys = [(-inf if score is None else score,) for score in scores]
         return Decision(best(keys, turn), scores, f"class {slo_class}, fewest requests")
+
+    def _is_member(self, candidate: RouteCandidate, slo_class: int) -> bool:
+        """Whether the candidate's decode worker belongs to a class, or the candidate has none."""
+        number = candidate.decode.worker.rpartition("-")[2]
+        first = sum(self.sizes[:slo_class])
+        return not number or first <= int(number) < first + self.sizes[slo_class]
 
 
 ROUTERS: Mapping[str, Router] = MappingProxyType(
@@ -136,8 +154,9 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
 
 def parse_router(text: str) -> Router:
     """Return the router of that name. FlowGuard's weights and threshold may follow as in
-    "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50". Raises
-    ValueError for anything else."""
+    "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50", with the
+    numbers of their decode workers as in "classes:20=2,50=1,other=3". Raises ValueError for anything
+    else."""
     name, *arguments = text.split(":")
     if name == "classes":
         return _parse_classes(text, arguments)
@@ -160,7 +179,16 @@ def parse_router(text: str) -> Router:
 
 def _parse_classes(text: str, arguments: Sequence[str]) -> ByClass:
     try:
-        (ends,) = arguments
-        return ByClass(tuple(float(end) / 1000 for end in ends.split(",")))
+        (classes,) = arguments
+        if "=" not in classes:
+            return ByClass(tuple(float(end) / 1000 for end in classes.split(",")))
+        *bounded, (other, size) = [part.split("=") for part in classes.split(",")]
+        if other != "other":
+            raise ValueError("the last class must be other")
+        ends = tuple(float(end) / 1000 for end, _ in bounded)
+        return ByClass(ends, (*(int(count) for _, count in bounded), int(size)))
     except ValueError:
-        raise ValueError(f"{text!r}: classes take ends in milliseconds that ascend, as 20,50") from None
+        raise ValueError(
+            f"{text!r}: classes take ends in milliseconds that ascend, as 20,50, or with the number of "
+            "decode workers of each class, as 20=2,50=1,other=3"
+        ) from None

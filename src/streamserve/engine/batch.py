@@ -13,7 +13,6 @@ from streamserve.engine.reservations import may_fail_to_start
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Submit
 from streamserve.scheduling.feasibility import Load
 from streamserve.scheduling.ordering import BatchCap, Order, rank, service_order
 from streamserve.scheduling.prefill import Chunk, DecodeBatch, chunks
@@ -79,6 +78,8 @@ class BatchCandidates:
     * `exclusive`: no sequence decodes in a batch with a prompt.
     * `defer_streams`: no prompt stream is computed in a batch with a complete prompt.
     * `idle`: nothing is left to compute but the tails of prompt streams.
+    * `deferred_handovers`: sequences whose KV is to come from another worker, but not yet: if they decoded
+      here, requests would miss their latency targets.
     """
 
     ranked: list[Sequence]
@@ -88,6 +89,7 @@ class BatchCandidates:
     exclusive: bool = False
     defer_streams: bool = False
     idle: bool = False
+    deferred_handovers: List[Sequence] = ()
 
     def deferred(self, sequence: Sequence) -> bool:
         """Whether the sequence is deferred: it only gets what complete prompts leave."""
@@ -96,13 +98,15 @@ class BatchCandidates:
 
 def batch_candidates(
     sequences: List[Sequence],
+    expected: List[Sequence],
     config: EngineConfig,
     order: Order,
     now: float,
     speculation: Speculation,
     averages: RunningAverages,
 ) -> BatchCandidates:
-    """Return the batch candidates of a step that begins at `now`."""
+    """Return the batch candidates of a step that begins at `now`. The `expected` sequences will decode here
+    when their KV has landed."""
     cost, budget = speculation.step_cost, config.max_num_batched_tokens
     todo = [sequence.todo(idle=False) for sequence in sequences]
     if idle := not any(todo):
@@ -117,15 +121,45 @@ def batch_candidates(
     if order.cap:
         budget = _capped_budget(order.cap, [views[i] for i in serving], cost, budget)
     prefilling = [(sequences[i], views[i]) for i in serving if not views[i].decoding]
+    present = views + [replace(request_view(s, 1, now, 0.0), decoding=True) for s in expected]
+    deferred = (
+        _deferred_handovers(prefilling, present, now, speculation, averages) if order.by_targets else []
+    )
+    limits = _chunk_limits(prefilling, present, order, config, now, speculation, averages)
     return BatchCandidates(
         ranked=[sequences[i] for i in ranking],
         service_order=[sequences[i] for i in serving],
         budget=budget,
-        chunks=_chunk_limits(prefilling, views, order, config, now, speculation, averages),
+        chunks=limits | {sequence.id: Chunk(0, 0) for sequence in deferred},
         exclusive=order.exclusive,
         defer_streams=order.complete_first,
         idle=idle,
+        deferred_handovers=deferred,
     )
+
+
+def _deferred_handovers(
+    prefilling: list[Prefilling],
+    views: list[RequestView],
+    now: float,
+    speculation: Speculation,
+    averages: RunningAverages,
+) -> list[Sequence]:
+    """Return the sequences in `prefilling` whose KV another worker computes and that may not decode here yet.
+    `views` are those of all sequences of the engine; nothing of these prompts is computed here."""
+    handovers = [
+        (sequence, replace(view, remaining=1))
+        for sequence, view in prefilling
+        if sequence.transfer.role is TransferRole.RECEIVER and needs_admission(view)
+    ]
+    if not handovers:
+        return []
+    kv_tokens = sum(view.computed for view in views if view.remaining)
+    admitted = _admitted_prompts(
+        handovers, views, now, lambda: speculation.means(kv_tokens, RELIABLE_LEVELS), round(averages.prompts)
+    )
+    begun = {sequence.id for sequence, _ in admitted}
+    return [sequence for sequence, _ in handovers if sequence.id not in begun]
 
 
 def _chunk_limits(
@@ -170,7 +204,7 @@ def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float
         computed=computed,
         length=length,
         outputs=outputs,
-        decodes_here=not sequence.transfer.role.sends,
+        decodes_here=sequence.decodes,
         cached=kv.cached,
         prefill_seconds=(length - computed) * token_seconds if streamed else 0.0,
         running=running,
@@ -225,7 +259,7 @@ def _slo_chunks(
 ) -> dict[int, Chunk]:
     """Return the chunks of `prompts` that latency targets allow, by sequence id. `views` are those of all
     sequences of the engine."""
-    requirements = [view.requirement for view in views if view.decoding]
+    requirements = [view.requirement for view in views if view.decoding and view.running]
     kv_tokens = sum(view.computed for view in views if view.remaining)
     draft_tokens = round(len(requirements) * averages.draft_tokens)
     drafting = averages.drafting if draft_tokens else 0.0
@@ -306,13 +340,12 @@ def workload(
     sequences: List[Sequence],
     config: EngineConfig,
     order: Order,
-    message: Submit,
+    arriving: Sequence,
     speculation: Speculation,
     averages: RunningAverages,
 ) -> Load:
-    """Return the load before and together with a request that arrives now."""
-    ttft = message.params.slo.ttft_ms
-    deadline = None if ttft is None else message.arrival + ttft / 1000
+    """Return the load of these `sequences`, before and together with one that is complete now."""
+    deadline = arriving.deadline
     prompts = [sequence for sequence in sequences if not sequence.outputs]
     if order.by_targets and deadline is not None:
         prompts = [
@@ -322,9 +355,15 @@ def workload(
         ]
     kv_tokens = sum(sequence.kv.computed[TARGET] for sequence in sequences)
     return Load(
-        decoding=sum(bool(sequence.kv.blocks and sequence.outputs) for sequence in sequences),
+        decoding=sum(map(_decodes_now, sequences)),
         queued_tokens=sum(sequence.todo(idle=False) for sequence in prompts),
         max_prompt_tokens=min(config.max_chunk, config.max_num_batched_tokens),
         mean_output=averages.output,
         means=speculation.means(kv_tokens, MAX_DEPTH),
     )
+
+
+def _decodes_now(sequence: Sequence) -> bool:
+    """Whether a sequence decodes on this worker, or will as soon as its KV has landed."""
+    expected = sequence.status is SequenceStatus.AWAITING_KV and sequence.decodes
+    return bool(sequence.kv.blocks) and (sequence.outputs > 0 or expected)

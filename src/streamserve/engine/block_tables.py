@@ -9,6 +9,7 @@ A block is only written to while one sequence alone holds it and no lookup can f
 from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
+from streamserve.engine.status import TransferRole
 from streamserve.scheduling.prefix import extend_hashes
 
 
@@ -29,11 +30,11 @@ class BlockTables:
 
     def match(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks of a waiting sequence's longest known prefix, without taking a reference.
-        The last token is left out, since its logits are needed; with prompt log-probabilities the whole
+        The last token is left out where its logits are needed; with prompt log-probabilities the whole
         prompt is. Stores the cached prefix length in `sequence.kv.cached`."""
         if not self.prefix_caching or not sequence.prompt_logprobs_done:
             return []
-        length = len(sequence.tokens) - 1
+        length = len(sequence.tokens) - (sequence.transfer.role is not TransferRole.COPY)
         extend_hashes(sequence.kv.hashes, sequence.kv.root, sequence.tokens, self.block_size, length)
         cached = []
         for digest in sequence.kv.hashes[: length // self.block_size]:

@@ -9,7 +9,7 @@ from streamserve.engine.observer import Observer
 from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.status import SequenceStatus, TransferRole
+from streamserve.engine.status import SequenceStatus
 from streamserve.protocol.messages import (
     DraftVerified,
     Event,
@@ -119,16 +119,17 @@ class StepCommitter:
         events: list[Event] = []
         continuing = []
         self._scheduler.tables.register(sequence)
-        if sequence.transfer.role is TransferRole.WRITE_BACK:
-            sequence.become(SequenceStatus.SENDING)
-            self._transfers.advance(sequence)
-            return events
         for choice, (token,) in zip(sequence.choices, outcome.outputs, strict=True):
             sequence.tokens.append(token.token)
             finish = sequence.finish_reason(self._eos, self._max_model_len)
             finish = "stop" if token.ends else finish
-            events.append(_token(sequence, choice, token, finish))
+            held_back = finish and sequence.stream.open
+            if not held_back:
+                events.append(_token(sequence, choice, token, finish))
             sequence.tokens.pop()
+            if held_back:  # the decode worker samples it again, and sends it when the prompt is finished
+                continuing.append(choice)
+                continue
             self.generation_tokens += 1
             self._observer.on_event("output 0", sequence.request)
             if not finish:

@@ -14,7 +14,6 @@ from streamserve.engine.pipeline import StepPipeline
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.prompt_edits import Streams
-from streamserve.engine.reservations import write_backs_without_blocks
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
@@ -39,7 +38,7 @@ from streamserve.protocol.messages import (
     ToEngine,
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
-from streamserve.protocol.transfers import Join, Push, Release
+from streamserve.protocol.transfers import Hold, Join, Push, Release
 from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefix import namespace
 from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
@@ -142,7 +141,7 @@ class Engine:
                 return self._edit(message)
             case Cancel():
                 return self._cancel(message)
-            case Push() | Join() | Release():
+            case Push() | Join() | Release() | Hold():
                 self.transfers.handle(message)
                 return []
 
@@ -171,8 +170,6 @@ class Engine:
         plan = flight.plan
         moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
         self.stalled = not (self._pipeline.running or moved)
-        if self.stalled:
-            events += self._give_up_write_backs()
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
             check_state(self.scheduler, self.transfers)
@@ -185,9 +182,14 @@ class Engine:
         able = [s for s in self.scheduler.sequences.values() if s.status.schedulable]
         for sequence in able:
             sequence.tick(started)
-        proposals = self.scheduler.plan(
-            batch_candidates(able, self.config, self._order, started, self.speculation, self.averages)
+        expected = self.transfers.expected()
+        for sequence in expected:
+            sequence.tick(started)
+        candidates = batch_candidates(
+            able, expected, self.config, self._order, started, self.speculation, self.averages
         )
+        self.transfers.defer(candidates.deferred_handovers)
+        proposals = self.scheduler.plan(candidates)
         round, trees = self._drafting.draft(proposals)
         self._drafting.catch_up_prompts(proposals)
         plan = self.scheduler.select(proposals, trees)
@@ -228,15 +230,6 @@ class Engine:
                 flight.members[number].tick(flight.began)
         self._committer.count_step(zip(flight.plan.spans, flight.members, strict=True))
         return events
-
-    def _give_up_write_backs(self) -> list[Event]:
-        """End the KV write-backs that have no free blocks."""
-        waiting = write_backs_without_blocks(self.scheduler.sequences.values())
-        for sequence in waiting:
-            self.transfers.remove(sequence)
-        return [
-            Finished(s.request, s.attempt, 0, "error", "no free KV blocks to write it back") for s in waiting
-        ]
 
     def take_cache_updates(self) -> Cached | None:
         """Return the changes of the prefix index since the last call, for one worker of a stream pair; None
@@ -281,9 +274,9 @@ class Engine:
         return self.speculation.counters.draft_seconds + self._pipeline.computing_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
-        refused = self._refuse(message)
-        if refused is not None:
-            return refused
+        error = refusal(message, self.config, self.model, self.transfers.serves(message.phase))
+        if error:
+            return final_events(message, error)
         self._observer.on_event("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
             self.transfers.remove(sequence)  # an earlier attempt: only the latest one is served
@@ -296,36 +289,37 @@ class Engine:
                 message, choices, self.scheduler.new_id(), root, groups, survival, self.config.check
             )
             self.scheduler.add(sequence)
-            if (
-                sequence.transfer.role is TransferRole.WRITE_BACK
-                and sequence.pending - sequence.kv.cached > self.config.block_size
-            ):
+            is_copy = sequence.transfer.role is TransferRole.COPY
+            if is_copy and not self.scheduler.attach_copy(sequence):
                 self.scheduler.remove(sequence)
                 return final_events(message, "its KV is no longer in this worker's cache")
+            if may_be_infeasible(message) and (refused := self._infeasible(sequence)):
+                return refused
         if message.phase in ("both", "prefill") and not message.open:
             self._prompt_tokens += len(message.prompt)
         return []
 
-    def _refuse(self, message: Submit) -> list[Event] | None:
-        """Return the final events of a request that this engine must refuse, because it cannot run here or
-        cannot meet its targets; None for an acceptable one."""
-        error = refusal(message, self.config, self.model, self.transfers.serves(message.phase))
-        if error:
-            return final_events(message, error)
-        if self.config.slo_admission and may_be_infeasible(message) and self.speculation.step_cost.observed:
-            sequences = list(self.scheduler.sequences.values())
-            load = workload(sequences, self.config, self._order, message, self.speculation, self.averages)
-            return infeasible_events(message, load) or None
-        return None
+    def _infeasible(self, sequence: Sequence) -> list[Event]:
+        """Remove a sequence whose latency targets cannot be met, with `slo_admission`; returns its final
+        events. Nothing is refused before a step was timed."""
+        if not (self.config.slo_admission and self.speculation.step_cost.observed):
+            return []
+        others = [other for other in self.scheduler.sequences.values() if other is not sequence]
+        load = workload(others, self.config, self._order, sequence, self.speculation, self.averages)
+        events = infeasible_events(sequence, load)
+        if events:
+            self.transfers.remove(sequence)
+        return events
 
     def _edit(self, message: Edit) -> list[Event]:
         self._observer.on_event("edit", message.request)
         events = self.streams.edit(message)
         if message.finish:
-            prompts = [
-                s.prompt_length for s in self.scheduler.of(message.request) if s.attempt == message.attempt
-            ]
-            self._prompt_tokens += max(prompts, default=0)
+            finished = [s for s in self.scheduler.of(message.request) if s.attempt == message.attempt]
+            for sequence in finished:
+                if not (sequence.outputs or sequence.stream.early):
+                    events += self._infeasible(sequence)
+            self._prompt_tokens += max((s.prompt_length for s in finished), default=0)
         return events
 
     def _cancel(self, message: Cancel) -> list[Event]:

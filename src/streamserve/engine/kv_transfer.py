@@ -1,6 +1,6 @@
 """The KV transfer manager: an engine's transfer reservations with other workers, and their notifications."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import asdict
 
@@ -10,9 +10,9 @@ from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.transport import Incoming, Outgoing
-from streamserve.protocol.messages import Phase, Pushed, Reserved, TransferUpdate
+from streamserve.protocol.messages import Deferred, Phase, Pushed, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
-from streamserve.protocol.transfers import Join, Push, Release
+from streamserve.protocol.transfers import Hold, Join, Push, Release
 
 
 class KVTransferManager:
@@ -31,6 +31,7 @@ class KVTransferManager:
         self._incoming = incoming
         self._observer = observer
         self._updates: list[TransferUpdate] = []
+        self._deferred = 0
 
     @property
     def enabled(self) -> bool:
@@ -58,9 +59,25 @@ class KVTransferManager:
             return True
         return (self._incoming if phase == "decode" else self._outgoing) is not None
 
-    def handle(self, message: Push | Join | Release) -> None:
+    def expected(self) -> list[Sequence]:
+        """Return the sequences that will decode here as soon as their KV has landed."""
+        return [s for s in self._incoming.sequences() if s.decodes] if self._incoming else []
+
+    def defer(self, sequences: Iterable[Sequence]) -> None:
+        """Report the sequences whose reservation is deferred, each once."""
+        for sequence in sequences:
+            if not sequence.transfer.deferred:
+                sequence.transfer.deferred = True
+                self._deferred += 1
+                self._updates.append(Deferred(sequence.request, sequence.attempt))
+
+    def handle(self, message: Push | Join | Release | Hold) -> None:
         """Handle the fleet's message about a transfer reservation."""
         match message:
+            case Hold():
+                for sequence in self._scheduler.of(message.request):
+                    if sequence.attempt == message.attempt and sequence.transfer.role is TransferRole.SENDER:
+                        sequence.transfer.hold = True
             case Push():
                 self._push(message)
             case Join():
@@ -125,9 +142,10 @@ class KVTransferManager:
     def report(self) -> TransferReport | None:
         """Return the totals sent and received; None for a worker that does neither."""
         sides = [asdict(side.report()) for side in (self._outgoing, self._incoming) if side]
-        return (
-            TransferReport(**{key: sum(side[key] for side in sides) for key in sides[0]}) if sides else None
-        )
+        if not sides:
+            return None
+        totals = {key: sum(side[key] for side in sides) for key in sides[0]}
+        return TransferReport(**totals | {"deferred": self._deferred})
 
     def _push(self, message: Push) -> None:
         reservation = message.reservation
@@ -163,4 +181,6 @@ class KVTransferManager:
             return
         for branch in self._scheduler.fork(sequence):
             branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
-            branch.clock.first_token_at = message.began[branch.choices[0]]
+            branch.clock.first_token_at = message.began.get(branch.choices[0])
+            if not branch.pending:  # its first token was held back: it is sampled here
+                self._scheduler.truncate(branch, len(branch.tokens) - 1)

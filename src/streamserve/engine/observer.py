@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
-from streamserve.protocol.messages import RETURN, ToEngine
+from streamserve.protocol.messages import COPY, ToEngine
 
 LifecycleEvent = Literal[
     "submitted",
@@ -99,16 +99,16 @@ class NoObserver:
 
 
 class ClientObserver:
-    """Passes the events of clients' requests on to `observer`, without those of KV write-backs."""
+    """Passes the events of clients' requests on to `observer`, without those of cache copies."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Pass the event on if it is of a client's request."""
-        if not request.startswith(RETURN):
+        if not request.startswith(COPY):
             self._observer.on_event(name, request)
 
     def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
         """Pass the step on, with its clients' requests only."""
-        self._observer.on_step([row for row in query_tokens if not row[0].startswith(RETURN)], seconds)
+        self._observer.on_step([row for row in query_tokens if not row[0].startswith(COPY)], seconds)

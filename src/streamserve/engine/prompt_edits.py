@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import DecodeClock, Sequence
+from streamserve.engine.status import TransferRole
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Progress, Token, Withdrawn
 from streamserve.scheduling.eviction import learn_survival
@@ -64,6 +65,8 @@ class Streams:
             stream = branch.stream
             stream.version, stream.tail, stream.open = message.version, message.tail, not message.finish
             stream.finished_at = message.arrival if message.finish else None
+        if branches[0].transfer.role is TransferRole.RECEIVER:
+            return events  # the worker that computes the prompt counts it
         events.append(_progress(branches[0]))
         if message.finish:
             self._finish(branches[0])

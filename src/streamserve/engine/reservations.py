@@ -16,9 +16,9 @@ whatever their ranks; S is computed again when it has its reservation. So a hold
 that rank higher. The first of all waits for none: it is computed, its KV lands, and its blocks on the prefill
 worker are free for others.
 
-KV write-backs go from decode worker to prefill worker, and could close the circle the other way. No request
-waits for one, so it is no holder: holders may evict it, and it is given up when nothing else can proceed.
-Still it is admitted like a holder, because a prompt may be waiting for the blocks reserved for it.
+Cache copies (KV write-backs, and the KV of a prompt stream that still arrives) go in both directions, and
+close no circle: a copy begins only if all its blocks are cached, so once it has its reservation it waits for
+nothing but the wire. Until then it waits for blocks at the lowest rank, and holds none.
 
 A sequence that only needs blocks for KV from another worker (TransferRole.RECEIVER) is ranked as any other;
 once reserved, its blocks are not evicted (SequenceStatus.AWAITING_KV).
@@ -33,7 +33,7 @@ from streamserve.engine.status import SequenceStatus, TransferRole
 
 def is_holder(sequence: Sequence) -> bool:
     """Whether another worker keeps blocks for the sequence's KV, and a request waits for it."""
-    return sequence.transfer.has_reservation and sequence.transfer.role is not TransferRole.WRITE_BACK
+    return sequence.transfer.has_reservation and sequence.transfer.role is not TransferRole.COPY
 
 
 def evictable(sequence: Sequence, ranked: List[Sequence], sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -97,11 +97,6 @@ def take_reservation(sequence: Sequence) -> None:
         sequence.state_stale = True
 
 
-def write_backs_without_blocks(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return the KV write-backs that could not start. They are given up when nothing else can proceed either:
-    all other sequences may be waiting for the blocks reserved for them on another worker."""
-    return [s for s in sequences if s.passed_over and s.transfer.role is TransferRole.WRITE_BACK]
-
-
 def _awaits_reservation(sequence: Sequence) -> bool:
-    return sequence.status is SequenceStatus.SENDING and not sequence.transfer.has_reservation
+    sending = sequence.status is SequenceStatus.SENDING and not sequence.transfer.has_reservation
+    return sending and sequence.transfer.role is not TransferRole.COPY

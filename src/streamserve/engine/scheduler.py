@@ -105,6 +105,17 @@ class Scheduler:
         self.sequences[sequence.id] = sequence
         self.tables.match(sequence)  # so that a sequence with a long cached prefix is ranked by what is left
 
+    def attach_copy(self, sequence: Sequence) -> bool:
+        """Give a sequence that is only to be sent the cached blocks of all its tokens; returns False, with
+        nothing attached, if one is missing."""
+        cached = self.tables.match(sequence)
+        if len(cached) * self.config.block_size < len(sequence.tokens):
+            return False
+        self.tables.attach(sequence, cached)
+        sequence.become(SequenceStatus.RUNNING)
+        sequence.become(SequenceStatus.SENDING)
+        return True
+
     def new_id(self) -> int:
         """Return an id that no sequence has had."""
         self._last_id += 1
@@ -233,9 +244,8 @@ class Scheduler:
         if cached is None:
             return
         sequence.become(SequenceStatus.RUNNING)
-        if sequence.transfer.role is not TransferRole.WRITE_BACK:
-            self.prefix_queries += len(sequence.tokens)
-            self.prefix_hits += cached
+        self.prefix_queries += len(sequence.tokens)
+        self.prefix_hits += cached
 
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:
         """Fix tree nodes and chunk sizes together by the budget, and free the blocks not needed."""

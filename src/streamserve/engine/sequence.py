@@ -80,11 +80,19 @@ class PromptStreamState:
 
 @dataclass(slots=True)
 class Transfer:
-    """A sequence's part in a KV transfer. `has_reservation`: whether it holds a transfer reservation, that is
-    blocks on the worker that its KV is sent to."""
+    """A sequence's part in a KV transfer.
+
+    * `has_reservation`: whether it holds a transfer reservation, that is blocks on the worker that its KV is
+      sent to.
+    * `hold`: whether its last prompt token is computed, and its first output sampled, only with the
+      reservation.
+    * `deferred`: whether its own reservation of blocks was deferred for the sake of latency targets.
+    """
 
     role: TransferRole = TransferRole.LOCAL
     has_reservation: bool = False
+    hold: bool = False
+    deferred: bool = False
 
 
 @dataclass(eq=False)
@@ -152,11 +160,19 @@ class Sequence:
         computed = self.kv.computed[TARGET]
         pending = len(self.tokens) - computed
         if not stream.open or stream.early:
-            return pending
+            return self._unheld(pending) if self.transfer.hold else pending
         last = 1 if idle else stream.tail or 1
         if self.status is SequenceStatus.SWAPPED and not idle and pending - last < computed:
             return 0
         return pending - last if pending > last else 0
+
+    def _unheld(self, pending: int) -> int:
+        """Return how many of the pending tokens are not held back. What a waiting sequence had cached when it
+        was last looked up is not counted, or it would start with nothing to compute."""
+        if self.transfer.has_reservation:
+            return pending
+        cached = self.kv.cached if self.status is SequenceStatus.WAITING else 0
+        return max(0, pending - 1 - cached)
 
     @property
     def streamed(self) -> bool:
@@ -193,6 +209,11 @@ class Sequence:
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def decodes(self) -> bool:
+        """Whether this worker generates its output tokens: it neither sends its KV, nor only caches it."""
+        return not self.transfer.role.sends and self.params.max_tokens != 0
 
     @property
     def completed_at(self) -> float:

@@ -61,7 +61,7 @@ class TransferRole(Enum):
 
     * LOCAL: none, or its KV has landed here.
     * SENDER: its KV goes to the worker that will decode it. It is computed up to its first token.
-    * WRITE_BACK: its KV goes to the prefill worker, for the next turn of a chat. No request waits for it.
+    * COPY: its KV, all of it cached here, goes into another worker's cache. It computes nothing.
     * RECEIVER: its KV comes from the worker that computes its prompt.
 
     `sends`: whether this worker sends its KV.
@@ -69,7 +69,7 @@ class TransferRole(Enum):
 
     LOCAL = ("local", False)
     SENDER = ("sender", True)
-    WRITE_BACK = ("write-back", True)
+    COPY = ("copy", True)
     RECEIVER = ("receiver", False)
 
     def __init__(self, label: str, sends: bool) -> None:

@@ -16,7 +16,7 @@ from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.reservations import take_reservation
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.messages import Pushed
+from streamserve.protocol.messages import STREAM, Pushed
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, TransferReservation
 
@@ -148,7 +148,7 @@ class Outgoing:
             sequence,
             reservation.start,
             len(sequence.kv.computed),
-            sequence.transfer.role is not TransferRole.WRITE_BACK,
+            sequence.transfer.role is not TransferRole.COPY,
         )
         take_reservation(sequence)
         return self.advance(sequence)
@@ -210,9 +210,11 @@ class Outgoing:
             sending.sent += landed.sent
             sending.error = sending.error or landed.error
             counts = self._counts
+            arriving = sending.reservation.request.startswith(STREAM)
             self._counts = replace(
                 counts,
                 sent_bytes=counts.sent_bytes + landed.sent,
+                arriving_bytes=counts.arriving_bytes + arriving * landed.sent,
                 wire_seconds=counts.wire_seconds + landed.seconds,
             )
         closed, self._refused = self._refused, []

@@ -9,7 +9,7 @@ from streamserve.scheduling.feasibility import Load, infeasible
 ROLES: dict[Phase, TransferRole] = {
     "both": TransferRole.LOCAL,
     "prefill": TransferRole.SENDER,
-    "return": TransferRole.WRITE_BACK,
+    "return": TransferRole.COPY,
     "decode": TransferRole.RECEIVER,
 }
 """The role of a sequence in a KV transfer, by the part of its request that this worker does."""
@@ -38,31 +38,32 @@ def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: boo
 
 
 def may_be_infeasible(message: Submit) -> bool:
-    """Whether SLO admission applies to the request: one that has begun elsewhere, or is a prompt stream, is
-    exempt."""
-    return not (any(message.outputs.values()) or message.phase == "decode" or message.open)
+    """Whether SLO admission applies to the request now: one that has begun elsewhere is exempt, a cache copy
+    has no targets, and a prompt stream is judged when it is finished."""
+    return not (any(message.outputs.values()) or message.phase == "return" or message.open)
 
 
-def infeasible_events(message: Submit, load: Load) -> list[Event]:
-    """Return the final events of a request whose latency targets are infeasible at this load; none if
-    feasible."""
-    slo = message.params.slo
-    tpot = slo.tpot_ms if message.phase == "both" else None  # otherwise another worker decodes
-    verdict = infeasible(slo.ttft_ms, tpot, len(message.prompt), load)
+def infeasible_events(sequence: Sequence, load: Load) -> list[Event]:
+    """Return the final events of a sequence that has no output yet, if its latency targets are infeasible at
+    this load; none if they are feasible. Of a stream pair each half judges what it computes."""
+    slo, role = sequence.params.slo, sequence.transfer.role
+    ttft = None if role is TransferRole.RECEIVER else slo.ttft_ms
+    tpot = None if role.sends else slo.tpot_ms
+    verdict = infeasible(ttft, tpot, sequence.pending, load)
     if verdict is None:
         return []
     missed, retry_after = verdict
     error = f"the latency targets cannot be met at present (slo_admission): {'; '.join(missed)}"
-    return final_events(message, error, 503, retry_after)
+    return [
+        Finished(sequence.request, sequence.attempt, choice, "error", error, 503, retry_after)
+        for choice in sequence.choices
+    ]
 
 
-def final_events(
-    message: Submit, error: str, status: int = 400, retry_after: float | None = None
-) -> list[Event]:
+def final_events(message: Submit, error: str) -> list[Event]:
     """Return a final event with an error for each choice."""
     return [
-        Finished(message.request, message.attempt, choice, "error", error, status, retry_after)
-        for choice in message.outputs
+        Finished(message.request, message.attempt, choice, "error", error, 400) for choice in message.outputs
     ]
 
 
@@ -97,7 +98,7 @@ def make_sequence(
             last_chunk_at=message.arrival,
             survival=survival,
         ),
-        transfer=Transfer(ROLES[message.phase]),
+        transfer=Transfer(ROLES[message.phase], hold=message.hold),
         prompt_logprobs_done=message.params.prompt_logprobs is None
         or 0 not in choices
         or message.phase == "decode",

@@ -82,6 +82,11 @@ class Checkpoint:
         `dtype`."""
         return torch.cat([self._finite(name, dtype) for name in names])
 
+    def view(self, name: str) -> Tensor:
+        """Return a contiguous view of the file, unchecked. Do not keep it: the file may be replaced while the
+        view exists."""
+        return self._mapped(name).contiguous()
+
     def integers(self, name: str) -> Tensor:
         """Return a copy of a tensor as it is stored."""
         return self._mapped(name).clone()

@@ -268,7 +268,9 @@ def _load_model(
     if pool is None:
         return load_model(checkpoint, spec, dtype)
     linear = partial(NativeLinear, pool, dtype=dtype)
-    makers = LinearMakers(linear, partial(linear, paired=True), linear, partial(NativeLinear, pool))
+    makers = LinearMakers(
+        linear, partial(linear, paired=True), linear, partial(NativeLinear, pool), direct=True
+    )
     return NativeModel.of(load_model(checkpoint, spec, dtype, makers, format=format, head=head), pool)
 
 

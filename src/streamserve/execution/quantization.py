@@ -138,6 +138,12 @@ class QuantizedWeight:
     order: Tensor | None = None
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        rows, columns = self.numbers.shape
+        return rows, columns
+
+    @property
     def offsets(self) -> Tensor | None:
         """What the kernels add, minimums or -(zero point · scale), [out, groups] in float32."""
         if self.minimums is not None:
@@ -163,6 +169,25 @@ class QuantizedWeight:
             zeros = self.format.middle if self.zeros is None else spread(self.zeros).float()
             columns = scales * (self.numbers.float() - zeros)
         return columns if self.order is None else columns[:, self.order.argsort()]
+
+
+class NotFinite(Exception):
+    """A stored weight has numbers that are not finite, as they are or in the dtype that they are to have."""
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight [out, in] as a checkpoint has it, in `parts` of one dtype and the same inputs, whose rows are
+    contiguous; they may be views of a file. It is to be packed in `dtype` or, with a `format`, rounded."""
+
+    parts: tuple[Tensor, ...]
+    dtype: torch.dtype
+    format: WeightFormat | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return sum(len(part) for part in self.parts), self.parts[0].shape[1]
 
 
 def looked_up(table: Table, indices: Tensor) -> Tensor:

@@ -13,7 +13,15 @@ from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.linear import Linear, LinearMap
 from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model
-from streamserve.execution.quantization import MAX_INPUTS, QuantizedWeight, WeightFormat, join, quantize
+from streamserve.execution.quantization import (
+    MAX_INPUTS,
+    NotFinite,
+    QuantizedWeight,
+    StoredWeight,
+    WeightFormat,
+    join,
+    quantize,
+)
 from streamserve.execution.shapes import (
     EMBEDDING,
     FINAL_NORM,
@@ -30,7 +38,8 @@ from streamserve.protocol.errors import CheckpointError
 
 AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight, and optionally a bias [out]."""
+"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight (or a StoredWeight: LinearMakers),
+and optionally a bias [out]."""
 
 CPU = torch.device("cpu")
 
@@ -38,12 +47,14 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class LinearMakers:
     """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
-    values, the head, routers in float32, and all others."""
+    values, the head, routers in float32, and all others. `direct`: they take matrices as StoredWeight, those
+    of plain checkpoints without a copy."""
 
     linear: LinearMaker = Linear
     gate_up: LinearMaker = Linear
     head: LinearMaker = Linear
     router: LinearMaker = Linear
+    direct: bool = False
 
 
 IGNORED = (".rotary_emb.inv_freq",)
@@ -168,6 +179,8 @@ class _Loader:
             weight = embedding if spec.tied_embeddings else self.tensors([name])
         elif isinstance(checkpoint, GgufCheckpoint) and spec.stored and spec.stored.head:
             weight = checkpoint.integers(name.removesuffix(".weight"), format)
+        elif self._makers.direct:
+            return self._direct(self._makers.head, [name], None, format)
         else:
             weight = quantize(checkpoint.tensor([name], torch.float32), format)
         return self._makers.head(weight, None)
@@ -211,7 +224,31 @@ class _Loader:
         """Return the linear map of joined matrices."""
         modules = [f"{prefix}{name}" for name in names]
         bias = torch.cat([self._bias(module) for module in modules]) if has_bias else None
+        if self._makers.direct and not (self._spec.stored and self._spec.stored.of(modules[0])):
+            format = self._format if self._spec.stored is None else None
+            return self._direct(make, [f"{module}.weight" for module in modules], bias, format)
         return make(self._matrix(modules), bias)
+
+    def _direct(
+        self, make: LinearMaker, names: Sequence[str], bias: Tensor | None, format: WeightFormat | None
+    ) -> LinearMap:
+        """Return the linear map of joined matrices, packed where they lie in the file."""
+        dtype = torch.float32 if format else self._dtype
+        parts = [self._stored_floats(name, dtype) for name in names]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [part.float() for part in parts]
+        try:
+            return make(StoredWeight(tuple(parts), self._dtype, format), bias)
+        except NotFinite:
+            for name in names:
+                self._floats(name.removesuffix(".weight"), dtype)
+            raise
+
+    def _stored_floats(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a tensor as it lies in the file, or in `dtype` where it must be taken apart."""
+        if isinstance(self._checkpoint, Checkpoint) and name in self._checkpoint:
+            return self._checkpoint.view(name)
+        return self._floats(name.removesuffix(".weight"), dtype).contiguous()
 
     def _matrix(self, modules: Sequence[str]) -> Tensor | QuantizedWeight:
         stored = self._spec.stored.of(modules[0]) if self._spec.stored else None

@@ -13,7 +13,8 @@ class FleetConfig:
     tokens of the waiting ones; one request may always wait. A worker that is silent for `stuck_after` seconds
     counts as stuck. A request that ended its worker `max_attempts` times while it ran alone, or whose KV
     transfer failed as often, is not tried again. A decode worker that has all but `continue_tokens` tokens of
-    a prompt cached, and more than the prefill worker, computes the rest itself."""
+    a prompt cached, and more than the prefill worker, computes the rest itself. `slo_admission` is that of
+    the workers: where a decode worker may refuse a request, its first token waits for the decision."""
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)
@@ -22,3 +23,4 @@ class FleetConfig:
     stuck_after: float = 30.0
     max_attempts: int = 3
     continue_tokens: int = 64
+    slo_admission: bool = False

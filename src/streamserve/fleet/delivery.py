@@ -47,7 +47,7 @@ class Delivery:
             if request is not None:
                 yield from self._deliver(request, reported, now)
             elif any(isinstance(event, Finished) for event in reported):
-                yield from self._transfers.writebacks.drop(name)
+                yield from self._transfers.end_copy(name, False, now)
 
     def finish(self, request: OpenRequest, now: float) -> None:
         """Forget a request that is over, after its blocks and its workers' good work have been recorded."""
@@ -88,11 +88,13 @@ class Delivery:
         if request.worker and any(isinstance(event, Token) for event in fresh):
             self._workers[request.worker].started(request.name, now)
             if request.decode is None:
-                self._transfers.decodes(request)
+                self._transfers.decodes(request, now)
             if not request.transferring and request.decoded:
                 self._quarantine.progressed(request)
         if request.opened.open and any(isinstance(event, Progress) for event in fresh):
             self._quarantine.progressed(request)
+            self._dispatcher.update_load(request, now)
+            yield from self._transfers.pushes.advance(request, now)
         if any(isinstance(event, Admitted) and event.attempt == request.attempt for event in reported):
             request.planned = True
             yield from self._transfers.reserve(request)

@@ -11,19 +11,28 @@ from itertools import count
 
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, Open, Refuse, Send
-from streamserve.fleet.placement import Placement
+from streamserve.fleet.placement import Placement, Route
 from streamserve.fleet.quarantine import Quarantine
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import Queued
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
 
+BUSY = 0.8
+"""Share of the strictest target that the predicted time per output token may reach before first tokens wait
+for the decision of the decode worker, which takes a step longer."""
+
 
 class Dispatcher:
     """The open `requests` by name. One that was lost `max_attempts` times is not tried again."""
 
     def __init__(
-        self, availability: Availability, placement: Placement, quarantine: Quarantine, max_attempts: int
+        self,
+        availability: Availability,
+        placement: Placement,
+        quarantine: Quarantine,
+        max_attempts: int,
+        slo_admission: bool,
     ) -> None:
         self.requests: dict[str, OpenRequest] = {}
         self._availability = availability
@@ -31,7 +40,10 @@ class Dispatcher:
         self._placement = placement
         self._quarantine = quarantine
         self._max_attempts = max_attempts
+        self._slo_admission = slo_admission
         self._attempts = count()
+        self.rerouted = 0
+        """Prompt streams that were moved to a better place."""
 
     def open(self, event: Open, now: float) -> Iterator[Command]:
         """Open a request and place it."""
@@ -44,32 +56,93 @@ class Dispatcher:
         yield from self.place(request, now)
 
     def place(self, request: OpenRequest, now: float) -> Iterator[Command]:
-        """Route a request to the router's choice; without a free route candidate it stays waiting."""
+        """Route a request to the router's choice. It stays waiting without a free route candidate, and as a
+        prompt stream without content."""
         if not self._availability.can_serve:
             yield self.refuse(request, self.unavailable(self._availability.health()[1], now))
             return
-        name, trial = request.name, self._quarantine.trial
-        if self._quarantine.waits(name):
+        route = None if self._quarantine.waits(request.name) else self._route(request, now)
+        if route is not None:
+            yield from self._assign(request, route, now)
+
+    def reroute(self, request: OpenRequest, now: float, anew: bool = False) -> Iterator[Command]:
+        """Move a prompt stream to a better place, as a new attempt. Without `anew` it stays, and there are no
+        commands, unless the better place is worth the move, or its decode worker is gone."""
+        decode = request.decode
+        ended = decode if decode and not self._workers[decode].ready else ""
+        anew = anew or bool(ended)
+        route = self._route(request, now, stay=(request.worker or "", decode))
+        stays = route is None or (route.worker, route.decode) == (request.worker, decode)
+        if stays and not anew:
             return
-        if trial and name in trial.group.members:
-            chosen = self._placement.choose(request, now, only=trial.workers)
+        self.rerouted += not stays
+        yield from self.withdraw(request, ended)
+        if route is not None:
+            yield from self._assign(request, route, now)
+
+    def update_load(self, request: OpenRequest, now: float) -> None:
+        """Record what is left to compute of a request at its workers. A prompt stream that is idle is no
+        load, and its deadline counts from its end."""
+        front, opened = request.worker, request.opened
+        if front is None or any(request.outputs.values()):
+            return
+        if opened.open:
+            self._workers[front].arrives(request.name, request.uncomputed)
         else:
-            chosen = self._placement.choose(request, now, without=self._quarantine.reserved(now))
-        if chosen is None:
-            return
-        front, decode, tokens = chosen
-        # Do not hand a request to a decode worker if it ends with its first token or is answered while its
-        # prompt changes.
-        params, early = request.opened.params, request.opened.answer_early
-        local = decode is None or params.max_tokens in (0, 1) or early
-        request.worker, request.decode = front, None if local else decode
+            ttft = opened.params.slo.ttft_ms
+            deadline = None if ttft is None else request.since + ttft / 1000
+            self._workers[front].queue(request.name, Queued(request.uncomputed, deadline), now)
+        if not opened.open or opened.answer_early:
+            self._workers[request.decode or front].expects(request.name)
+
+    def holds(self, request: OpenRequest) -> bool:
+        """Whether the first token of a complete prompt is to wait for its reservation: its decode worker may
+        refuse it, or defer it for the sake of latency targets, which count from the first token on."""
+        if request.decode is None or request.opened.open or any(request.outputs.values()):
+            return False
+        decode = self._workers[request.decode]
+        own = request.opened.params.slo.tpot_ms
+        if decode.deferring or (self._slo_admission and own is not None):
+            return True
+        others = [self.requests[name] for name in (decode.incoming | decode.decoding) - {request.name}]
+        targets = [other.opened.params.slo.tpot_ms for other in others] + [own]
+        strictest = min((target for target in targets if target is not None), default=None)
+        if strictest is None or not others:
+            return False
+        step = decode.decode_seconds(len(others) + 1)
+        return step is None or step > BUSY * strictest / 1000
+
+    def _route(
+        self, request: OpenRequest, now: float, stay: tuple[str, str | None] | None = None
+    ) -> Route | None:
+        """Return the router's choice; None while there is none. A prompt stream is routed when its first
+        content has come."""
+        trial = self._quarantine.trial
+        if trial and request.name in trial.group.members:
+            return self._placement.choose(request, now, only=trial.workers)
+        if not request.placeable:
+            return None
+        return self._placement.choose(request, now, without=self._quarantine.reserved(now), stay=stay)
+
+    def _assign(self, request: OpenRequest, route: Route, now: float) -> Iterator[Command]:
+        """Send a request to its worker, and to its decode worker if the first token waits for its decision.
+        One that ends with its first token is not handed over."""
+        params = request.opened.params
+        final = not request.opened.open or request.opened.answer_early
+        local = route.decode is None or (final and params.max_tokens in (0, 1))
+        request.worker, request.decode = route.worker, None if local else route.decode
         request.transferring = set() if local else set(request.open_choices)
-        request.awaited_version = None
-        ttft = params.slo.ttft_ms
-        deadline = None if ttft is None else request.arrival + ttft / 1000
-        self._workers[front].queue(name, Queued(tokens, deadline), now)
-        self._workers[request.decode or front].incoming.add(name)
-        yield Send(front, request.submit("both" if local else "prefill"))
+        request.hold = self.holds(request)
+        request.arriving.computed = len(request.opened.prompt) - route.tokens
+        if any(request.outputs.values()):
+            self._workers[route.worker].queue(request.name, Queued(route.tokens), now)
+            self._workers[request.decode or route.worker].expects(request.name)
+        else:
+            self.update_load(request, now)
+        yield Send(route.worker, request.submit("both" if local else "prefill"))
+        if request.hold and request.decode:
+            request.reserving = True
+            yield Send(request.decode, request.submit("decode"))
 
     def place_waiting(self, now: float) -> Iterator[Command]:
         """Place all requests that have no worker."""

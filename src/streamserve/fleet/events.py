@@ -11,7 +11,8 @@ from streamserve.protocol.sampling import SamplingParams
 @dataclass(frozen=True)
 class Open:
     """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
-    and `version` describe a prompt stream, as in Submit."""
+    and `version` describe a prompt stream, as in Submit; it is routed as a prompt of at least
+    `expected_tokens`."""
 
     request: str
     prompt: list[int]
@@ -22,6 +23,7 @@ class Open:
     answer_early: bool = False
     tail: int = 0
     version: int = 0
+    expected_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,14 @@ from streamserve.fleet.isolation import Isolation, conviction
 from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
+from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cached, Cancel, Events, Failed, Pushed, Ready, Transfers, Withdrawn
 from streamserve.protocol.reports import IncidentReport, Report
+from streamserve.protocol.transfers import Hold
 
 
 class Fleet:
@@ -54,7 +56,9 @@ class Fleet:
         self.availability = self.supervisor.availability
         self.quarantine = Quarantine(config.topology, config.max_attempts)
         self.placement = Placement(self.availability, config.router, config.continue_tokens)
-        self.dispatcher = Dispatcher(self.availability, self.placement, self.quarantine, config.max_attempts)
+        self.dispatcher = Dispatcher(
+            self.availability, self.placement, self.quarantine, config.max_attempts, config.slo_admission
+        )
         self.requests = self.dispatcher.requests
         self.transfers = KVTransfers(config.topology, self.workers, self.requests)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
@@ -145,18 +149,35 @@ class Fleet:
         if self.edit_refusal(event):
             return
         request = self.requests[event.request]
-        withdrawn = request.edit(event)
-        if request.worker is not None:
-            params = request.limited(event.params) if event.params else None
-            message = messages.Edit(
-                event.request, request.attempt, event.version, event.retained, event.tokens, event.finish,
-                params, event.tail, now,
-            )  # fmt: skip
-            yield Send(request.worker, message)
-            yield from self.transfers.reserve(request)
-        if withdrawn:
+        edited = request.edit(event, now)
+        if request.worker is None:
+            yield from self.dispatcher.place(request, now)
+        elif edited.changed and request.decode and request.opened.answer_early:
+            # Each version of it is handed over, so each is an attempt; caches have what is retained.
+            yield from self.dispatcher.reroute(request, now, anew=True)
+        else:
+            moved = event.finish and not request.opened.answer_early and not request.isolated
+            commands = list(self.dispatcher.reroute(request, now)) if moved else []
+            yield from commands or self._forward_edit(request, event, now)
+        if edited.withdrawn:
             notice = Withdrawn(event.request, request.attempt, event.version)
             yield Deliver(event.request, [notice], last=False)
+
+    def _forward_edit(self, request: OpenRequest, event: Edit, now: float) -> Iterator[Command]:
+        """Pass an edit on to the workers that have the prompt stream."""
+        params = request.limited(event.params) if event.params else None
+        message = messages.Edit(
+            event.request, request.attempt, event.version, event.retained, event.tokens, event.finish,
+            params, event.tail, now,
+        )  # fmt: skip
+        if request.worker and not request.opened.answer_early and self.dispatcher.holds(request):
+            request.hold = True
+            yield Send(request.worker, Hold(request.name, request.attempt))
+        for worker in (request.worker, request.decode if request.reserving else None):
+            if worker:
+                yield Send(worker, message)
+        self.dispatcher.update_load(request, now)
+        yield from self.transfers.reserve(request)
 
     def _close(self, event: Close, now: float) -> Iterator[Command]:
         request = self.requests.get(event.request)
@@ -196,7 +217,7 @@ class Fleet:
                 yield from self._isolation.advance(now)
             case Transfers():
                 for update in event.message.updates:
-                    sends, again = self.transfers.update(event.worker, update)
+                    sends, again = self.transfers.update(event.worker, update, now)
                     yield from sends
                     if again and isinstance(update, Pushed):
                         reason = f"its KV could not be transferred: {update.error}"
@@ -210,7 +231,7 @@ class Fleet:
         blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects)
         yield from self.supervisor.lose(event.worker, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
-        yield from self.transfers.lose(event.worker, event.incarnation, event.dead)
+        yield from self.transfers.lose(event.worker, now, event.incarnation, event.dead)
         for request in affected:
             yield from self.dispatcher.withdraw(request, ended_worker=event.worker)
         for request in convicted:

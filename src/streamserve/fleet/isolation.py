@@ -55,7 +55,9 @@ class Isolation:
 
     def _blocks_others(self, trial: Trial) -> bool:
         """Return whether requests that are not in a trial wait for its end."""
-        waiting = (name for name, request in self._requests.items() if request.worker is None)
+        waiting = (
+            name for name, request in self._requests.items() if request.worker is None and request.placeable
+        )
         return any(name not in trial.group.members and not self._quarantine.waits(name) for name in waiting)
 
 

@@ -1,15 +1,18 @@
-"""The KV transfers of a fleet: of open requests from prefill to decode workers (reservations.py), and of
-finished ones back (kv_writeback.py)."""
+"""The KV transfers of a fleet: of open requests from prefill to decode workers (reservations.py), of prompt
+streams that still arrive (stream_pushes.py), and of finished requests back (kv_writeback.py)."""
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
 
+from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Command, Send
 from streamserve.fleet.kv_writeback import WritebackManager
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.reservations import ReservationBook
+from streamserve.fleet.stream_pushes import StreamPushes
 from streamserve.fleet.worker_state import Topology, WorkerState
-from streamserve.protocol.messages import Reserved, TransferUpdate
+from streamserve.protocol.messages import Deferred, Reserved, TransferUpdate
+from streamserve.protocol.transfers import Hold
 
 
 class KVTransfers:
@@ -19,46 +22,83 @@ class KVTransfers:
         self, topology: Topology, workers: Mapping[str, WorkerState], requests: dict[str, OpenRequest]
     ) -> None:
         self.reservations = ReservationBook()
-        self.writebacks = WritebackManager(topology)
+        self.copies = CacheCopies()
+        self.pushes = StreamPushes(workers, self.copies)
+        self._writebacks = WritebackManager(topology, self.copies)
         self._workers = workers
         self._requests = requests
 
     def reserve(self, request: OpenRequest) -> Iterator[Command]:
-        """Reserve KV blocks at the decode worker once the prompt is complete and its first chunk is
-        scheduled."""
-        due = request.planned and not request.opened.open and bool(request.open_choices)
+        """Reserve KV blocks at the decode worker once the prompt is complete, or is answered early, and its
+        first chunk is scheduled; at once if its first token waits for that."""
+        complete = not request.opened.open or request.opened.answer_early
+        due = (request.planned or request.hold) and complete and bool(request.open_choices)
         if due and request.decode and not request.reserving:
             request.reserving = True
+            yield from self.pushes.finish(request)
             yield Send(request.decode, request.submit("decode"))
 
-    def update(self, worker: str, update: TransferUpdate) -> tuple[list[Command], OpenRequest | None]:
+    def update(
+        self, worker: str, update: TransferUpdate, now: float
+    ) -> tuple[list[Command], OpenRequest | None]:
         """Process a worker's report. Returns what to send, and the open request that has to start over, if
         any."""
-        known = ChainMap(self._requests, self.writebacks.open)
+        known = ChainMap(self._requests, self.copies.open)
         request = known.get(update.request)
+        if isinstance(update, Deferred):
+            return list(self._deferred(worker, update)), None
         if isinstance(update, Reserved):
-            begun = self.writebacks.reserved(update.request)
-            return [*begun, *self.reservations.reserved(worker, update, request)], None
-        sends, again = self.reservations.pushed(worker, update, known)
+            self._workers[worker].deferring.discard(update.request)
+            sends = self.reservations.reserved(worker, update, request)
+            begun = self.copies.reserved(update.request) if request and _sent_to(request, sends) else ()
+            return [*begun, *sends], None
+        closing, again = self.reservations.pushed(worker, update, known)
         name = again.name if again else update.request
-        if name in self.writebacks.open:
-            ended = self.writebacks.drop(name) if again else self.writebacks.complete(name)
-            return [*sends, *ended], None
+        if name in self.copies.open:
+            return [*closing, *self.end_copy(name, again is None, now)], None
         if again is None and request and request.decode and not request.transferring:
-            self.decodes(request)
-        return [*sends], again
+            self.decodes(request, now)
+        return [*closing], again
 
-    def decodes(self, request: OpenRequest) -> None:
+    def _deferred(self, worker: str, update: Deferred) -> Iterator[Send]:
+        """Hold back the first token of a request whose reservation is deferred, if it is not out yet."""
+        request = self._requests.get(update.request)
+        if request and (request.attempt, request.decode) == (update.attempt, worker):
+            self._workers[worker].deferring.add(request.name)
+            if request.worker and not any(request.outputs.values()):
+                yield Send(request.worker, Hold(request.name, request.attempt))
+
+    def end_copy(self, name: str, landed: bool, now: float, ended_worker: str = "") -> Iterator[Send]:
+        """End a cache copy that has landed, or drop it at all its workers except `ended_worker`."""
+        if landed:
+            self.copies.complete(name)
+        else:
+            yield from self.copies.drop(name, ended_worker)
+        yield from self.pushes.ended(name, landed, now)
+
+    def decodes(self, request: OpenRequest, now: float) -> None:
         """Record that a request's prompt is computed and its KV is at the worker that decodes it."""
+        if request.worker:
+            self._workers[request.worker].started(request.name, now)
         worker = request.decode or request.worker
         if worker:
             self._workers[worker].decodes(request.name)
 
     def finished(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Start the write-back of a finished request, if it is worth it."""
-        return self.writebacks.begin(request, self._workers, now)
+        return self._writebacks.begin(request, self._workers, now)
 
-    def lose(self, worker: str, incarnation: int = 0, dead: bool = True) -> Iterator[Command]:
-        """End the transfers of a lost worker. The blocks that it may write stay closed until it is `dead`."""
+    def lose(self, worker: str, now: float, incarnation: int = 0, dead: bool = True) -> Iterator[Command]:
+        """End the transfers of a lost worker, and forget what was pushed there. The blocks that it may write
+        stay closed until it is `dead`."""
         yield from self.reservations.lose(worker, incarnation, dead)
-        yield from self.writebacks.lose(worker)
+        for request in self._requests.values():
+            if request.decode == worker:
+                request.arriving.pushed = 0
+        for name in self.copies.of(worker):
+            yield from self.end_copy(name, False, now, worker)
+
+
+def _sent_to(request: OpenRequest, sends: list[Send]) -> bool:
+    """Whether a reservation was sent to the worker that has the KV."""
+    return any(send.worker == request.worker for send in sends)

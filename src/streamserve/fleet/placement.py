@@ -1,7 +1,7 @@
 """Request placement: the present route candidates, each worker's cached prefixes, and a log of routing
 decisions.
 
-OpenRequest ──▶ Placement.choose ──▶ (worker, decode worker or None, tokens to compute)
+OpenRequest ──▶ Placement.choose ──▶ Route: worker, decode worker or None, tokens to compute
                  │ PrefixView: blocks each worker has, as far as the fleet knows
                  └ recent decisions, for GET /v1/router
 """
@@ -13,10 +13,23 @@ from dataclasses import dataclass
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Cached
+from streamserve.scheduling.predictive import Predictive
 from streamserve.scheduling.prefix import extend_hashes, namespace
 from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, RouteCandidate, Router
 
 REMEMBERED_DECISIONS = 100
+MOVE_GAIN = 1.1
+"""A prompt stream moves only where the prediction is better by this factor: predictions err."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The `worker` that computes a prompt, the worker that decodes if it is another one (`decode`), and the
+    number of prompt `tokens` to compute."""
+
+    worker: str
+    decode: str | None
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -87,11 +100,13 @@ class Placement:
         now: float,
         only: frozenset[str] | None = None,
         without: frozenset[str] = frozenset(),
-    ) -> tuple[str, str | None, int] | None:
-        """Return the worker that computes the prompt, the worker that decodes if it is another one, and the
-        number of prompt tokens to compute; None if no worker can take the request now. If `only` is given,
-        just these workers are candidates; otherwise all but those in `without`."""
-        candidates = self._candidates(self._availability.open() - without if only is None else only)
+        stay: tuple[str, str | None] | None = None,
+    ) -> Route | None:
+        """Return the route of a request; None if no worker can take it now. If `only` is given, just these
+        workers are candidates; otherwise all but those in `without`. A prompt stream that is computed at
+        `stay` (worker, decode worker) stays there unless the router's choice is worth the move."""
+        allowed = self._availability.open() - without if only is None else only
+        candidates = self._candidates(allowed)
         if not all(candidates):
             return None
         hashes = self._hashes(candidates[0][0][0], request.cache_salt, request.opened.prompt)
@@ -101,9 +116,49 @@ class Placement:
         back = next((back for _, back in chosen if back and back != front), None)
         if back and self._continues(request, front, back, hashes):
             front, back = back, None
+        if stay and stay != (front, back) and self._stays(request, stay, (front, back), hashes, allowed, now):
+            front, back = stay
         known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
         self._learn(front, hashes)
-        return front, back, max(len(request.opened.prompt) - known, 1)
+        return Route(front, back, max(len(request.opened.prompt) - known, 1))
+
+    def _stays(
+        self,
+        request: OpenRequest,
+        stay: tuple[str, str | None],
+        other: tuple[str, str | None],
+        hashes: list[bytes],
+        allowed: Collection[str],
+        now: float,
+    ) -> bool:
+        """Return whether a prompt stream stays where it is computed: the predicted time to the end of its
+        answer is at most `MOVE_GAIN` longer than elsewhere, where more has to be computed."""
+        if any(name not in allowed or not self._availability.workers[name].ready for name in stay if name):
+            return False
+        here = self._predict(request, stay, hashes, now, request.arriving.computed)
+        there = self._predict(request, other, hashes, now)
+        return here <= there * MOVE_GAIN
+
+    def _predict(
+        self,
+        request: OpenRequest,
+        place: tuple[str, str | None],
+        hashes: list[bytes],
+        now: float,
+        computed: int = 0,
+    ) -> float:
+        """Return the predicted cost of answering a prompt at a place that has `computed` tokens of it: in
+        seconds by the workers' step costs, or in tokens to compute before the first one."""
+        front, back = (self._availability.workers[name or place[0]] for name in place)
+        prefill, decode = front.load(place[0], now), back.load(place[1] or place[0], now)
+        cached = max(computed, self.view.cached(place[0], hashes) * front.block_size)
+        tokens = len(request.opened.prompt)
+        if prefill.costs is None or decode.costs is None:
+            return prefill.timely_tokens + max(tokens - cached, 1)
+        candidate = RouteCandidate(prefill, decode, cached)
+        predictor = Predictive()
+        ttft, tpot = predictor.predict(Arrival(tokens), candidate, prefill.costs, decode.costs)
+        return ttft + tpot * predictor.output
 
     def ended(self, request: OpenRequest) -> None:
         """Record the blocks of a finished request: the worker that decoded it also has the KV of its output
@@ -157,11 +212,14 @@ class Placement:
             RouteCandidate(loads[front], loads[back], count)
             for (front, back), count in zip(candidates, cached, strict=True)
         ]
-        tokens, slo = len(request.opened.prompt), request.opened.params.slo
+        opened = request.opened
+        tokens, slo = len(opened.prompt), opened.params.slo
+        if opened.open:
+            tokens = max(tokens, opened.expected_tokens)
         arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
         decision = self._router(arrival, options, self._turn)
         named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
-        self.recent.append(RoutingRecord(now, request.opened.request, tokens, named, tuple(cached), decision))
+        self.recent.append(RoutingRecord(now, opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
 
     def _hashes(self, worker: str, salt: str, tokens: list[int]) -> list[bytes]:

@@ -31,6 +31,35 @@ class GapError(Exception):
 
 
 @dataclass
+class Arriving:
+    """What a fleet knows of a prompt that arrives, in tokens from its start: those `computed` by its worker,
+    those `pushed` to its decode worker, and those that the cache copy `push` will have added. After
+    `push_failed` nothing is pushed until the next edit."""
+
+    computed: int = 0
+    pushed: int = 0
+    push: str | None = None
+    push_end: int = 0
+    push_failed: bool = False
+
+    def retain(self, retained: int) -> None:
+        """Apply an edit that retains so many tokens."""
+        self.computed = min(self.computed, retained)
+        self.pushed = min(self.pushed, retained)
+        self.push_end = min(self.push_end, retained)
+        self.push_failed = False
+
+
+@dataclass(frozen=True)
+class Edited:
+    """The effect of an edit: whether the prompt or its parameters `changed`, and whether tokens that the
+    client has are void (`withdrawn`)."""
+
+    changed: bool
+    withdrawn: bool
+
+
+@dataclass
 class OpenRequest:
     """A client's request and the output delivered so far. Attempt numbers are unique in a fleet, so a late
     message for an earlier request of the same name is never taken for this one's.
@@ -41,7 +70,10 @@ class OpenRequest:
     has the outputs with which the current attempt began; `first_token_at` has the time of each choice's
     first token.
 
-    `opened` holds the latest prompt. After an edit of a prompt that is answered early, the worker's tokens
+    With `hold` the worker holds back the first token until the decode worker has reserved blocks.
+
+    `opened` holds the latest prompt, which was complete at `completed_at`; `arriving` says how far a prompt
+    stream is computed. After an edit of a prompt that is answered early, the worker's tokens
     belong to an older version until the worker confirms version `awaited_version`, which is then cleared.
     """
 
@@ -66,6 +98,9 @@ class OpenRequest:
     admitted: bool = False
     awaited_version: int | None = None
     prompt_logprobs: int = 0
+    completed_at: float | None = None
+    hold: bool = False
+    arriving: Arriving = field(default_factory=Arriving)
 
     @property
     def name(self) -> str:
@@ -90,13 +125,35 @@ class OpenRequest:
         return msgspec.structs.replace(params, speculation=UNSPECULATED) if self.isolated else params
 
     @property
+    def since(self) -> float:
+        """When the client began to wait for its first token: when the prompt was complete."""
+        return self.arrival if self.completed_at is None else self.completed_at
+
+    @property
+    def uncomputed(self) -> int:
+        """Tokens of the prompt that are not computed yet; of an open prompt stream those to compute now."""
+        opened = self.opened
+        length = len(opened.prompt)
+        if not opened.open:
+            return max(length - self.arriving.computed, 1)
+        last = 0 if opened.answer_early else max(opened.tail, 1)
+        return max(length - last - self.arriving.computed, 0)
+
+    @property
+    def placeable(self) -> bool:
+        """Whether enough is known to route it: of a prompt stream the first content, not only the tail that
+        every prompt may have."""
+        return not self.opened.open or len(self.opened.prompt) > self.opened.tail
+
+    @property
     def workers(self) -> set[str]:
         """The workers that may hold state for it."""
         return {name for name in (self.worker, self.decode) if name}
 
     def depends_on(self, worker: str) -> bool:
-        """Return whether it cannot continue without `worker`."""
-        if self.decode is None:
+        """Return whether it cannot continue without `worker`. A prompt that still arrives needs its decode
+        worker only later."""
+        if self.decode is None or (self.opened.open and not self.opened.answer_early):
             return self.worker == worker
         return self.decode == worker or (self.worker == worker and bool(self.transferring))
 
@@ -105,7 +162,10 @@ class OpenRequest:
         self.attempt = number
         self.worker = self.decode = None
         self.planned = self.reserving = False
+        self.hold = False
         self.transferring = set()
+        self.arriving = Arriving()
+        self.awaited_version = None
         self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items()}
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
@@ -125,8 +185,8 @@ class OpenRequest:
             return RequestError("the number of choices (n) cannot change", status=400)
         return None
 
-    def edit(self, event: Edit) -> bool:
-        """Apply an edit of the prompt; return whether delivered tokens are now void."""
+    def edit(self, event: Edit, now: float) -> Edited:
+        """Apply an edit of the prompt that came at `now`."""
         before = self.opened
         self.opened = replace(
             before,
@@ -137,15 +197,17 @@ class OpenRequest:
             version=event.version,
         )
         same = (self.opened.prompt, self.opened.params) == (before.prompt, before.params)
+        self.arriving.retain(event.retained)
+        self.completed_at = now if event.finish else None
         if same or not before.answer_early:
-            return False
+            return Edited(not same, False)
         self.awaited_version = event.version if self.worker is not None else None
         withdrawn = any(self.outputs.values())
         if withdrawn:
             self.outputs = {choice: [] for choice in self.outputs}
             self.resumed = {choice: [] for choice in self.outputs}
             self.first_token_at.clear()
-        return withdrawn
+        return Edited(True, withdrawn)
 
     def submit(self, phase: Phase) -> Submit:
         """Return the message that submits this attempt to a worker; it continues after the tokens delivered
@@ -157,7 +219,7 @@ class OpenRequest:
             opened.prompt,
             self.limited(opened.params),
             {choice: self.resumed[choice] for choice in sorted(self.open_choices)},
-            self.arrival,
+            self.since,
             opened.priority,
             self.cache_salt,
             {
@@ -170,6 +232,7 @@ class OpenRequest:
             opened.tail,
             opened.version,
             phase,
+            self.hold and phase == "prefill",
         )
 
     def accept(self, event: Event, now: float) -> Event | None:
@@ -182,7 +245,10 @@ class OpenRequest:
         if isinstance(event, Pooled):
             return event if self.open_choices else None
         if isinstance(event, Progress):
-            return event if event.version == self.opened.version else None
+            if event.version != self.opened.version:
+                return None
+            self.arriving.computed = event.computed
+            return event
         if isinstance(event, Withdrawn):  # the client has been notified already
             if self.awaited_version is not None and event.version >= self.awaited_version:
                 self.awaited_version = None

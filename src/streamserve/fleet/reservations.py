@@ -68,7 +68,7 @@ class ReservationBook:
             request.transferring -= arrived
             choices = sorted(arrived & request.outputs.keys())
             outputs = {choice: list(request.outputs[choice]) for choice in choices}
-            began = {choice: request.first_token_at[choice] for choice in choices}
+            began = {choice: request.first_token_at[choice] for choice in choices if outputs[choice]}
             join = Join(name, attempt, update.reservation_id, outputs, began, update.groups)
             return [Send(entry.owner, join)], None
         unknown = entry is None and worker == request.worker and bool(request.transferring)

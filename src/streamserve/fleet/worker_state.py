@@ -35,15 +35,18 @@ class Queued:
 @dataclass
 class WorkerState(ProcessState[Ready]):
     """The last known state of a worker: its process, and its requests. `prefilling` requests wait for or are
-    in prefill, the first of them since `computing_since`; `incoming` ones will decode there, `decoding` ones
-    do. A `draining` worker gets no new requests.
+    in prefill, the first of them since `computing_since`; `arriving` has the tokens left to compute of the
+    prompt streams that still arrive and are not idle; `incoming` requests will decode there, `decoding` ones
+    do. It defers the reservations of those in `deferring`. A `draining` worker gets no new requests.
     """
 
     report: Report | None = None
     draining: bool = False
     prefilling: dict[str, Queued] = field(default_factory=dict)
+    arriving: dict[str, int] = field(default_factory=dict)
     computing_since: float = 0.0
     incoming: set[str] = field(default_factory=set)
+    deferring: set[str] = field(default_factory=set)
     decoding: set[str] = field(default_factory=set)
     costs: Costs | None = None
     speedup: float = 1.0
@@ -74,10 +77,18 @@ class WorkerState(ProcessState[Ready]):
         """Record that a request has been sent there."""
         if not self.prefilling:
             self.computing_since = now
+        self.arriving.pop(request, None)
         self.prefilling[request] = queued
+
+    def arrives(self, request: str, tokens: int) -> None:
+        """Record that a prompt stream has so many tokens to compute now; one that has none is idle."""
+        self.arriving.pop(request, None)
+        if tokens:
+            self.arriving[request] = tokens
 
     def started(self, request: str, now: float) -> None:
         """Record a request's first token: the prefill of the next request begins."""
+        self.arriving.pop(request, None)
         if self.prefilling.pop(request, None):
             self.computing_since = now
 
@@ -86,16 +97,32 @@ class WorkerState(ProcessState[Ready]):
         self.incoming.discard(request)
         self.decoding.add(request)
 
+    def expects(self, request: str) -> None:
+        """Record that a request will decode here, once its prompt is computed."""
+        self.decoding.discard(request)
+        self.incoming.add(request)
+
     def leave(self, request: str) -> None:
         """Record that a request is no longer here."""
         self.prefilling.pop(request, None)
+        self.arriving.pop(request, None)
         self.incoming.discard(request)
+        self.deferring.discard(request)
         self.decoding.discard(request)
 
+    def decode_seconds(self, sequences: int) -> float | None:
+        """Return the predicted time per output token if so many sequences decode here; None if step costs are
+        unknown."""
+        if self.costs is None:
+            return None
+        live = self.report.blocks_live if self.report else 0
+        return self.costs.decode(sequences, live * self.block_size) / self.speedup
+
     def load(self, name: str, now: float) -> WorkerLoad:
-        """Return its load as seen by a router."""
+        """Return its load as seen by a router. Prompt streams with tokens to compute are queued, but delay no
+        complete prompt."""
         report, ready = self.report, self.ready
-        tokens = timely = 0
+        tokens, timely = sum(self.arriving.values()), 0
         until = now
         for queued in self.prefilling.values():
             deadline = inf if queued.deadline is None else queued.deadline
@@ -105,7 +132,7 @@ class WorkerState(ProcessState[Ready]):
                 until = max(until, deadline)
         return WorkerLoad(
             worker=name,
-            queued=len(self.prefilling),
+            queued=len(self.prefilling) + len(self.arriving),
             queued_tokens=tokens,
             timely_tokens=timely,
             busy=now - self.computing_since if timely else 0.0,

@@ -93,6 +93,7 @@ class AsyncLLM:
             max_waiting_tokens=server.max_waiting_tokens,
             stuck_after=server.stuck_after,
             continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
+            slo_admission=settings.model.slo_admission,
         )
         return FleetRuntime(fleet, self._worker_config, recorder(server), make_launcher(server))
 
@@ -224,8 +225,9 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         answer_early: bool = False,
+        expected_tokens: int = 0,
     ) -> EnginePromptStream:
-        """Open a prompt stream, empty at first.
+        """Open a prompt stream, empty at first. It is routed as a prompt of at least `expected_tokens`.
 
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
         RequestError if no more requests are accepted, or if the parameters do not allow early answers.
@@ -241,7 +243,10 @@ class AsyncLLM:
                 "an early answer cannot end at a stop string: leave out stop or answer_early",
                 field="stop",
             )
-        opened = Open(request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early)
+        opened = Open(
+            request_id, [], params, priority, cache_salt, open=True, answer_early=answer_early,
+            expected_tokens=expected_tokens,
+        )  # fmt: skip
         prompt = EnginePromptStream(self._runtime, self.tokenizer, opened)
         await prompt.start()
         return prompt

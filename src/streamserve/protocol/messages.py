@@ -1,6 +1,6 @@
 """Messages between the control process and a worker. Each is a tagged msgspec struct, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release (transfers.py)
+control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release, Hold (transfers.py)
 worker  → control   Ready, Failed, Events, Transfers, Traced, Report
 """
 
@@ -15,6 +15,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import (
     AttemptNumber,
     CacheAddress,
+    Hold,
     Join,
     Push,
     Release,
@@ -25,12 +26,16 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-RETURN = "\0return/"
-"""Prefix of the request names of KV write-backs; no client's request has such a name."""
+COPY = "\0"
+"""First character of the request names of cache copies; no client's request has such a name."""
+RETURN = f"{COPY}return/"
+"""Prefix of the names of KV write-backs."""
+STREAM = f"{COPY}stream/"
+"""Prefix of the names of copies of a prompt stream's KV that are made while the prompt arrives."""
 Phase = Literal["both", "prefill", "decode", "return"]
 """The part of a request that a worker does: all of it; the prompt and the next token, for another worker;
-decoding, after another worker has sent the KV; or sending the KV of all these tokens, which it has, as a
-write-back."""
+decoding, after another worker has sent the KV; or sending the KV of all these tokens, which it has cached, as
+a cache copy."""
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
@@ -45,7 +50,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     version.
 
     `phase`: a prefill worker computes the prompt and the next token, and sends its KV. A decode worker
-    reserves blocks for that KV and continues once it has arrived.
+    reserves blocks for that KV and continues once it has arrived. With `hold` a prefill worker computes the
+    last token of the prompt, which gives the first one, only when it has the reservation.
     """
 
     request: str
@@ -62,6 +68,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     tail: int = 0
     version: int = 0
     phase: Phase = "both"
+    hold: bool = False
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
@@ -313,7 +320,14 @@ class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     groups: int = 1
 
 
-TransferUpdate = Reserved | Pushed
+class Deferred(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """A decode worker defers the reservation for a request: with it, latency targets would be missed."""
+
+    request: str
+    attempt: AttemptNumber
+
+
+TransferUpdate = Reserved | Pushed | Deferred
 
 
 class Cached(msgspec.Struct, tag=True, frozen=True):
@@ -346,7 +360,7 @@ class Traced(msgspec.Struct, tag=True, frozen=True):
     work: list[Work]
 
 
-ToEngine = Submit | Edit | Cancel | Push | Join | Release
+ToEngine = Submit | Edit | Cancel | Push | Join | Release | Hold
 ToWorker = ToEngine | Stop
 FromWorker = Ready | Failed | Events | Transfers | Cached | Traced | Report
 

@@ -73,18 +73,22 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """KV sent to other workers (`handed_over` sequences, `failed` ones) and received from them (`received`).
+    Of `sent_bytes`, `arriving_bytes` were sent while their prompt was still arriving.
     `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire.
-    Of `received_tokens` the `hit_tokens` were cached already and not sent. `refused_writes`: attempts to
-    write into blocks whose reservation was closed."""
+    Of `received_tokens` the `hit_tokens` were cached already and not sent. `deferred` requests had to wait
+    for their reservation, so that latency targets could be met. `refused_writes`: attempts to write into
+    blocks whose reservation was closed."""
 
     handed_over: int = 0
     failed: int = 0
     sent_bytes: int = 0
+    arriving_bytes: int = 0
     wire_seconds: float = 0.0
     exposed_seconds: float = 0.0
     received: int = 0
     received_tokens: int = 0
     hit_tokens: int = 0
+    deferred: int = 0
     refused_writes: int = 0
 
 

@@ -255,7 +255,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "policy that assigns requests to workers: flowguard (flowguard:0.4,0.1,0.3,0.2:0.85 with other "
             "weights and overload threshold), flowguard-as-published, predictive, round-robin, random, "
             "least-loaded, cache-aware, or classes:20,50 (separate workers for requests with tpot_ms up to "
-            "20, up to 50, and all others)"
+            "20, up to 50, and all others; classes:20=2,50=1,other=3 with the number of decode workers of "
+            "each class)"
         ),
     ] = "flowguard"
     continue_tokens: Annotated[

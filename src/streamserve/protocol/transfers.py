@@ -2,6 +2,7 @@
 
     decode worker ── Reserved ──────▶ Fleet ── Push ────▶ prefill worker ═══ KV ═══▶ its blocks
                   ◀── Join, Release ──      ◀── Pushed ──
+                  ── Deferred ──────▶       ── Hold ────▶
 
 A reservation names its request, attempt and cache, so a stale or foreign one is refused instead of causing
 tokens from another prompt. Its blocks are exclusive until it is closed: by `Join`, when all its KV has
@@ -83,3 +84,10 @@ class Release(msgspec.Struct, tag=True, frozen=True):
     """To the decode worker: this reservation is not written to any more; its blocks are free again."""
 
     reservation_id: str
+
+
+class Hold(msgspec.Struct, tag=True, frozen=True):
+    """Hold back the first token of a request until its transfer reservation arrives."""
+
+    request: str
+    attempt: AttemptNumber

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from streamserve.baselines.orders import ORDERS
-from streamserve.baselines.routers import parse_router
+from streamserve.baselines.routers import ByClass, parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, pools, unified
@@ -231,9 +231,15 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
     if server.router == "predictive" and not profile:
         raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
     try:
-        parse_router(server.router)
+        router = parse_router(server.router)
     except ValueError as error:
         raise SettingsError(f"router = {server.router!r}: {error}") from None
+    sizes = sum(router.sizes) if isinstance(router, ByClass) else 0
+    if sizes and sizes != len(workers.decode):
+        raise SettingsError(
+            f"router = {server.router!r}: its classes have {sizes} decode workers, but there are "
+            f"{len(workers.decode)}: give as many with decode or pairs"
+        )
 
 
 def _check_task(task: Task, model: ModelConfig, server: ServerConfig) -> None:

@@ -1,5 +1,5 @@
-"""Authentication: API keys on all routes but health checks, admin keys on the admin routes, metrics keys on
-/metrics."""
+"""Authentication: API keys on all routes but health checks and the page, admin keys on the admin routes,
+metrics keys on /metrics."""
 
 import base64
 import binascii
@@ -14,8 +14,12 @@ from streamserve.api.http.errors import error_response
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest, matches
 
-PUBLIC_PATHS = frozenset({"/health", "/ping"})
-"""Routes of load balancers' health checks: they need no key, and reveal nothing sensitive."""
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/"})
+"""Routes that need no key, and reveal nothing sensitive: load balancers' health checks, and the page for
+people, which asks for the key itself."""
+
+ASSETS_PREFIX = "/assets/"
+"""Path prefix of the page's files, which are public like the page."""
 
 ADMIN_PREFIX = "/admin/"
 """Path prefix of the admin routes."""
@@ -23,7 +27,7 @@ ADMIN_PREFIX = "/admin/"
 METRICS_PATH = "/metrics"
 """The route that metrics keys open, and only they and the API keys."""
 
-BROWSER_PATHS = frozenset({"/", "/docs", "/openapi.json"})
+BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 """Routes that people open in a browser, which asks them for the key as the password of Basic authentication;
 the user name is ignored.
 
@@ -70,7 +74,7 @@ class Authentication:
                 await response(scope, receive, send)
                 return
             path = scope["path"]
-            if self._keys and path not in PUBLIC_PATHS and not path.startswith(ADMIN_PREFIX):
+            if self._keys and not _is_public(path) and not path.startswith(ADMIN_PREFIX):
                 key = digest(_request_key(Headers(scope=scope), path))
                 with_owner(scope, key)
                 if self._limit is not None:
@@ -95,7 +99,7 @@ class Authentication:
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         path = scope["path"]
-        if path in PUBLIC_PATHS:
+        if _is_public(path):
             return None
         key = _request_key(Headers(scope=scope), path)
         if path.startswith(ADMIN_PREFIX):
@@ -122,6 +126,10 @@ def owner_of(connection: HTTPConnection) -> str:
     keys."""
     owner: str = connection.scope["state"].get(_OWNER, "")
     return owner
+
+
+def _is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(ASSETS_PREFIX)
 
 
 def _request_key(headers: Headers, path: str) -> str:

@@ -1,4 +1,4 @@
-"""GET /openapi.json, and GET /docs: the same as an HTML page, without assets from other servers."""
+"""GET /openapi.json, and GET /docs: the same as a page, whose examples can be sent from it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,22 +10,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.ops.openapi import Schema
+from streamserve.api.ops.page import page_response
 from streamserve.api.routes import JSON, Operation, Route
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; background: #fff }
-h2 { margin-top: 3rem; border-top: 1px solid #ccc; padding-top: 1rem }
-code, pre { font: 14px/1.4 ui-monospace, monospace; background: #f4f4f4; border-radius: 4px }
-pre { padding: .75rem; overflow-x: auto } code { padding: 0 .25rem }
-table { border-collapse: collapse; width: 100% }
-td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
-         border-bottom: 1px solid #eee }
-.unsupported td { color: #888 }
-@media (prefers-color-scheme: dark) {
-  body { color: #ddd; background: #181818 } code, pre { background: #282828 }
-  td, th, h2 { border-color: #333 } }
-"""
+GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Chats and completions", ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages")),
+    ("Prompt streams", ("/v1/streams",)),
+    (
+        "Embeddings and scores",
+        ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
+    ),
+    ("Batches and files", ("/v1/batches", "/v1/files")),
+    ("Models and tokens", ("/v1/models", "/tokenize", "/detokenize")),
+)
+"""Groups of routes, by the beginnings of their paths; the others are for operators."""
+
+OTHERS = "Operations"
+
+_UPLOADS = {("post", "/v1/files"): "-F purpose=batch -F file=@requests.jsonl"}
+"""Routes that take a form, and curl's arguments for it."""
 
 Document = Callable[[], Schema]
 """Returns the OpenAPI document: the context of these routes."""
@@ -33,7 +36,11 @@ Document = Callable[[], Schema]
 
 async def docs(document: Document, request: Request) -> Response:
     """Return the document as a page."""
-    return Response(page(document()), media_type="text/html")
+    description = document()
+    title = escape(f"{description['info']['title']} {description['info']['version']}")
+    return page_response(
+        "docs.html", title=title, contents=_contents(description), routes=_routes(description)
+    )
 
 
 async def openapi(document: Document, request: Request) -> Response:
@@ -47,53 +54,108 @@ DOCS_ROUTES: tuple[Route[Document], ...] = (
 )
 
 
-def page(description: Schema) -> str:
-    """Return the whole page."""
-    title = escape(f"{description['info']['title']} {description['info']['version']}")
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p>Every route, from <a href=/openapi.json>/openapi.json</a>. "
-        "A server with API keys requires <code>-H 'Authorization: Bearer KEY'</code>.</p>"
-        + "".join(_routes(description))
+Entry = tuple[str, str, Schema]
+"""A method, a path, and their operation."""
+
+
+def _grouped(description: Schema) -> dict[str, list[Entry]]:
+    """Return the operations by group."""
+    groups: dict[str, list[Entry]] = {name: [] for name in [*dict(GROUPS), OTHERS]}
+    for path, operations in description["paths"].items():
+        group = next((name for name, starts in GROUPS if path.startswith(starts)), OTHERS)
+        groups[group] += [(method, path, operation) for method, operation in operations.items()]
+    return {name: entries for name, entries in groups.items() if entries}
+
+
+def _contents(description: Schema) -> str:
+    return "".join(
+        f"<h2>{escape(group)}</h2><ul>{''.join(map(_link, entries))}</ul>"
+        for group, entries in _grouped(description).items()
     )
 
 
-def _routes(description: Schema) -> Iterator[str]:
+def _link(entry: Entry) -> str:
+    method, path, operation = entry
+    text = f"{_method(method)}<span>{escape(path)}</span>"
+    return f'<li><a href="#{_anchor(operation)}" title="{escape(operation["summary"])}">{text}</a></li>'
+
+
+def _routes(description: Schema) -> str:
     schemas = description["components"]["schemas"]
-    for path, operations in description["paths"].items():
-        for method, operation in operations.items():
-            yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}."
-            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-            if content:
-                example = content["examples"]["request"]["value"]
-                yield f"<pre>{escape(_call(method, path, example))}</pre>" + _fields(
-                    "Request:", content["schema"], schemas
-                )
-            for media, reply in operation["responses"]["200"].get("content", {}).items():
-                schema = reply["schema"]
-                if "$ref" in schema:
-                    yield _fields("Response:", schema, schemas)
-                elif "x-event" in schema:
-                    yield _fields("Stream events:", schema["x-event"], schemas)
-                else:
-                    yield f"<p>Response: {escape(media)}."
+    return "".join(
+        f"<h2>{escape(group)}</h2>" + "".join(_route(*entry, schemas) for entry in entries)
+        for group, entries in _grouped(description).items()
+    )
+
+
+def _route(method: str, path: str, operation: Schema, schemas: dict[str, Schema]) -> str:
+    """Return the section of one operation: an example, and the fields."""
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    example = content["examples"]["request"]["value"] if content else None
+    anchor = _anchor(operation)
+    return (
+        f'<section class="route" id="{anchor}" {_sendable(method, path, example)}>'
+        f'<h3><a href="#{anchor}">{_method(method)} <code>{escape(path)}</code></a></h3>'
+        f"<p>{escape(operation['summary'])}.</p>"
+        f'<figure class="code"><figcaption><span>curl</span></figcaption>'
+        f"<pre>{escape(_call(method, path, example))}</pre></figure>"
+        f"{''.join(_tables(content, operation, schemas))}</section>"
+    )
+
+
+def _sendable(method: str, path: str, example: Any) -> str:
+    """Return the attributes with which the page's script can send the example; none for uploads."""
+    if (method, path) in _UPLOADS:
+        return ""
+    body = "" if example is None else f' data-example="{escape(json.dumps(example))}"'
+    return f'data-method="{method.upper()}" data-path="{escape(path)}"{body}'
+
+
+def _method(method: str) -> str:
+    return f'<span class="method {method}">{method.upper()}</span>'
+
+
+def _anchor(operation: Schema) -> str:
+    return escape(operation["operationId"])
+
+
+def _tables(content: Schema | None, operation: Schema, schemas: dict[str, Schema]) -> Iterator[str]:
+    """Yield the tables of a request's, a response's and its events' fields."""
+    if content is not None:
+        yield _fields("Request:", content["schema"], schemas)
+    for media, reply in operation["responses"]["200"].get("content", {}).items():
+        schema = reply["schema"]
+        if "$ref" in schema:
+            yield _fields("Response:", schema, schemas)
+        elif "x-event" in schema:
+            yield _fields("Stream events:", schema["x-event"], schemas)
+        else:
+            yield f'<p class="fields">Response: {escape(media)}.</p>'
 
 
 def _call(method: str, path: str, example: Any) -> str:
-    verb = "" if method == "post" else f"-X {method.upper()} "
-    return f"curl {verb}http://localhost:8000{path} -d '{json.dumps(example)}'"
+    """Return the command that sends an example."""
+    address = f"http://localhost:8000{path}"
+    if (method, path) in _UPLOADS:
+        return f"curl {address} {_UPLOADS[method, path]}"
+    usual = "get" if example is None else "post"
+    verb = "" if method == usual else f"-X {method.upper()} "
+    return f"curl {verb}{address}" + ("" if example is None else f" -d '{json.dumps(example)}'")
 
 
 def _fields(what: str, reference: Schema, schemas: dict[str, Schema]) -> str:
-    """Return a table of an object's fields, with unsupported ones at the end."""
+    """Return a table of an object's fields, folded, with unsupported ones at the end."""
     name = _name(reference)
     if "properties" not in schemas[name]:
-        return f"<p>{what} <code>{escape(_kind(schemas[name]))}</code>."
+        return f'<p class="fields">{what} <code>{escape(_kind(schemas[name]))}</code>.</p>'
     schema = schemas[name]
     rows = [_row(field, about, schema.get("required", ())) for field, about in schema["properties"].items()]
     rows.sort(key=lambda row: row.startswith("<tr class=unsupported>"))
     text = escape(schema.get("description", ""))
-    return f"<p>{what} <code>{escape(name)}</code>. {text}<table>{''.join(rows)}</table>"
+    return (
+        f'<details class="fields"><summary>{what} <code>{escape(name)}</code></summary>'
+        f"<p>{text}</p><table>{''.join(rows)}</table></details>"
+    )
 
 
 def _row(field: str, about: Schema, required: list[str]) -> str:

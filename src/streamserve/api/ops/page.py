@@ -1,53 +1,93 @@
-"""GET /: a page, without build step or external assets, to see the server's state and try it."""
+"""GET /: the page for people, with a chat and the state of the fleet.
 
-import base64
+Its files need no build step and nothing from elsewhere. They are the same for every client, so they need no
+key: the page's script asks for one if the server refuses its requests.
+"""
+
 import hashlib
-import re
+import secrets
 from importlib import resources
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
+from streamserve.api.http.auth import ASSETS_PREFIX
 from streamserve.api.routes import Route
+from streamserve.protocol.errors import RequestError
 
-_INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
+_MEDIA_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_COMMON_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
-def content_security_policy(page: bytes) -> str:
-    """Return a policy that allows only the page's inline script and style, by their hashes, and connections
-    to this server only."""
-    allowed: dict[str, list[str]] = {"script": [], "style": []}
-    for kind, text in _INLINE.findall(page):
-        digest = base64.b64encode(hashlib.sha256(text).digest()).decode()
-        allowed[kind.decode()].append(f"'sha256-{digest}'")
+def _files() -> dict[str, bytes]:
+    """Return the page's files by name."""
+    folder = resources.files("streamserve.api.ops").joinpath("web")
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+FILES = _files()
+VERSION = hashlib.sha256(b"".join(FILES[name] for name in sorted(FILES))).hexdigest()[:16]
+"""Of the files' content. It is in the address of all, so that browsers may keep them for good."""
+
+ASSETS = f"{ASSETS_PREFIX.strip('/')}/{VERSION}"
+"""Where the files are, relative to the page: it may be behind a proxy that adds a prefix."""
+
+
+def content_security_policy(nonce: str) -> str:
+    """Return a policy that allows scripts with `nonce`, what those import, and styles, pictures and
+    connections of this server. Text never becomes markup (trusted types)."""
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src {' '.join(allowed['script'])}",
-            f"style-src {' '.join(allowed['style'])}",
+            f"script-src 'nonce-{nonce}'",
+            "style-src 'self'",
+            "img-src 'self'",
             "connect-src 'self'",
-            "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
         ]
     )
 
 
-_PAGE = resources.files("streamserve.api.ops").joinpath("page.html").read_bytes()
-_HEADERS = {
-    "Content-Security-Policy": content_security_policy(_PAGE),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+def page_response(name: str, **values: str) -> Response:
+    """Return an HTML file, with `{name}` replaced by each of the values, the assets' address and a nonce."""
+    nonce = secrets.token_urlsafe(16)
+    text = FILES[name].decode()
+    for key, value in {"assets": ASSETS, "nonce": nonce, **values}.items():
+        text = text.replace(f"{{{key}}}", value)
+    headers = {
+        **_COMMON_HEADERS,
+        "Content-Security-Policy": content_security_policy(nonce),
+        "Cache-Control": "no-store",
+    }
+    return Response(text, headers=headers, media_type="text/html; charset=utf-8")
 
 
 async def show(context: AppContext, request: Request) -> Response:
     """Return the page."""
-    return Response(_PAGE, headers=_HEADERS, media_type="text/html; charset=utf-8")
+    return page_response("index.html")
 
 
-PAGE_ROUTES: tuple[Route[AppContext], ...] = (Route("GET", "/", show),)
+async def asset(context: AppContext, request: Request) -> Response:
+    """Return a file of the page. Raises RequestError (404) for another version, or an unknown name."""
+    version, name = request.path_params["version"], request.path_params["name"]
+    media_type = _MEDIA_TYPES.get(name.rpartition(".")[2])
+    if version != VERSION or name not in FILES or media_type is None:
+        raise RequestError("there is no such file: reload the page", status=404)
+    headers = {**_COMMON_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(FILES[name], headers=headers, media_type=media_type)
+
+
+PAGE_ROUTES: tuple[Route[AppContext], ...] = (
+    Route("GET", "/", show),
+    Route("GET", ASSETS_PREFIX + "{version}/{name}", asset),
+)
 """Not in the OpenAPI document, as the page is for people."""

@@ -200,6 +200,16 @@ class WorkerMetrics(Collector):
         yield self._counter("kv_transfers", "KV transfers to other workers.", report.handed_over)
         yield self._counter("kv_transfer_failures", "KV transfers that failed.", report.failed)
         yield self._counter("kv_transfer_bytes", "Bytes of KV sent to other workers.", report.sent_bytes)
+        yield self._counter(
+            "kv_transfer_arriving_bytes",
+            "Bytes of them sent while their prompt was still arriving.",
+            report.arriving_bytes,
+        )
+        yield self._counter(
+            "kv_transfer_deferred",
+            "Requests whose KV transfer waited so that latency targets could be met.",
+            report.deferred,
+        )
         hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
         yield self._counter(
             "kv_transfer_exposed_seconds",

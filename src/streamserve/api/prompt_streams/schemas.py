@@ -34,6 +34,14 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
             "answer"
         ),
     ] = False
+    expected_tokens: Annotated[
+        int,
+        about(
+            "the number of tokens that the prompt may have in the end, for the router",
+            minimum=0,
+            maximum=2**31,
+        ),
+    ] = 0
     logprobs: Annotated[
         bool | int | None,
         about(

@@ -77,6 +77,7 @@ class Streams:
             priority=body.priority,
             cache_salt=body.cache_salt or "",
             answer_early=body.answer_early,
+            expected_tokens=body.expected_tokens,
         )
         return PromptStream(
             name,

@@ -21,6 +21,8 @@ PANEL = 64
 CHUNK = 32
 _LARGE_PAGE = 2 << 20
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""What weights are packed from; the values are those of cpp/pack.h."""
 
 
 class Path(IntEnum):
@@ -195,7 +197,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ss_multiply_registers": (c_double, [c_void_p, c_int, c_int, c_int]),
     "ss_pool_new": (c_void_p, [c_int, c_void_p]),
     "ss_pool_delete": (None, [c_void_p]),
-    "ss_pack": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p, c_void_p]),
+    "ss_pack": (c_int, [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
+    "ss_quantize": (
+        c_int,
+        [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p],
+    ),
+    "ss_pack_integers": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p]),
     "ss_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
     "ss_linear": (
         None,

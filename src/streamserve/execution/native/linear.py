@@ -7,8 +7,8 @@ from torch import Tensor
 
 from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
-from streamserve.execution.native.packing import Packed, pack
-from streamserve.execution.quantization import QuantizedWeight
+from streamserve.execution.native.packing import pack
+from streamserve.execution.quantization import QuantizedWeight, StoredWeight
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -18,7 +18,8 @@ class NativeLinear:
 
     `paired`: the weight is two halves, gates and values, packed in alternating groups of 32 for the SwiGLU
     that follows; such a map can be used only by the layers' kernel and cannot be called. `dtype` (float32 or
-    bfloat16): of x and y where the weight is quantized; otherwise they have the weight's.
+    bfloat16): of x and y where the weight is quantized; otherwise they have the weight's. Raises NotFinite
+    for a stored weight with numbers that are not finite.
     """
 
     format: Format
@@ -27,15 +28,17 @@ class NativeLinear:
     def __init__(
         self,
         pool: ThreadPool,
-        weight: Tensor | QuantizedWeight,
+        weight: Tensor | QuantizedWeight | StoredWeight,
         bias: Tensor | None = None,
         paired: bool = False,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        if isinstance(weight, QuantizedWeight):
-            self.dtype, self.format, shape = dtype, weight.format.kind, weight.numbers.shape
-        else:
+        if isinstance(weight, Tensor):
+            weight = StoredWeight((weight.contiguous(),), weight.dtype)
+        if weight.format is None:
             self.dtype, self.format, shape = weight.dtype, _FORMATS[weight.dtype], weight.shape
+        else:
+            self.dtype, self.format, shape = dtype, weight.format.kind, weight.shape
         self.out_features, self.in_features = shape
         self._pool = pool
         self._paired = paired
@@ -46,7 +49,7 @@ class NativeLinear:
         if bias is not None:
             self._bias = torch.where(order < 0, 0.0, bias.float()[order.clamp(min=0).long()]).contiguous()
         self.struct = LinearStruct(
-            bias=_address(self._bias),
+            bias=None if self._bias is None else self._bias.data_ptr(),
             n=padded if paired else self.out_features,
             k=self.in_features,
             n_padded=padded,
@@ -54,43 +57,17 @@ class NativeLinear:
             path=pool.path(self.dtype),
             type=TYPES[self.dtype],
         )
-        self._tables: list[Tensor] = []
-        if isinstance(weight, QuantizedWeight):
-            self._memory = self._take(pack(weight, order, pool.path(self.dtype)), weight.format.bits)
-        else:
-            self._memory = self._packed(weight.contiguous(), order)
-
-    def _packed(self, plain: Tensor, order: Tensor) -> Tensor:
-        """Return the memory of a weight that the kernels pack, its outputs in `order`, -1 is padding."""
-        memory = self._pool.memory(self.struct.n_padded * self.struct.k_padded * plain.itemsize)
-        self.struct.weight = memory.data_ptr()
-        self._pool.library.ss_pack(
-            self._pool.handle, self.struct, plain.data_ptr(), order.data_ptr(), memory.data_ptr()
-        )
-        return memory
-
-    def _take(self, packed: Packed, bits: int) -> Tensor:
-        """Return the memory of a quantized weight's numbers; point the kernels to it and to its tables."""
-        memory = self._pool.memory(packed.numbers.nbytes)
-        memory.copy_(packed.numbers)
-        self._tables = packed.tables
-        struct = self.struct
-        struct.weight, struct.scales = memory.data_ptr(), packed.scales.data_ptr()
-        struct.offsets, struct.order = _address(packed.offsets), _address(packed.order)
-        struct.table = _address(packed.table)
-        struct.numbers, struct.bits, struct.group = packed.kind, bits, packed.group
-        struct.k_padded, struct.scale_type = packed.depth, packed.scale_type
-        return memory
+        self._packed = pack(pool, self.struct, weight, order)
 
     @property
     def quantized(self) -> bool:
         """Whether the weight has a scale for each group of inputs."""
-        return bool(self._tables)
+        return self._packed.scales is not None
 
     @property
     def nbytes(self) -> int:
         """Memory of the packed weight, in bytes."""
-        return self._memory.nbytes + sum(table.nbytes for table in self._tables)
+        return self._packed.numbers.nbytes + sum(table.nbytes for table in self._packed.tables)
 
     def __call__(self, x: Tensor, wide: bool = False, scale: float = 1.0, cap: float = 0.0) -> Tensor:
         """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32: then
@@ -131,10 +108,6 @@ class NativeLinear:
             self._pool.handle, ctypes.byref(self.struct), numbers.data_ptr(), count, out.data_ptr()
         )
         return out
-
-
-def _address(table: Tensor | None) -> int | None:
-    return None if table is None else table.data_ptr()
 
 
 def _pairs(half: int) -> Tensor:

@@ -1,12 +1,31 @@
-"""Quantized weights as the kernels read them: numbers, and scales, offsets and the order of inputs."""
+"""Weights as the kernels read them: numbers, and scales, offsets and the order of inputs."""
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.execution.native.library import CHUNK, PANEL, Numbers, Path, ScaleType
-from streamserve.execution.quantization import TABLES, TILE, QuantizedWeight
+from streamserve.execution.native.library import (
+    CHUNK,
+    PANEL,
+    SOURCES,
+    LinearStruct,
+    Numbers,
+    Path,
+    ScaleType,
+    ThreadPool,
+)
+from streamserve.execution.quantization import (
+    TABLES,
+    TILE,
+    NotFinite,
+    QuantizedWeight,
+    StoredWeight,
+    WeightFormat,
+)
 
 E4M3_PART = 256.0
 """The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
@@ -17,21 +36,17 @@ SHORT = {ScaleType.BFLOAT16: torch.bfloat16, ScaleType.FLOAT16: torch.float16}
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight whose inputs are padded to `depth`: the bytes of its `numbers`, `scales` and perhaps `offsets`
-    [out / 64, groups, 64] for each `group` of inputs, and perhaps the inputs' `order` [depth] (int32). What
-    is padded is zero. By `scale_type` scales and offsets are float32, or scales have 16 bits, and the offsets
-    are zero points (int8), or scales have 8 bits and there are no offsets. With a `table` [16] (uint8) the
-    numbers are its indices."""
+    """A weight in the kernels' memory: its `numbers`, and of a quantized one `scales` and perhaps `offsets`
+    [out / 64, groups, 64] for each group of inputs, and perhaps the inputs' `order` [padded inputs] (int32).
+    What is padded is zero. By the struct's `scale_type` scales and offsets are float32, or scales have 16
+    bits, and the offsets are zero points (int8), or scales have 8 bits and there are no offsets. With a
+    `table` [16] (uint8) the numbers are its indices."""
 
-    kind: Numbers
     numbers: Tensor
-    scales: Tensor
-    offsets: Tensor | None
-    order: Tensor | None
-    group: int
-    depth: int
-    scale_type: ScaleType
-    table: Tensor | None
+    scales: Tensor | None = None
+    offsets: Tensor | None = None
+    order: Tensor | None = None
+    table: Tensor | None = None
 
     @property
     def tables(self) -> list[Tensor]:
@@ -40,33 +55,111 @@ class Packed:
         return [table for table in tables if table is not None]
 
 
-def pack(weight: QuantizedWeight, outputs: Tensor, path: Path) -> Packed:
-    """Return a weight as the kernels of `path` read it, in the order of `outputs` (whole panels, -1 is
-    padding)."""
+def pack(
+    pool: ThreadPool, struct: LinearStruct, weight: QuantizedWeight | StoredWeight, outputs: Tensor
+) -> Packed:
+    """Pack a weight for `struct`, its outputs in the order of `outputs` (whole panels, -1 is padding), and
+    complete `struct`, which points to the result. Raises NotFinite for a stored weight with such numbers."""
+    if isinstance(weight, QuantizedWeight):
+        packed = _pack_quantized(pool, struct, weight, outputs)
+    elif weight.format is None:
+        packed = _pack_floats(pool, struct, weight, outputs)
+    else:
+        packed = _round(pool, struct, weight, weight.format, outputs)
+    struct.weight = packed.numbers.data_ptr()
+    struct.scales, struct.offsets = _address(packed.scales), _address(packed.offsets)
+    struct.order, struct.table = _address(packed.order), _address(packed.table)
+    return packed
+
+
+def _pack_floats(pool: ThreadPool, struct: LinearStruct, weight: StoredWeight, outputs: Tensor) -> Packed:
+    numbers = pool.memory(struct.n_padded * struct.k_padded * weight.dtype.itemsize)
+    rows, source = _rows(weight.parts, outputs), SOURCES[weight.parts[0].dtype]
+    if not pool.library.ss_pack(
+        pool.handle, ctypes.byref(struct), rows.ctypes.data, source, numbers.data_ptr()
+    ):
+        raise NotFinite
+    return Packed(numbers)
+
+
+def _round(
+    pool: ThreadPool, struct: LinearStruct, weight: StoredWeight, format: WeightFormat, outputs: Tensor
+) -> Packed:
+    """Round a weight to a format of integers that has scales in 16 bits, as quantization.quantize does."""
+    _describe(struct, format, Numbers.INTEGERS, ScaleType.BFLOAT16)
+    tables = struct.n_padded // PANEL, -(-struct.k_padded // struct.group), PANEL
+    numbers = pool.memory(struct.n_padded * struct.k_padded * format.bits // 8)
+    scales = torch.empty(tables, dtype=torch.bfloat16)
+    zeros = None if format.symmetric else torch.empty(tables, dtype=torch.int8)
+    rows, source = _rows(weight.parts, outputs), SOURCES[weight.parts[0].dtype]
+    if not pool.library.ss_quantize(
+        pool.handle,
+        ctypes.byref(struct),
+        rows.ctypes.data,
+        source,
+        format.symmetric,
+        numbers.data_ptr(),
+        scales.data_ptr(),
+        _address(zeros),
+    ):
+        raise NotFinite
+    return Packed(numbers, scales, zeros)
+
+
+def _pack_quantized(
+    pool: ThreadPool, struct: LinearStruct, weight: QuantizedWeight, outputs: Tensor
+) -> Packed:
     floating = weight.format.floating
-    inputs = weight.numbers.shape[1]
-    depth = -(-inputs // (CHUNK if floating else TILE)) * (CHUNK if floating else TILE)
-    group = weight.format.group or depth
+    scale_type, scales, offsets = _tables(weight)
+    _describe(struct, weight.format, Numbers.E4M3 if floating else Numbers.INTEGERS, scale_type)
+    depth, group = struct.k_padded, struct.group
     chosen, empty = outputs.clamp(min=0).long(), outputs < 0
-    numbers = torch.nn.functional.pad(weight.numbers[chosen], (0, depth - inputs))
 
     def by_panel(values: Tensor) -> Tensor:
         kept = torch.where(empty[:, None], torch.zeros((), dtype=values.dtype), values[chosen])
         kept = torch.nn.functional.pad(kept, (0, -(-depth // group) - kept.shape[1]))
         return kept.view(len(outputs) // PANEL, PANEL, -1).permute(0, 2, 1).contiguous()
 
-    scale_type, scales, offsets = _tables(weight)
+    numbers = pool.memory(struct.n_padded * depth * weight.format.bits // 8)
+    if floating:
+        padded = torch.nn.functional.pad(weight.numbers[chosen], (0, depth - weight.numbers.shape[1]))
+        numbers.copy_(_floats(padded, Path(struct.path)))
+    else:
+        rows = _rows([weight.numbers.contiguous()], outputs)
+        pool.library.ss_pack_integers(pool.handle, ctypes.byref(struct), rows.ctypes.data, numbers.data_ptr())
     return Packed(
-        Numbers.E4M3 if floating else Numbers.INTEGERS,
-        _floats(numbers, path) if floating else _integers(numbers, weight.format.bits),
+        numbers,
         by_panel(scales),
         None if offsets is None else by_panel(offsets),
         None if weight.order is None else _padded(weight.order, depth),
-        group,
-        depth,
-        scale_type,
         _table(weight),
     )
+
+
+def _describe(struct: LinearStruct, format: WeightFormat, kind: Numbers, scale_type: ScaleType) -> None:
+    """Complete `struct` for a weight of `format`."""
+    unit = CHUNK if format.floating else TILE
+    struct.k_padded = -(-struct.k // unit) * unit
+    struct.numbers, struct.bits, struct.group = kind, format.bits, format.group or struct.k_padded
+    struct.scale_type = scale_type
+
+
+def _rows(parts: Sequence[Tensor], outputs: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return the address of each of `outputs` in the joined parts, contiguous and of one dtype; 0 for
+    padding."""
+    addresses = np.concatenate([
+        part.data_ptr() + np.arange(len(part), dtype=np.uint64) * np.uint64(part.stride(0) * part.itemsize)
+        for part in parts
+    ])  # fmt: skip
+    chosen = outputs.numpy()
+    rows: np.ndarray[tuple[int], np.dtype[np.uint64]] = np.where(
+        chosen < 0, np.uint64(0), addresses[chosen.clip(min=0)]
+    )
+    return rows
+
+
+def _address(table: Tensor | None) -> int | None:
+    return None if table is None else table.data_ptr()
 
 
 def _tables(weight: QuantizedWeight) -> tuple[ScaleType, Tensor, Tensor | None]:
@@ -91,15 +184,6 @@ def _table(weight: QuantizedWeight) -> Tensor | None:
     if weight.format.table is None:
         return None
     return torch.tensor([value + 128 for value in TABLES[weight.format.table]], dtype=torch.uint8)
-
-
-def _integers(numbers: Tensor, bits: int) -> Tensor:
-    """Return the bytes of integers [out, depth], as native/cpp/gemm_int.cpp draws them."""
-    panels = len(numbers) // PANEL, PANEL
-    if bits == 8:
-        return numbers.view(*panels, -1, 4).permute(0, 2, 1, 3).reshape(-1)
-    halves = numbers.view(*panels, -1, 2, TILE // 8, 4).permute(3, 0, 2, 4, 1, 5)
-    return (halves[0] | halves[1] << 4).reshape(-1)
 
 
 def _floats(numbers: Tensor, path: Path) -> Tensor:

@@ -3,6 +3,7 @@
 
 #include "gemm.h"
 #include "layers.h"
+#include "pack.h"
 #include "sampling.h"
 
 using namespace streamserve;
@@ -66,8 +67,19 @@ double ss_multiply_registers(void* pool_, int path, int bits, int rounds) {
 void* ss_pool_new(int threads, const int32_t* cpus) { return new Pool(threads, cpus); }
 void ss_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
 
-void ss_pack(void* pool, const Linear* linear, const void* from, const int32_t* source_rows, void* to) {
-    pack(*static_cast<Pool*>(pool), *linear, from, source_rows, to);
+// pack.h: `rows` [n_padded]; both return whether all numbers are finite.
+int ss_pack(void* pool, const Linear* linear, const void* const* rows, int source, void* to) {
+    return pack(*static_cast<Pool*>(pool), *linear, {rows, source}, to);
+}
+
+int ss_quantize(void* pool, const Linear* linear, const void* const* rows, int source, int symmetric, void* to,
+                void* scales, void* zeros) {
+    return quantize(*static_cast<Pool*>(pool), *linear, {rows, source}, symmetric != 0, to,
+                    static_cast<bf16*>(scales), static_cast<int8_t*>(zeros));
+}
+
+void ss_pack_integers(void* pool, const Linear* linear, const uint8_t* const* rows, void* to) {
+    pack_integers(*static_cast<Pool*>(pool), *linear, rows, to);
 }
 
 // Outputs `rows` [count] of a packed weight to `to` [count, k].

@@ -123,13 +123,12 @@ class Worker {
             range_.clear(queries_, stride_);
             for (int key = first; key < std::min(first + KEY_RANGE, item.end); key += KEY_TILE) {
                 int next_key = key + KEY_TILE;
-                prefetch_.count = 0;
+                ahead_.clear();
                 if (next_key < item.end) {
-                    find(prefetch_, *span_, kv_head, next_key, item.end, nullptr);
+                    look_ahead(*span_, kv_head, next_key, item.end);
                 } else if (next) {
-                    find(prefetch_, a_.spans[next->span], next_head, next->begin, next->end, nullptr);
+                    look_ahead(a_.spans[next->span], next_head, next->begin, next->end);
                 }
-                ahead_.take(prefetch_);
                 tile(key);
             }
             if (item.part < 0) {
@@ -240,6 +239,19 @@ class Worker {
             int node_block = place / cache.block_size, node_slot = place % cache.block_size;
             to.keys[i] = reinterpret_cast<const T*>(at(span, kv_head, node_block, 0, node_slot));
             to.values[i] = reinterpret_cast<const T*>(at(span, kv_head, node_block, 1, node_slot));
+        }
+    }
+
+    // Has the tile of keys from position `first` to `end` fetched; of a tree its nodes in the order of their rows.
+    void look_ahead(const Span& span, int kv_head, int first, int end) {
+        const CacheLayer& cache = a_.cache;
+        int block = first / cache.block_size, slot = first % cache.block_size;
+        for (int left = std::min(KEY_TILE, end - first); left > 0; block++, slot = 0) {
+            int count = std::min(left, cache.block_size - slot);
+            size_t bytes = size_t(count) * cache.vector_bytes();
+            ahead_.add(at(span, kv_head, block, 0, slot), bytes);
+            ahead_.add(at(span, kv_head, block, 1, slot), bytes);
+            left -= count;
         }
     }
 
@@ -367,8 +379,8 @@ class Worker {
     int kv_head_ = 0, queries_ = 0, root_ = 0;
     const T* query_[MAX_QUERIES];
     int position_[MAX_QUERIES];
-    KeyTile<T> keys_, prefetch_;
-    Ahead ahead_;  // of prefetch_
+    KeyTile<T> keys_;
+    Ahead ahead_;
     std::vector<int> path_;
 };
 

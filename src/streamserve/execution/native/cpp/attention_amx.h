@@ -36,7 +36,7 @@ class AmxEngine {
 
     void tile(const KeyTile<bf16>& tile, int query_tiles, Ahead& ahead) {
         turned_ = query_tiles > 2;
-        tiles_.take(tile, turned_, ahead);
+        tiles_.take(tile, turned_, true, ahead);
     }
 
     // Four tiles of scores at a time, so that the multiplier need not wait for its own results.

@@ -12,13 +12,15 @@ class DotEngine {
     using Weight = bf16;
 
     static size_t bytes(int dim) { return PairTiles::bytes(dim); }
-    DotEngine(char* memory, int dim) : tiles_(memory, dim) {}
+    DotEngine(char* memory, int dim) : tiles_(memory, dim), dim_(dim) {}
 
     void queries(const bf16* const* from, int count) { tiles_.take_queries(from, count); }
 
-    void tile(const KeyTile<bf16>& tile, int, Ahead& ahead) {
+    void tile(const KeyTile<bf16>& tile, int query_tiles, Ahead& ahead) {
+        tile_ = &tile;
         ahead_ = &ahead;
-        tiles_.take(tile, true, ahead);
+        direct_ = query_tiles == 1 && dim_ % CHUNK == 0;
+        tiles_.take(tile, true, !direct_, ahead);
     }
 
     // Scores with the keys `from` to `until`, and some adjacent ones, to to[query][key].
@@ -32,6 +34,7 @@ class DotEngine {
     // to[query][d] = the sum of weights[query][key] · value[key][d] over keys `from` to `until`, the others'
     // weights being zero; rows padded(dim) apart.
     void values(const Weight* weights, int count, int from, int until, float* to) {
+        if (direct_) return all_direct(weights, count, from / 2, ceil_div(until, 2), to);
         int begin = from / CHUNK, columns = tiles_.columns();
         Factors factors{reinterpret_cast<const char*>(weights + begin * CHUNK), KEY_TILE * 2, 64,
                         tiles_.value_pairs(begin * columns), SQUARE, size_t(columns) * SQUARE,
@@ -65,6 +68,66 @@ class DotEngine {
                     some<1>(count, part, to + i * 16, stride);
                 }
             }
+        }
+    }
+
+    // The same for one tile of queries, the pairs of keys from `begin` to `end`: values are paired in registers.
+    void all_direct(const Weight* weights, int rows, int begin, int end, float* to) {
+        size_t stride = size_t(dim_);
+        for (int count; rows > 0; rows -= count, weights += count * KEY_TILE, to += size_t(count) * stride) {
+            count = rows <= 6 ? rows : rows < 10 ? rows - rows / 2 : rows < 12 ? 5 : 6;
+            for (int d = 0, wide; d < dim_; d += wide * CHUNK) {
+                wide = dim_ - d >= 2 * CHUNK ? 2 : 1;
+                if (wide == 2) {
+                    some_direct<2>(count, weights, begin, end, d, to + d);
+                } else {
+                    some_direct<1>(count, weights, begin, end, d, to + d);
+                }
+            }
+        }
+    }
+
+    template <int WIDE>
+    void some_direct(int rows, const Weight* weights, int begin, int end, int d, float* to) {
+        switch (rows) {
+            case 1: return direct<1, WIDE>(weights, begin, end, d, to);
+            case 2: return direct<2, WIDE>(weights, begin, end, d, to);
+            case 3: return direct<3, WIDE>(weights, begin, end, d, to);
+            case 4: return direct<4, WIDE>(weights, begin, end, d, to);
+            case 5: return direct<5, WIDE>(weights, begin, end, d, to);
+            default: return direct<6, WIDE>(weights, begin, end, d, to);
+        }
+    }
+
+    // ROWS queries, WIDE · 32 numbers of the values from `d` on.
+    template <int ROWS, int WIDE>
+    void direct(const Weight* weights, int begin, int end, int d, float* to) {
+        const __m512i low = _mm512_loadu_si512(PAIR_ORDER), high = _mm512_loadu_si512(PAIR_ORDER + 32);
+        __m512 sum[ROWS][2 * WIDE];
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            UNROLLED for (int i = 0; i < 2 * WIDE; i++) sum[r][i] = _mm512_setzero_ps();
+        }
+        for (int pair = begin; pair < end; pair++) {
+            ahead_->fetch(2 * WIDE);
+            const bf16* first = tile_->values[2 * pair] + d;
+            bool both = 2 * pair + 1 < tile_->count;
+            const bf16* second = both ? tile_->values[2 * pair + 1] + d : first;
+            __m512bh column[2 * WIDE];
+            UNROLLED for (int i = 0; i < WIDE; i++) {
+                __m512i one = _mm512_loadu_si512(first + i * CHUNK);
+                __m512i other = _mm512_maskz_loadu_epi32(both ? 0xffff : 0, second + i * CHUNK);
+                column[2 * i] = (__m512bh)_mm512_permutex2var_epi16(one, low, other);
+                column[2 * i + 1] = (__m512bh)_mm512_permutex2var_epi16(one, high, other);
+            }
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                int32_t two;
+                std::memcpy(&two, weights + r * KEY_TILE + 2 * pair, 4);
+                __m512bh weight = (__m512bh)_mm512_set1_epi32(two);
+                UNROLLED for (int i = 0; i < 2 * WIDE; i++) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], weight, column[i]);
+            }
+        }
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            UNROLLED for (int i = 0; i < 2 * WIDE; i++) _mm512_storeu_ps(to + r * dim_ + i * 16, sum[r][i]);
         }
     }
 
@@ -108,6 +171,9 @@ class DotEngine {
     }
 
     PairTiles tiles_;
+    int dim_;
+    bool direct_ = false;  // no value pairs
+    const KeyTile<bf16>* tile_ = nullptr;
     Ahead* ahead_ = nullptr;
 };
 

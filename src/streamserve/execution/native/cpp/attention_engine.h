@@ -23,37 +23,37 @@ struct KeyTile {
 // too short for the hardware's prefetcher, and of many fetches at once the later ones hold up loads.
 class Ahead {
   public:
-    // The vectors' addresses stay in `tile` until others are taken.
-    template <class T>
-    void take(const KeyTile<T>& tile) {
-        keys_ = reinterpret_cast<const char* const*>(tile.keys);
-        values_ = reinterpret_cast<const char* const*>(tile.values);
-        left_ = 2 * tile.count;
-        bytes_ = tile.bytes;
-        begin();
+    void clear() { count_ = next_ = left_ = 0; }
+
+    // Some adjacent vectors.
+    void add(const char* begin, size_t bytes) {
+        uintptr_t first = reinterpret_cast<uintptr_t>(begin) / LINE, last = (reinterpret_cast<uintptr_t>(begin) + bytes - 1) / LINE;
+        runs_[count_++] = {reinterpret_cast<const char*>(first * LINE), int(last - first) + 1};
     }
 
     void fetch(int lines) {
-        for (; lines > 0 && left_ > 0; lines--) {
-            __builtin_prefetch(at_, 0, 2);
-            at_ += 64;
-            if (at_ < end_) continue;
-            left_--;
-            begin();
+        while (lines > 0) {
+            if (!left_) {
+                if (next_ == count_) return;
+                at_ = runs_[next_].begin, left_ = runs_[next_].lines;
+                next_++;
+            }
+            int some = std::min(lines, left_);
+            for (int i = 0; i < some; i++) __builtin_prefetch(at_ + i * LINE, 0, 2);
+            at_ += some * LINE, left_ -= some, lines -= some;
         }
     }
 
   private:
-    // Of a key, then of its value.
-    void begin() {
-        if (left_ <= 0) return;
-        at_ = left_ % 2 ? *values_++ : *keys_++;
-        end_ = at_ + bytes_;
-    }
+    static constexpr int LINE = 64;
+    struct Run {
+        const char* begin;
+        int lines;
+    };
 
-    const char *const *keys_ = nullptr, *const *values_ = nullptr;
-    const char *at_ = nullptr, *end_ = nullptr;
-    int left_ = 0, bytes_ = 0;  // vectors that are not fetched whole
+    Run runs_[2 * KEY_TILE];
+    const char* at_ = nullptr;
+    int count_ = 0, next_ = 0, left_ = 0;  // runs, those that were begun, and lines of the last of these
 };
 
 // Numbers are padded to 32 in every buffer below.
@@ -125,7 +125,7 @@ void all_products(int rows, int columns, const float* x, size_t x_stride, At at,
 
 // to[d][i] = keys[i][d] for eight keys, rows of `to` `stride` apart.
 template <class T>
-inline void turn_eight(const T* const* keys, int dim, float* to, size_t stride) {
+static inline void turn_eight(const T* const* keys, int dim, float* to, size_t stride) {
     int d = 0;
 #ifdef __AVX2__
     constexpr int numbers = 32 / sizeof(T);

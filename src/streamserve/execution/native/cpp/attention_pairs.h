@@ -14,7 +14,7 @@
 namespace streamserve {
 
 // A 16 × 16 matrix of 32-bit numbers turned: to[column][row] = from[row][column], rows `stride` bytes apart.
-inline void transpose16(const char* from, size_t stride, char* to, size_t to_stride) {
+static inline void transpose16(const char* from, size_t stride, char* to, size_t to_stride) {
     __m512i a[16], b[16];
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + size_t(i) * stride);
     for (int i = 0; i < 16; i += 2) {
@@ -78,8 +78,8 @@ class PairTiles {
         return tiles;
     }
 
-    // Without `turn` there are no key pairs.
-    void take(const KeyTile<bf16>& tile, bool turn, Ahead& ahead) {
+    // Without `turn` there are no key pairs, without `pair` no value pairs.
+    void take(const KeyTile<bf16>& tile, bool turn, bool pair, Ahead& ahead) {
         count = tile.count;
         bool direct = tile.whole && dim_ % CHUNK == 0;
         for (int i = 0; i * 16 < count; i++) {
@@ -88,13 +88,13 @@ class PairTiles {
         for (int i = 0; turn && i * 16 < count; i++) {
             char* to = key_pairs_ + size_t(i * steps) * SQUARE;
             for (int step = 0; step < steps; step++) {
-                ahead.fetch(8);
+                ahead.fetch(pair ? 8 : 16);
                 transpose16(keys[i] + step * 64, row, to + size_t(step) * SQUARE, 64);
             }
         }
-        for (int pair = 0; pair < round_up(count, 32) / 2; pair++) {
+        for (int i = 0; pair && i < round_up(count, 32) / 2; i++) {
             ahead.fetch(2 * steps);
-            interleave(tile, pair);
+            interleave(tile, i);
         }
     }
 

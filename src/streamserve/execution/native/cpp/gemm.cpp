@@ -10,55 +10,6 @@ constexpr size_t ROW_BLOCK_BYTES = 1 << 20;  // of x: what stays in a core's L2 
 constexpr int STRIP = 32;                    // rows at a time
 constexpr int DEEP = 4096;                   // K from which two panels do not fit in L2
 
-// Columns that lie together in a packed weight, and k that do; where k do not, bf16 columns of the first and
-// the second half take turns.
-struct Packing {
-    int columns, group;
-    bool interleaved;
-
-    size_t place(int k, int column) const {
-        int half = columns / 2, at = interleaved ? column % half * 2 + column / half : column;
-        return (size_t(k / group) * size_t(columns) + size_t(at)) * size_t(group) + size_t(k % group);
-    }
-};
-
-Packing packing(int path, int type) {
-    switch (path) {
-        case AMX: return {16, 2, false};
-        case AVX512_BF16: return {64, 2, false};
-        case AVX512: return {32, 1, type == BF16};
-        default: return {16, 1, type == BF16};
-    }
-}
-
-// A stretch of K at a time, so that lines stay in the cache until all their columns are written.
-template <class T>
-void pack_panel(const Linear& linear, const void* from, const int32_t* source_rows, int panel, void* to) {
-    Packing packed = packing(linear.path, linear.type);
-    int columns = packed.columns, group = packed.group;
-    for (int begin = 0; begin < linear.k_padded; begin += CHUNK) {
-        for (int i = 0; i < PANEL; i++) {
-            int output = panel * PANEL + i;
-            int source = source_rows[output];
-            int length = source < 0 ? 0 : linear.k;
-            const T* row = static_cast<const T*>(from) + size_t(source < 0 ? 0 : source) * linear.k;
-            T* stream = static_cast<T*>(to) + size_t(output / columns) * columns * linear.k_padded;
-            T* line = stream + packed.place(begin, output % columns);
-            for (int k = begin; k < begin + CHUNK; k += group, line += columns * group) {
-                for (int g = 0; g < group; g++) line[g] = k + g < length ? row[k + g] : T{};
-            }
-        }
-    }
-}
-
-template <class T>
-void unpack_row(const Linear& linear, int row, T* to) {
-    Packing packed = packing(linear.path, linear.type);
-    size_t stream = size_t(row / packed.columns) * size_t(packed.columns) * size_t(linear.k_padded);
-    const T* from = static_cast<const T*>(linear.weight) + stream;
-    for (int k = 0; k < linear.k; k++) to[k] = from[packed.place(k, row % packed.columns)];
-}
-
 int rows_at_once(const Linear& linear, int rows) {
     size_t row = size_t(linear.k_padded) * size_of(linear.type);
     int fit = int(ROW_BLOCK_BYTES / row) / 32 * 32;
@@ -75,26 +26,6 @@ void sums_of(const Linear& w, const Rows& x, int row, int rows, int tile, int ti
 }
 
 }  // namespace
-
-void pack(Pool& pool, const Linear& linear, const void* from, const int32_t* source_rows, void* to) {
-    pool.run([&](int) {
-        for (int panel; (panel = pool.claim()) < linear.n_padded / PANEL;) {
-            if (linear.type == BF16) {
-                pack_panel<bf16>(linear, from, source_rows, panel, to);
-            } else {
-                pack_panel<float>(linear, from, source_rows, panel, to);
-            }
-        }
-    });
-}
-
-void unpack(const Linear& linear, int row, void* to) {
-    if (linear.type == BF16) {
-        unpack_row(linear, row, static_cast<bf16*>(to));
-    } else {
-        unpack_row(linear, row, static_cast<float*>(to));
-    }
-}
 
 namespace {
 

@@ -44,13 +44,6 @@ struct Finish {
     Gating gating = {}; // GATE_MUL
 };
 
-// Packs row source_rows[i] of `from` [.., k] as output i, zeros for a negative one; `to` takes n_padded ·
-// k_padded numbers.
-void pack(Pool& pool, const Linear& linear, const void* from, const int32_t* source_rows, void* to);
-
-// Output `row` of a packed weight as it was before, k numbers.
-void unpack(const Linear& linear, int row, void* to);
-
 // Called by every thread of a job; `x` is laid out by rows_for. Returns without waiting for the others.
 void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows, const Finish& finish);
 

@@ -40,7 +40,7 @@ void quantize_vector(const T* from, int dim, char* to) {
 
 // The numbers [dim] of a stored vector, rounded to T.
 template <class V, class T>
-void dequantize_vector(const char* from, int dim, T* to) {
+static inline void dequantize_vector(const char* from, int dim, T* to) {
     float scale;
     std::memcpy(&scale, from + dim, sizeof scale);
     const int8_t* integers = reinterpret_cast<const int8_t*>(from);

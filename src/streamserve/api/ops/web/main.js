@@ -1,0 +1,180 @@
+// The page: puts its parts together. Views are in the address (#chat, #fleet), so that back and reload work.
+
+import { ApiError, json, onKeyNeeded, useKey } from "./api.js";
+import { Chat } from "./chat.js";
+import { at, el } from "./dom.js";
+import { Fleet } from "./fleet.js";
+import { showHistory } from "./history.js";
+import { changedCount, panel } from "./settings.js";
+import * as store from "./store.js";
+
+const CHECK = 15_000;      // milliseconds between health checks
+const NARROW = window.matchMedia("(max-width: 60rem)");
+
+const chat = new Chat(() => list());
+const fleet = new Fleet();
+
+const list = () => showHistory(chat.conversation, open);
+
+/** Open a conversation, by default a new one; null only shows the list. */
+function open(conversation) {
+  if (conversation !== null) {
+    chat.open(conversation);
+    location.hash = "chat";
+    if (NARROW.matches) setSide(false);
+  }
+  showModel();
+  showSettings();
+  list();
+}
+
+function showView() {
+  const isFleet = location.hash === "#fleet";
+  at("fleet").hidden = !isFleet;
+  at("chat").hidden = isFleet;
+  document.body.dataset.view = isFleet ? "fleet" : "chat";
+  for (const [name, current] of [["chat", !isFleet], ["fleet", isFleet]]) {
+    if (current) at(`to-${name}`).setAttribute("aria-current", "page");
+    else at(`to-${name}`).removeAttribute("aria-current");
+  }
+  fleet.shown = isFleet;
+  if (isFleet && NARROW.matches) setSide(false);
+}
+
+// The models.
+
+let models = [];
+
+async function loadModels() {
+  try {
+    models = (await json("GET", "v1/models")).data;
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    return;
+  }
+  at("key-form").hidden = true;
+  chat.offerIdeas();
+  showModel();
+  fleet.start();
+}
+
+function showModel() {
+  const { settings } = chat.conversation;
+  const chosen = models.find(({ id }) => id === settings.model) ?? models[0];
+  if (chosen && settings.model !== chosen.id) delete settings.model;      // the server has others now
+  const options = models.map(({ id, state }) => el("option", { value: id, text: state && state !== "loaded" ? `${id} (${state})` : id }));
+  at("model").replaceChildren(...options);
+  at("model").disabled = models.length < 2;
+  if (!chosen) return;
+  at("model").value = chosen.id;
+  const facts = [chosen.precision, chosen.max_model_len && `${chosen.max_model_len.toLocaleString("en-US")} tokens of context`];
+  at("about").textContent = facts.filter(Boolean).join(" · ");
+  at("welcome-model").textContent = chosen.id;
+}
+
+at("model").addEventListener("change", () => {
+  chat.set("model", at("model").value);
+  showModel();
+});
+
+// The key.
+
+onKeyNeeded(() => {
+  if (!at("key-form").hidden) return;
+  at("key-form").hidden = false;
+  at("key").focus();
+});
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(at("key").value);
+  loadModels();
+});
+
+// Settings.
+
+function showSettings() {
+  const { settings } = chat.conversation;
+  at("fields").replaceChildren(...panel(settings, (name, value) => { chat.set(name, value); countSettings(); }));
+  countSettings();
+}
+
+function countSettings() {
+  const count = changedCount(chat.conversation.settings);
+  at("settings-count").textContent = count || "";
+  at("settings-count").hidden = !count;
+}
+
+function setSettings(shown) {
+  at("settings").hidden = !shown;
+  at("to-settings").setAttribute("aria-expanded", String(shown));
+  (shown ? at("close-settings") : at("to-settings")).focus();
+}
+
+function setSide(shown) {
+  document.body.classList.toggle("side-shown", shown);
+  document.body.classList.toggle("side-hidden", !shown);
+  at("to-side").setAttribute("aria-expanded", String(shown));
+}
+
+at("to-settings").addEventListener("click", () => setSettings(at("settings").hidden));
+at("close-settings").addEventListener("click", () => setSettings(false));
+at("to-side").addEventListener("click", () => setSide(at("side").offsetParent === null || getComputedStyle(at("side")).visibility === "hidden"));
+at("shade").addEventListener("click", () => setSide(false));
+at("new").addEventListener("click", () => open());
+for (const kind of ["markdown", "json"]) {
+  at(`export-${kind}`).addEventListener("click", () => {
+    chat.export(kind);
+    at("export").open = false;
+  });
+}
+
+// Keys.
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") escape();
+  else if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)) {
+    event.preventDefault();
+    at("text").focus();
+  } else if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    open();
+  }
+});
+
+function escape() {
+  if (at("export").open) at("export").open = false;
+  else if (!at("settings").hidden) setSettings(false);
+  else if (NARROW.matches && document.body.classList.contains("side-shown")) setSide(false);
+  else chat.stop();
+}
+
+// Whether the server is there.
+
+async function check() {
+  if (!document.hidden) {
+    const { text, kind } = await health();
+    at("state").textContent = text;
+    at("state").dataset.kind = kind;
+  }
+  setTimeout(check, CHECK);
+}
+
+async function health() {
+  const reply = await fetch("health", { cache: "no-store" }).catch(() => null);
+  if (!reply) return { text: "no connection", kind: "bad" };
+  const { status, detail } = await reply.json();
+  if (status === "ready") {
+    if (!models.length) loadModels();
+    return { text: "ready", kind: "good" };
+  }
+  return { text: detail || status, kind: "busy" };
+}
+
+window.addEventListener("hashchange", showView);
+store.onChange(list);
+showView();
+showSettings();
+list();
+check();
+loadModels();

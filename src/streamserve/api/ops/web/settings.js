@@ -1,0 +1,139 @@
+// The settings of a conversation: a table of fields, the panel made from it, and the request's fields.
+
+import { el } from "./dom.js";
+
+const EFFORTS = ["none", "minimal", "low", "medium", "high"];
+
+/** Fields by group. `path`: where the value goes in the request. Empty means the model's or the server's default. */
+export const GROUPS = [
+  {
+    title: "Instructions",
+    fields: [{ name: "system", kind: "text", label: "System prompt", rows: 4, hint: "Sent before the conversation." }],
+  },
+  {
+    title: "Sampling",
+    fields: [
+      { name: "temperature", kind: "number", label: "Temperature", min: 0, max: 100, step: 0.1, hint: "0: always the most likely token" },
+      { name: "top_p", kind: "number", label: "Top p", min: 0, max: 1, step: 0.05, hint: "the most likely tokens up to this sum" },
+      { name: "top_k", kind: "number", label: "Top k", min: 0, max: 1_000_000, step: 1, hint: "this many most likely tokens; 0: all" },
+      { name: "min_p", kind: "number", label: "Min p", min: 0, max: 1, step: 0.01, hint: "at least this share of the highest" },
+      { name: "frequency_penalty", kind: "number", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "for each time that a token occurred" },
+      { name: "presence_penalty", kind: "number", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "for tokens that occurred" },
+      { name: "seed", kind: "number", label: "Seed", min: -(2 ** 53), max: 2 ** 53, step: 1, hint: "the same seed gives the same text" },
+      { name: "max_tokens", kind: "number", label: "Max tokens", min: 1, max: 2 ** 31, step: 1, hint: "of the answer" },
+      { name: "stop", kind: "lines", label: "Stop at", rows: 1, hint: "texts that end the answer, one a line" },
+    ],
+  },
+  {
+    title: "Latency targets",
+    fields: [
+      { name: "ttft_ms", path: ["slo", "ttft_ms"], kind: "number", label: "First token (ms)", min: 0.1, max: 1e6, step: "any", hint: "under each answer: whether it was met" },
+      { name: "tpot_ms", path: ["slo", "tpot_ms"], kind: "number", label: "Per token (ms)", min: 0.1, max: 1e6, step: "any", hint: "mean after the first" },
+    ],
+  },
+  {
+    title: "Model",
+    fields: [
+      { name: "reasoning_effort", kind: "choice", label: "Reasoning", choices: EFFORTS, hint: "where the model's template has it" },
+      { name: "speculation", path: ["speculation", "enabled"], kind: "switch", label: "Draft tokens", hint: "off: slower, the same text" },
+      { name: "extra", kind: "json", label: "More fields (JSON)", rows: 3, placeholder: '{"tools": [ … ]}', hint: "Added to the request: tools, response_format, …" },
+    ],
+  },
+  {
+    title: "Page",
+    fields: [{ name: "ahead", kind: "choice", label: "Compute while I type", choices: ["always", "never"], empty: "with files", hint: "by a prompt stream" }],
+  },
+];
+
+const OF_PAGE = new Set(["system", "extra", "ahead", "model"]);
+const FIELDS = GROUPS.flatMap((group) => group.fields);
+
+/** Return the request's fields that the settings set. Throws SyntaxError if the further fields are no JSON object. */
+export function requestFields(settings) {
+  const body = settings.model ? { model: settings.model } : {};
+  for (const { name, path = [name] } of FIELDS) {
+    if (OF_PAGE.has(name) || settings[name] === undefined) continue;
+    const [outer, inner] = path;
+    body[outer] = inner ? { ...body[outer], [inner]: settings[name] } : settings[name];
+  }
+  return { ...body, ...furtherFields(settings.extra) };
+}
+
+function furtherFields(text) {
+  if (!text) return {};
+  const value = JSON.parse(text);
+  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new SyntaxError("it must be an object");
+  return value;
+}
+
+/** Return how many settings differ from the defaults. */
+export const changedCount = (settings) => FIELDS.filter(({ name }) => settings[name] !== undefined && settings[name] !== "").length;
+
+/** Return the panel's groups for these settings; `changed` is called with a field's name and value, or undefined. */
+export const panel = (settings, changed) =>
+  GROUPS.map(({ title, fields }) => el("fieldset", {}, el("legend", { text: title }), ...fields.map((field) => row(field, settings[field.name], changed))));
+
+function row(field, value, changed) {
+  const id = `setting-${field.name}`;
+  const help = el("small", { id: `${id}-help`, text: field.hint });
+  const input = CONTROLS[field.kind](field, value);
+  input.id = id;
+  input.setAttribute("aria-describedby", help.id);
+  input.addEventListener("change", () => take(field, input, help, changed));
+  const wide = field.rows > 1 ? "setting wide" : "setting";
+  return el("div", { class: wide }, el("label", { for: id, text: field.label }), input, help);
+}
+
+function take(field, input, help, changed) {
+  const { value, problem } = READERS[field.kind](input);
+  help.textContent = problem ?? field.hint;
+  input.setAttribute("aria-invalid", String(Boolean(problem)));
+  if (!problem) changed(field.name, value);
+}
+
+const area = ({ rows, placeholder }, value) => {
+  const input = el("textarea", { rows, placeholder, spellcheck: "false" });
+  input.value = value ?? "";
+  return input;
+};
+
+const select = (options, value) => {
+  const input = el("select", {}, ...options.map(([key, text]) => el("option", { value: key, text })));
+  input.value = value;
+  return input;
+};
+
+const CONTROLS = {
+  number: ({ min, max, step }, value) => {
+    const input = el("input", { type: "number", inputmode: "decimal", min, max, step, placeholder: "default" });
+    input.value = value ?? "";
+    return input;
+  },
+  text: area,
+  json: area,
+  lines: (field, value) => area(field, value?.join("\n")),
+  choice: ({ choices, empty = "default" }, value) => select([["", empty], ...choices.map((name) => [name, name])], value ?? ""),
+  switch: (field, value) => select([["", "on"], ["off", "off"]], value === false ? "off" : ""),
+};
+
+const READERS = {
+  number: (input) => {
+    if (!input.checkValidity()) return { problem: input.validationMessage };
+    return { value: input.value === "" ? undefined : input.valueAsNumber };
+  },
+  text: (input) => ({ value: input.value.trim() || undefined }),
+  json: (input) => {
+    try {
+      furtherFields(input.value.trim());
+    } catch (error) {
+      return { problem: `This is not a JSON object: ${error.message}` };
+    }
+    return { value: input.value.trim() || undefined };
+  },
+  lines: (input) => {
+    const lines = input.value.split("\n").filter(Boolean);
+    return { value: lines.length ? lines : undefined };
+  },
+  choice: (input) => ({ value: input.value || undefined }),
+  switch: (input) => ({ value: input.value === "off" ? false : undefined }),
+};

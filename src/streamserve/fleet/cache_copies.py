@@ -1,0 +1,65 @@
+"""Cache copies between the halves of a stream pair: full blocks of KV that one worker has cached go into the
+other's cache.
+
+begin    ──▶ CacheCopies ──▶ owner:  Submit "decode", which reserves blocks for what it lacks
+Reserved ──▶             ──▶ writer: Submit "return", with the reservation
+Pushed   ──▶             ──▶ owner:  Join without outputs: the blocks stay in its cache
+
+No client waits for a copy, so one that fails is dropped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from streamserve.fleet.events import Open, Send
+from streamserve.fleet.requests import OpenRequest
+from streamserve.protocol.messages import Cancel
+from streamserve.protocol.sampling import SamplingParams
+
+PRIORITY = 1 << 30
+"""The lowest priority."""
+PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=0)
+
+
+@dataclass
+class CacheCopies:
+    """The copies in progress, by names that no client's request has."""
+
+    open: dict[str, OpenRequest] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def begin(
+        self, prefix: str, tokens: list[int], cache_salt: str, writer: str, owner: str, now: float
+    ) -> tuple[str, Send]:
+        """Begin a copy of the KV of `tokens`, which fill whole blocks; returns its name, which starts with
+        `prefix`, and what to send."""
+        number = next(self._numbers)
+        opened = Open(f"{prefix}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt)
+        copy = OpenRequest(opened, now, -number, writer, owner)
+        copy.resumed = {0: []}
+        copy.open_choices, copy.transferring = {0}, {0}
+        self.open[opened.request] = copy
+        return opened.request, Send(owner, copy.submit("decode"))
+
+    def reserved(self, name: str) -> Iterator[Send]:
+        """Ask the worker that has the KV to send it, now that the blocks are reserved."""
+        copy = self.open.get(name)
+        if copy and copy.worker:
+            copy.planned = True
+            yield Send(copy.worker, copy.submit("return"))
+
+    def complete(self, name: str) -> None:
+        """Record that a copy is complete."""
+        self.open.pop(name, None)
+
+    def drop(self, name: str, ended_worker: str = "") -> Iterator[Send]:
+        """Drop a copy at all its workers except `ended_worker`."""
+        copy = self.open.pop(name, None)
+        if copy:
+            for worker in sorted(copy.workers - {ended_worker}):
+                yield Send(worker, Cancel(name))
+
+    def of(self, worker: str) -> list[str]:
+        """Return the names of a worker's copies."""
+        return [name for name, copy in self.open.items() if worker in copy.workers]

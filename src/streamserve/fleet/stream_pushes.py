@@ -1,0 +1,90 @@
+"""Stream pushes: the KV of a prompt stream is copied to its decode worker while the prompt arrives.
+
+Progress ──▶ StreamPushes.advance ──▶ a cache copy of the blocks computed so far, one at a time for a stream
+Edit     ──▶ OpenRequest.edit: what was pushed of the retained prefix stays of use
+finish   ──▶ the decode worker reserves blocks for what its cache lacks: the last part of the prompt
+
+The decode worker's blocks are cached, not reserved: it takes them for other requests where memory is short,
+and gets them again at the end.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from streamserve.fleet.cache_copies import CacheCopies
+from streamserve.fleet.events import Send
+from streamserve.fleet.requests import OpenRequest
+from streamserve.fleet.worker_state import WorkerState
+from streamserve.protocol.messages import STREAM
+
+MIN_PUSH_BLOCKS = 4
+"""Blocks that must be new for another push."""
+
+
+@dataclass(frozen=True)
+class _Push:
+    """A push for an attempt of `request`."""
+
+    request: OpenRequest
+    attempt: int
+
+    @property
+    def current(self) -> bool:
+        return self.request.attempt == self.attempt
+
+
+class StreamPushes:
+    """The pushes in progress, as `copies` among `workers`."""
+
+    def __init__(self, workers: Mapping[str, WorkerState], copies: CacheCopies) -> None:
+        self._workers = workers
+        self._copies = copies
+        self._pushes: dict[str, _Push] = {}
+        self.landed = 0
+        """Pushes that have landed."""
+
+    def advance(self, request: OpenRequest, now: float) -> Iterator[Send]:
+        """Push what has been computed of an open prompt stream since the last push, if it is enough. The tail
+        of the prompt is not pushed: it will move."""
+        opened, arriving = request.opened, request.arriving
+        writer, owner = request.worker, request.decode
+        if not (opened.open and writer and owner) or opened.answer_early or request.isolated:
+            return
+        if arriving.push is not None or arriving.push_failed:
+            return
+        if not (self._workers[writer].ready and self._workers[owner].ready):
+            return
+        size = self._workers[owner].block_size
+        blocks = min(arriving.computed, len(opened.prompt) - opened.tail) // size
+        if blocks - arriving.pushed // size < MIN_PUSH_BLOCKS:
+            return
+        tokens = blocks * size
+        prompt = opened.prompt[:tokens]
+        name, send = self._copies.begin(STREAM, prompt, request.cache_salt, writer, owner, now)
+        arriving.push, arriving.push_end = name, tokens
+        self._pushes[name] = _Push(request, request.attempt)
+        yield send
+
+    def ended(self, name: str, landed: bool, now: float) -> Iterator[Send]:
+        """Record that a copy has landed or was dropped; the next push of its stream may follow. One that was
+        dropped is tried again only after the next edit."""
+        push = self._pushes.pop(name, None)
+        if push is None:
+            return
+        self.landed += landed
+        if push.current:
+            arriving = push.request.arriving
+            arriving.push = None
+            if landed:
+                arriving.pushed = arriving.push_end
+            arriving.push_failed = not landed
+            yield from self.advance(push.request, now)
+
+    def finish(self, request: OpenRequest) -> Iterator[Send]:
+        """End the push of a stream that is finished, unless its blocks are being written."""
+        name = request.arriving.push
+        copy = self._copies.open.get(name or "")
+        if name and copy and not copy.planned:
+            self._pushes.pop(name, None)
+            yield from self._copies.drop(name)
+        request.arriving.push = None
