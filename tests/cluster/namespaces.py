@@ -22,6 +22,9 @@ class Namespaces:
     def name(self, number: int) -> str:
         return f"ss{self._tag}-{number}"
 
+    def _outer(self, number: int) -> str:
+        return f"ssv{self._tag}.{number}"
+
     def command(self, number: int, *command: str) -> list[str]:
         """Return the command that runs another in a machine, as its first process."""
         alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -33,7 +36,7 @@ class Namespaces:
         _ip(f"addr add {self.address(254)}/24 dev {self._bridge}")
         _ip(f"link set {self._bridge} up")
         for number in range(1, self._count + 1):
-            name, outer = self.name(number), f"ssv{self._tag}{number}"
+            name, outer = self.name(number), self._outer(number)
             _ip(f"netns add {name}")
             _ip(f"link add {outer} type veth peer name eth0 netns {name}")
             _ip(f"link set {outer} master {self._bridge} up")
@@ -54,8 +57,10 @@ class Namespaces:
 
     def down(self) -> None:
         for number in range(1, self._count + 1):
-            with suppress(subprocess.CalledProcessError, OSError):
-                _ip(f"netns del {self.name(number)}")
+            # A namespace ends with its last process: its link is removed now.
+            for command in (f"link del {self._outer(number)}", f"netns del {self.name(number)}"):
+                with suppress(subprocess.CalledProcessError, OSError):
+                    _ip(command)
         with suppress(subprocess.CalledProcessError, OSError):
             _ip(f"link del {self._bridge}")
 

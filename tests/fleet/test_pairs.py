@@ -218,7 +218,7 @@ def test_reports_of_several_workers_add_up() -> None:
 
 
 def test_blocks_of_a_lost_writer_stay_closed_until_it_is_dead() -> None:
-    """It may still write, as its machine cannot be reached; another incarnation's end says nothing about it."""
+    """It may still write, as its machine cannot be reached; the end of another incarnation says nothing."""
     fleet, attempt = started()
     mine = reservation(attempt)
     send_updates(fleet, D, Reserved("r", attempt, mine))
