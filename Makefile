@@ -4,6 +4,8 @@
 #   make check                       lint, types and the tests that need no worker process
 #   make test                        lint, types and all tests with small counts
 #   make verify                      the full counts, results in tests/results/; goes on where it was
+#   make gpu-check                   all kernels and whole models on an NVIDIA GPU, in minutes, without a network
+#   make gpu-wheels                  what gpu-check needs there besides PyTorch and Triton, in build/gpu-wheels
 #   make wheel                       a wheel with compiled kernels in dist/, for x86-64 Linux without a compiler
 #   make docs                        the documentation as a site in build/site
 #   make figures                     write tables and numbers in README and docs from the result files
@@ -28,10 +30,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
 
-.PHONY: help install serve check test lint verify wheel campaign docs figures clean
+.PHONY: help install serve check test lint verify gpu-check gpu-wheels wheel campaign docs figures clean
 
 help:
-	@sed -n '2,10s/^# *//p' Makefile
+	@sed -n '2,12s/^# *//p' Makefile
 
 # One stamp for running, one for developing, so that `make serve` installs no test tools.
 install: $(VENV)/.installed
@@ -88,6 +90,18 @@ wheel: $(VENV)/.wheel
 
 campaign: $(VENV)/.developing
 	$(BIN)/python -m tests.campaigns $(FAMILY) --minutes $(MINUTES) $(ARGS)
+
+# For another machine: its Python and platform. numpy comes with PyTorch; hf_xet serves downloads only.
+GPU_PYTHON ?= 3.12
+gpu-wheels:
+	$(PYTHON) -m pip download --quiet --dest build/gpu-wheels --python-version $(GPU_PYTHON) --only-binary=:all: \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--requirement tests/gpu/requirements.txt
+	rm -f build/gpu-wheels/numpy-*.whl build/gpu-wheels/hf_xet-*.whl
+	du -sh build/gpu-wheels
+
+gpu-check:
+	$(PYTHON) -m tests.gpu.check $(ARGS)
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[docs]"

@@ -33,6 +33,7 @@ from streamserve.execution.cuda.load import DeviceBackend
 from streamserve.execution.cuda.runner import Runner
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.profile.floor import StepFloor
+from streamserve.execution.quantization import parse_format
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, DraftVerified, Event, ModelInfo, Submit, Token
@@ -106,13 +107,16 @@ class Bench:
 
 
 def make(
-    weights: RandomWeights | InflatedWeights, blocks: int, draft: InflatedWeights | None = None
+    weights: RandomWeights | InflatedWeights,
+    blocks: int,
+    draft: InflatedWeights | None = None,
+    quantization: str = "none",
 ) -> Bench:
-    """Load a model, and a draft model, onto the device."""
+    """Load a model, with weights rounded to `quantization`, and a draft model, onto the device."""
     device = torch.device("cuda")
     backend = DeviceBackend.on(device, 1024, MAX_LEN)
     dtype = torch.bfloat16
-    model = backend.model(weights, weights.spec, dtype)
+    model = backend.model(weights, weights.spec, dtype, parse_format(quantization))
     cache = backend.cache(weights.spec, blocks, BLOCK_SIZE, dtype)
     drafter = None
     if draft:
@@ -296,8 +300,9 @@ def speculation(args: argparse.Namespace, device: torch.device) -> list[dict[str
 def models(args: argparse.Namespace, device: torch.device, rates: Rates) -> dict[str, Any]:
     """Measure decoding and prefill with random weights."""
     spec = SHAPES[args.shape]
-    bench = make(RandomWeights(spec, device), blocks=20000)
-    floor = StepFloor(spec, 2, BLOCK_SIZE, rates.bandwidth, rates.matrix_rate)
+    bench = make(RandomWeights(spec, device), 20000, quantization=args.quantization)
+    format = parse_format(args.quantization)
+    floor = StepFloor(spec, 2, BLOCK_SIZE, rates.bandwidth, rates.matrix_rate, format)
     decoding = [decode(bench, batch, floor, rates, args.steps) for batch in args.batch or (1, 8, 64, 256)]
     columns = list(decoding[0])
     table(f"Decoding, {args.shape}", columns, [[f"{row[c]:.4g}" for c in columns] for row in decoding])
@@ -320,6 +325,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, action="append", help="concurrent texts for speculation")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt for prefill")
+    parser.add_argument("--quantization", default="none", help="round the weights: int8, int4, int4:GROUP")
     parser.add_argument("--no-speculation", action="store_true", help="measure decoding and prefill only")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     args = parser.parse_args()
@@ -327,16 +333,17 @@ def main() -> None:
         parser.error("there is no CUDA device")
     device = torch.device("cuda")
     rates = measure_rates(device)
-    name = torch.cuda.get_device_name()
-    print(name, f"{rates.bandwidth / 1e12:.2f} TB/s, {rates.matrix_rate / 1e12:.0f} TFLOP/s")
-    figures: dict[str, Any] = {"device": name, **vars(rates)}
+    device_name = torch.cuda.get_device_name()
+    print(device_name, f"{rates.bandwidth / 1e12:.2f} TB/s, {rates.matrix_rate / 1e12:.0f} TFLOP/s")
+    figures: dict[str, Any] = {"device": device_name, **vars(rates)}
     with torch.inference_mode():
         figures |= models(args, device, rates)
         gc.collect()
         torch.cuda.empty_cache()
         if not args.no_speculation:
             figures["speculation"] = speculation(args, device)
-    print(write(f"gpu-{args.shape.lower()}", vars(args), figures, PACKAGED_PAIR))
+    name = f"gpu-{args.shape.lower()}" + ("" if args.quantization == "none" else f"-{args.quantization}")
+    print(write(name.replace(":", "-"), vars(args), figures, PACKAGED_PAIR))
 
 
 if __name__ == "__main__":

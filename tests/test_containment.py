@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from streamserve import LLM
@@ -140,6 +141,46 @@ async def test_a_step_that_raises_costs_one_request_and_leaves_a_report(
             assert ",".join(map(str, prompt[:3])) not in text
         assert (reports[-1].stat().st_mode & 0o777) == 0o600
     record(**figures)
+
+
+async def test_an_error_of_the_device_ends_the_worker_and_its_requests_continue(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor of GPUs, whose wait for the device fails once."""
+    texts = []
+    for fault in ("none run", "device run"):
+        inject(monkeypatch, tmp_path, fault)
+        async with serving(checkpoint, backend="device") as llm:
+            asked = [answer(llm, f"r{number}", prompt, 24) for number, prompt in enumerate(prompts(3))]
+            texts.append(await asyncio.gather(*asked))
+            assert llm.incidents().crash_reports == (fault == "device run")
+    assert texts[1] == texts[0]
+    assert all(len(text) == 24 for text in texts[0])
+    (report,) = (tmp_path / "streamserve" / "crashes").iterdir()
+    assert json.loads(report.read_text())["exception"] == "RuntimeError"
+
+
+async def test_the_death_of_a_rank_is_the_workers_and_its_requests_continue(
+    checkpoint: Path, scale: Scale
+) -> None:
+    if not scale.full:
+        pytest.skip("with --full; tests/execution/cuda/test_parallel.py has a worker's part of it")
+    texts = []
+    for kill in (False, True):
+        async with serving(checkpoint, backend="device", tensor_parallel_size=2) as llm:
+            worker = llm.process_id()
+            asked = [
+                asyncio.create_task(answer(llm, f"r{number}", prompt, 60))
+                for number, prompt in enumerate(prompts(3))
+            ]
+            await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
+            if kill:
+                (rank,) = psutil.Process(worker).children()
+                rank.kill()
+            texts.append(await asyncio.gather(*asked))
+            assert (llm.process_id() != worker) == kill
+    assert texts[1] == texts[0]
+    assert all(len(text) == 60 for text in texts[0])
 
 
 @pytest.mark.parametrize("co_batched", ["", " co-batched"], ids=["always", "only co-batched"])

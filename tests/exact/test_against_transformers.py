@@ -114,14 +114,16 @@ def all_runs() -> list[tuple[str, str, Backend]]:
         *((model, *run) for model in EVERY_CASE for run in RUNS),
         *((model, "preempted", backend) for model in others for backend in BOTH),
         *((model, name, "auto") for model in MIXTURES for name in CASES if name != "preempted"),
-        ("phi3", "preempted", "device"),
+        *((model, "preempted", "device") for model in others),
     ]
 
 
 def in_small_runs(model: str, name: str, backend: Backend) -> bool:
-    """Return whether a run is among the small counts: the kernels' all, one model's on the slow backends."""
-    slow = {"reference": ("llama",), "device": ("llama", "phi3")}
-    return backend == "auto" or model in slow[backend] or (backend, name) == ("reference", "preempted")
+    """Return whether a run is among the small counts: the kernels' and a GPU's, else one or two models'
+    on the slow backends."""
+    slow = {"reference": ("llama",), "device": ("llama", "gpt_oss")}
+    fast = backend == "auto" or (backend == "device" and torch.cuda.is_available())
+    return fast or model in slow[backend] or (backend, name) == ("reference", "preempted")
 
 
 @pytest.fixture(scope="module", params=MODELS)

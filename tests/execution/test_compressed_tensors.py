@@ -256,7 +256,6 @@ def test_a_quantized_checkpoint_can_be_the_draft_model(folder: Path, source: Pat
     [
         ({"quantization": "int8"}, "--quantization int8:128: .* quantized already, in int4:64"),
         ({"backend": "reference"}, "in int4:64 needs the kernels: use --backend native"),
-        ({"backend": "device"}, "in int4:64 is for the CPU: use --device cpu"),
     ],
 )
 def test_settings_that_do_not_serve_it_are_refused(folder: Path, fields: dict[str, Any], reason: str) -> None:

@@ -80,7 +80,6 @@ def test_models_that_are_not_computed_exactly_are_refused(
     [
         ({"quantization": "int8"}, "--quantization int8:128: .* quantized already, in int8:32"),
         ({"backend": "reference"}, "in int8:32 needs the kernels: use --backend native"),
-        ({"backend": "device"}, "in int8:32 is for the CPU: use --device cpu"),
     ],
 )
 def test_settings_that_do_not_serve_it_are_refused(

@@ -173,8 +173,6 @@ def test_a_pool_of_8_bits_holds_more_blocks_in_the_same_memory(shared_checkpoint
     [
         ({"quantization": "int5"}, "--quantization 'int5'"),
         ({"quantization": "int8", "backend": "reference"}, "--backend native"),
-        ({"quantization": "int4", "backend": "device"}, "--device cpu"),
-        ({"kv_cache_dtype": "int8", "backend": "device"}, "--kv-cache-dtype int8.*not --backend device"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(shared_checkpoint, settings, named):

@@ -147,7 +147,6 @@ def test_inputs_without_a_group_are_in_order(copied: Make) -> None:
     [
         ({"quantization": "int8"}, "--quantization int8:128: .* quantized already, in"),
         ({"backend": "reference"}, "needs the kernels: use --backend native"),
-        ({"backend": "device"}, "is for the CPU: use --device cpu"),
     ],
 )
 def test_settings_that_do_not_serve_it_are_refused(

@@ -3,7 +3,7 @@
 TEST_FAULT is "KIND PHASE [co-batched]": poison requests, whose ids begin with "poison" or which have the seed
 1313, end every worker that reaches this phase of a step with them; with `co-batched` only in a batch with
 other requests. The kinds: kill (SIGKILL), exit, raise; slow (a long step, as predicted) and hang, each once,
-unless the file TEST_FAULT_DONE exists."""
+unless the file TEST_FAULT_DONE exists. "device run": the tenth wait for a device fails, once."""
 
 import os
 import signal
@@ -79,6 +79,22 @@ if fault:
         poison_only = bool(co_batched) and all(is_poison(sequence) for sequence in moving)
         if target_phase == "transfer" and not poison_only and any(is_poison(sequence) for sequence in moving):
             inject()
+
+    if kind == "device":
+        from streamserve.execution.cuda.runner import Fetch
+
+        waits = 0
+
+        def failing_wait(self: Fetch) -> None:
+            """Fail as torch does after an error of the device."""
+            global waits
+            waits += 1
+            done = Path(os.environ["TEST_FAULT_DONE"])
+            if waits == 10 and not done.exists():
+                done.touch()
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        Fetch.wait = failing_wait  # type: ignore[method-assign]
 
     StepJournal.enter = faulty_enter  # type: ignore[method-assign]
     StepJournal.leave = faulty_leave  # type: ignore[method-assign]

@@ -149,3 +149,12 @@ def pairs_live() -> tuple[Row, list[Row]]:
         for name, row in found["rows"].items()
     ]
     return ["", "TTFT p50, ms", "TTFT p95, ms", "second token p50, ms", "TPOT p50, ms"], rows
+
+
+def _pair_gain(row: str) -> float:
+    """Return how many times shorter streaming makes the median TTFT on a pair."""
+    return 1 / float(figures("pair_streams")["ratios"][f"pair / {row}: ttft_p50"][0])
+
+
+call("streams.pairs.arrival")(lambda: _pair_gain("pair, sent at finish, by arrival"))
+call("streams.pairs.slo")(lambda: _pair_gain("pair, sent at finish"))

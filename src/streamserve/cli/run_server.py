@@ -198,7 +198,8 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
     return f"""
   model     {settings.name}: {model.architecture}, {model.parameters / 1e6:.1f} M parameters, \
 {model.precision}
-  computed  by {model.backend}{"" if model.backend.startswith("cuda") else _processors(settings)}
+  computed  by {model.backend}{"" if model.backend.startswith("cuda") else _processors(settings)}\
+{_notice(model)}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
 ({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, model, ready)}
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
@@ -208,6 +209,11 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 
     {example(llm, url)}
 """
+
+
+def _notice(model: ModelInfo) -> str:
+    """Return a further line if there is something to know of the model."""
+    return f"\n  notice    {model.notice}" if model.notice else ""
 
 
 def url_of(server: ServerConfig, listener: socket.socket) -> str:

@@ -75,9 +75,9 @@ class KVTransferManager:
         """Handle the fleet's message about a transfer reservation."""
         match message:
             case Hold():
-                for sequence in self._scheduler.of(message.request):
-                    if sequence.attempt == message.attempt and sequence.transfer.role is TransferRole.SENDER:
-                        sequence.transfer.hold = True
+                for held in self._scheduler.of(message.request):
+                    if held.attempt == message.attempt and held.transfer.role is TransferRole.SENDER:
+                        held.transfer.hold = True
             case Push():
                 self._push(message)
             case Join():

@@ -79,6 +79,8 @@ def load(
         if allocate:
             raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
         return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
+    if config.tensor_parallel_size > 1:
+        raise CheckpointError("--tensor-parallel-size is for GPUs: use 1, or --device cuda")
     source = open_source(config, checkpoint, spec)
     pool = _choose_backend(source, cores)
     if source.quantized and pool is None:

@@ -255,9 +255,10 @@ def model_info(
     tied_head_copied: bool,
     backend: str,
     numerics_class: str = "",
+    notice: str = "",
 ) -> ModelInfo:
-    """Return what clients may know of the model. `backend`: what computes it; `numerics_class`: as in
-    ModelInfo."""
+    """Return what clients may know of the model. `backend`: what computes it; `numerics_class` and `notice`:
+    as in ModelInfo."""
     spec = source.spec
     return ModelInfo(
         architecture=spec.architecture,
@@ -269,6 +270,7 @@ def model_info(
         dtype=source.dtype_name,
         backend=backend,
         numerics_class=numerics_class,
+        notice=notice,
         row_invariant=row_invariant,
         fingerprint=source.fingerprint,
         quantization=source.quantization,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch.nn.functional import gelu, silu
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.mixture import ExpertWeights, mix
+from streamserve.execution.mixture import mix
 from streamserve.execution.rope import Rotations, distinct_ropes, rotate
 from streamserve.execution.spec import ModelSpec
 
@@ -31,7 +32,7 @@ class LayerWeights:
     mlp_post_norm: Tensor | None
     gate_up: LinearMap | None = None
     down: LinearMap | None = None
-    experts: ExpertWeights | None = None
+    experts: Any = None
     sinks: Tensor | None = None
 
 
@@ -52,9 +53,9 @@ class Model:
         self.final_norm = final_norm
         self.head = head
         ropes, self._rope_of = distinct_ropes(spec.ropes)
-        self._embedding_multiplier = spec.multipliers.embedding
+        self.embedding_multiplier = spec.multipliers.embedding
         if spec.rounds_embedding_multiplier:
-            self._embedding_multiplier = float(torch.tensor(spec.multipliers.embedding).to(self.dtype))
+            self.embedding_multiplier = float(torch.tensor(spec.multipliers.embedding).to(self.dtype))
         self._rotations = Rotations.of(ropes, spec.rotary_dim)
 
     @property
@@ -65,7 +66,7 @@ class Model:
         """Return the hidden states [rows, hidden] after the last norm, for int64 `tokens` and `positions`
         [rows]. `attention` must have planned this step."""
         cos, sin = self._rotations.at(positions, self.dtype)
-        hidden = scaled(self.embedding[tokens], self._embedding_multiplier)
+        hidden = scaled(self.embedding[tokens], self.embedding_multiplier)
         for number, layer in enumerate(self.layers):
             rope = self._rope_of[number]
             cos_sin = None if rope < 0 else (cos[rope], sin[rope])

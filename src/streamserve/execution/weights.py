@@ -47,13 +47,15 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class LinearMakers:
     """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
-    values, the head, routers in float32, and all others. `direct`: they take matrices as StoredWeight, those
-    of plain checkpoints without a copy."""
+    values, the head, routers in float32, and all others; and what makes a layer's experts of the router and
+    the experts' maps. `direct`: makers take matrices as StoredWeight, those of plain checkpoints without a
+    copy."""
 
     linear: LinearMaker = Linear
     gate_up: LinearMaker = Linear
     head: LinearMaker = Linear
     router: LinearMaker = Linear
+    experts: Callable[[LinearMap, Sequence[Any], Sequence[Any]], Any] = ExpertWeights
     direct: bool = False
 
 
@@ -148,7 +150,7 @@ class _Loader:
         qkv, gate_up = FUSED_INPUTS if spec.fused else INPUTS
         norms = {field: self.norm(f"{prefix}{name}.weight") for field, name in NORMS[spec.norms].items()}
         experts = spec.experts_of(number)
-        mlp: dict[str, LinearMap | ExpertWeights]
+        mlp: dict[str, Any]
         if experts:
             mlp = {"experts": self._experts(prefix, experts)}
         else:
@@ -164,11 +166,12 @@ class _Loader:
             attention_post_norm=norms.get("attention_post_norm"),
             mlp_norm=norms.get("mlp_norm"),
             mlp_post_norm=norms.get("mlp_post_norm"),
-            sinks=self._checkpoint.tensor([f"{prefix}self_attn.sinks"], torch.float32)
-            if spec.sinks
-            else None,
-            **mlp,  # type: ignore[arg-type]
+            sinks=self._sinks(prefix) if spec.sinks else None,
+            **mlp,
         )
+
+    def _sinks(self, prefix: str) -> Tensor:
+        return self._checkpoint.tensor([f"{prefix}self_attn.sinks"], torch.float32).to(self._device)
 
     def head(self, embedding: Tensor, format: WeightFormat | None) -> LinearMap:
         """Return the head, in `format` if given."""
@@ -203,7 +206,7 @@ class _Loader:
         copies = (1, 1) if spec.qk_norm == "joint" else (spec.num_heads, spec.num_kv_heads)
         return torch.cat([q_norm.repeat(copies[0]), k_norm.repeat(copies[1])]).view(-1, spec.head_dim)
 
-    def _experts(self, prefix: str, experts: Experts) -> ExpertWeights:
+    def _experts(self, prefix: str, experts: Experts) -> Any:
         hidden = self._spec.hidden_size
         names = [experts.router, *([experts.shared_gate] if experts.shared_gate else [])]
         weight = torch.cat([
@@ -214,7 +217,7 @@ class _Loader:
         if experts.biased:
             bias = self._checkpoint.tensor([f"{prefix}{experts.router}.bias"], torch.float32).to(self._device)
         makers, biased, modules = self._makers, experts.biased, experts.modules()
-        return ExpertWeights(
+        return makers.experts(
             makers.router(weight.to(self._device), bias),
             [self._map(makers.gate_up, biased, prefix, *gate_up) for gate_up, _ in modules],
             [self._map(makers.linear, biased, prefix, down) for _, down in modules],

@@ -65,15 +65,15 @@ class Dispatcher:
         if route is not None:
             yield from self._assign(request, route, now)
 
-    def reroute(self, request: OpenRequest, now: float, anew: bool = False) -> Iterator[Command]:
-        """Move a prompt stream to a better place, as a new attempt. Without `anew` it stays, and there are no
-        commands, unless the better place is worth the move, or its decode worker is gone."""
+    def reroute(self, request: OpenRequest, now: float, new_attempt: bool = False) -> Iterator[Command]:
+        """Move a prompt stream to a better place, as a new attempt. Without `new_attempt` it stays, and there
+        are no commands, unless the better place is worth the move, or its decode worker is gone."""
         decode = request.decode
         ended = decode if decode and not self._workers[decode].ready else ""
-        anew = anew or bool(ended)
+        new_attempt = new_attempt or bool(ended)
         route = self._route(request, now, stay=(request.worker or "", decode))
         stays = route is None or (route.worker, route.decode) == (request.worker, decode)
-        if stays and not anew:
+        if stays and not new_attempt:
             return
         self.rerouted += not stays
         yield from self.withdraw(request, ended)

@@ -154,7 +154,7 @@ class Fleet:
             yield from self.dispatcher.place(request, now)
         elif edited.changed and request.decode and request.opened.answer_early:
             # Each version of it is handed over, so each is an attempt; caches have what is retained.
-            yield from self.dispatcher.reroute(request, now, anew=True)
+            yield from self.dispatcher.reroute(request, now, new_attempt=True)
         else:
             moved = event.finish and not request.opened.answer_early and not request.isolated
             commands = list(self.dispatcher.reroute(request, now)) if moved else []

@@ -86,6 +86,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Annotated[
         str, about("where the model runs: cpu, cuda (a GPU) or cuda:INDEX; auto: a GPU if there is one")
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        about(
+            "GPUs that each worker divides the model among, the device's and those after it: a process each; "
+            "with --backend device, processes on the CPU",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     backend: Annotated[
         Backend,
         about(

@@ -224,6 +224,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Data type of the KV cache; auto: `dtype`."""
     backend: str = ""
     """What computes it: implementation and instructions."""
+    notice: str = ""
+    """What users should know of the model; empty if there is nothing."""
     numerics_class: str = ""
     """The name that backends share which compute the same bits; by default the backend's."""
 

@@ -43,6 +43,7 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         "dtype": weighted(("auto", 4), ("float32", 6), ("bfloat16", 6), ("float16", 1)),
         "device": weighted(("cpu", 4), ("auto", 4), ("cuda:9", 0.2)),
         "backend": weighted(("auto", 3), ("native", 4), ("reference", 1), ("device", 2)),
+        "tensor_parallel_size": weighted((1, 20), (2, 0.5), (64, 0.1)),
         "kernel_path": weighted(("auto", 10), ("portable", 1), ("avx2", 2), ("avx512", 2), ("amx", 0.3)),
         "numerics": weighted(("auto", 8), ("native", 2), ("portable", 1)),
         "quantization": weighted(

@@ -84,7 +84,7 @@ def test_a_step_launches_a_fixed_number_of_kernels_and_waits_once(stepping) -> N
             driver.step()
     assert runner.waits - waits == steps
     assert not recorded.calls.keys() & HOST_READS
-    a_layer = {"add_rms_norm": 2, "rotate_and_store": 1, "attend": 1, "swiglu": 1}
+    a_layer = {"add_rms_norm": 2, "rotate_and_store": 1, "attend": 1, "gate": 1}
     expected = Counter({name: steps * count * spec.num_layers for name, count in a_layer.items()})
     expected += Counter(dict.fromkeys(("add_rms_norm", "gather_tokens", "embed", "choose_tokens"), steps))
     assert kernels == expected

@@ -14,9 +14,10 @@ from streamserve.protocol.errors import RequestError
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One name of the model. `root` is where its tokenizer can be loaded from. `row_invariant`: the backend
     guarantees that the output of a request does not depend on co-batched requests. `precision`: of weights
-    and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings. Of models
-    that are loaded on demand also the `state` (loaded, loading, unloading, not loaded) and the bytes that
-    each takes while it is loaded, `memory`; those that are not loaded lack what is known then."""
+    and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings. `notice`:
+    what users should know of it. Of models that are loaded on demand also the `state` (loaded, loading,
+    unloading, not loaded) and the bytes that each takes while it is loaded, `memory`; those that are not
+    loaded lack what is known then."""
 
     id: str
     object: str = "model"
@@ -27,6 +28,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     row_invariant: bool | UnsetType = UNSET
     precision: str | UnsetType = UNSET
     numerics: str | UnsetType = UNSET
+    notice: str | UnsetType = UNSET
     state: str | UnsetType = UNSET
     memory: int | UnsetType = UNSET
 
@@ -81,6 +83,7 @@ def card_of(llm: Generator, name: str) -> ModelCard:
         row_invariant=llm.model.row_invariant,
         precision=llm.model.precision,
         numerics=llm.model.numerics,
+        notice=llm.model.notice or UNSET,
     )
 
 

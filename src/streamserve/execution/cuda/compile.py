@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 
 from rich.console import Console
@@ -100,6 +102,11 @@ def compile_example(example: KernelExample, capability: int) -> Compiled:
     )
 
 
+def _compile(index: int, capability: int) -> Compiled:
+    """Compile the example of this index."""
+    return compile_example(all_examples(capability)[index], capability)
+
+
 def _usage(cubin: bytes) -> tuple[int, int]:
     """Return the registers of a kernel and the bytes it spills to the stack, as cuobjdump reports them."""
     import triton.backends.nvidia as nvidia
@@ -136,11 +143,19 @@ def main() -> int:
     parser.add_argument(
         "--capability", type=int, choices=CAPABILITIES, action="append", help="by default all"
     )
-    capabilities = parser.parse_args().capability or CAPABILITIES
-    compiled = [
-        compile_example(example, number) for number in capabilities for example in all_examples(number)
+    parser.add_argument("--processes", type=int, default=1, help="kernels compiled at the same time")
+    args = parser.parse_args()
+    examples = [
+        (index, capability)
+        for capability in args.capability or CAPABILITIES
+        for index in range(len(all_examples(capability)))
     ]
-    Console(width=110).print(show(compiled))
+    if args.processes == 1:
+        compiled = [_compile(*example) for example in examples]
+    else:
+        with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+            compiled = list(pool.map(_compile, *zip(*examples, strict=True)))
+    Console(width=130).print(show(compiled))
     return int(any(kernel.spills or kernel.shared > SHARED_BYTES[kernel.capability] for kernel in compiled))
 
 

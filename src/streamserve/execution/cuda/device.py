@@ -4,6 +4,10 @@ import torch
 
 from streamserve.protocol.errors import CheckpointError
 
+NOT_YET_RUN = "this version has not yet run on a GPU: its kernels were compiled, and tested without one"
+"""What clients are told of a model on a GPU until a version has been measured on one; a test compares it with
+the result files."""
+
 
 def choose_device(name: str) -> torch.device:
     """Return the device for `--device`: cpu, cuda, cuda:INDEX, or auto (a GPU where there is one). Raises
@@ -20,3 +24,8 @@ def choose_device(name: str) -> torch.device:
         reason = f"{count} found" if torch.version.cuda else "this PyTorch was built without CUDA"
         raise CheckpointError(f"--device {name}: there is no such GPU: {reason}")
     return torch.device("cuda", int(index or 0))
+
+
+def notice(device: torch.device) -> str:
+    """Return what clients should know of a model on `device`; empty if there is nothing."""
+    return NOT_YET_RUN if device.type == "cuda" else ""

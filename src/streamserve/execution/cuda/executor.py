@@ -113,6 +113,7 @@ class DeviceExecutor:
         if self._host is not None:
             self._host.close()
             self._host = None
+        self._runner.close()
         del self._runner
 
     def _update_sequences(self, plan: StepPlan) -> None:

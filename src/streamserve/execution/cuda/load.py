@@ -1,37 +1,53 @@
 """Load a model onto a device: weights, KV pool in the device's free memory, executor and drafter."""
 
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.execution.checkpoint import Checkpoint
+from streamserve.execution.cuda.attention import TILES
+from streamserve.execution.cuda.collectives import Ranks
+from streamserve.execution.cuda.device import notice
 from streamserve.execution.cuda.executor import DeviceExecutor
+from streamserve.execution.cuda.experts import stack_experts
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
-from streamserve.execution.cuda.head import WideLinear
-from streamserve.execution.cuda.linear import TorchLinear
+from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear, WideLinear
 from streamserve.execution.cuda.model import DeviceModel
 from streamserve.execution.cuda.operations import Implementation, Operations, operations
+from streamserve.execution.cuda.packing import packs
+from streamserve.execution.cuda.ranks import Children, LeadingHostPool, LeadingRunner, Start, new_store
 from streamserve.execution.cuda.runner import Runner
+from streamserve.execution.cuda.sharding import Shard, ShardedCheckpoint, check_shards, shard_spec
 from streamserve.execution.cuda.swap import DeviceHostPool
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
+from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.loaded import (
     Loaded,
+    PoolSizes,
     Source,
     Vocabulary,
     all_caches,
     engine_config,
     make_grammars,
     model_info,
+    open_source,
     plan_memory,
 )
 from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.open import open_checkpoint
-from streamserve.execution.spec import ModelSpec, Multipliers
+from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
 from streamserve.protocol.errors import CheckpointError
 
@@ -58,6 +74,7 @@ class DeviceBackend:
     operations: Operations
     max_sequences: int
     max_model_len: int
+    ranks: Ranks | None = None
 
     @classmethod
     def on(
@@ -71,18 +88,46 @@ class DeviceBackend:
         chosen: Implementation = implementation or ("kernels" if device.type == "cuda" else "plain")
         return cls(device, operations(chosen), max_sequences, max_model_len)
 
-    def model(self, checkpoint: AnyCheckpoint, spec: ModelSpec, dtype: torch.dtype) -> Model:
-        """Load the model's weights onto the device."""
-        makers = LinearMakers(TorchLinear, TorchLinear, WideLinear)
-        return load_model(checkpoint, spec, dtype, makers, self.device)
+    def model(
+        self,
+        checkpoint: AnyCheckpoint,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        format: WeightFormat | None = None,
+        head: WeightFormat | None = None,
+    ) -> Model:
+        """Load the model's weights onto the device, as `load_model` says. Raises CheckpointError for those
+        that its kernels do not multiply."""
+        experts = partial(stack_experts, count=spec.experts.count if spec.experts else 0)
+        makers = LinearMakers(self._linear, self._linear, self._head, TorchLinear, experts)
+        try:
+            return load_model(checkpoint, spec, dtype, makers, self.device, format, head)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{checkpoint.path}: {error} on a GPU: use --device cpu, and not --backend device"
+            ) from None
 
-    def cache(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCache:
+    def _linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> TorchLinear | QuantizedLinear:
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLinear(self.operations.matrix, self.device, weight, bias)
+        return TorchLinear(weight, bias)
+
+    def _head(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> WideLinear | QuantizedLinear:
+        assert bias is None
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLinear(self.operations.matrix, self.device, weight, wide=True)
+        return WideLinear(Shard(self.ranks.rank, self.ranks.degree).rows(weight) if self.ranks else weight)
+
+    def cache(
+        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, quantized: bool = False
+    ) -> KVCache:
         """Return a KV pool with one block more than the engine knows: it takes the KV of padding rows."""
-        return KVCache(spec, num_blocks + 1, block_size, dtype, device=self.device)
+        return KVCache(spec, num_blocks + 1, block_size, dtype, device=self.device, quantized=quantized)
 
     def runner(self, model: Model, cache: KVCache) -> Runner:
         """Return what runs `model` over `cache`."""
-        device_model = DeviceModel(model, self.operations, self.max_model_len + MAX_DRAFT_POSITIONS)
+        positions = self.max_model_len + MAX_DRAFT_POSITIONS
+        device_model = DeviceModel(model, self.operations, positions, self.ranks)
         return Runner(device_model, cache, self.operations, self._graphs(), self.max_sequences)
 
     def _graphs(self) -> Graphs:
@@ -108,7 +153,9 @@ class DeviceBackend:
         elif draft.spec:
             model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
             group = DRAFT
-            draft_cache = self.cache(draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype)
+            draft_cache = self.cache(
+                draft.spec, cache.num_blocks - 1, cache.block_size, target.dtype, cache.quantized
+            )
         elif draft.kind in ("none", "remote"):
             return None
         else:
@@ -117,20 +164,18 @@ class DeviceBackend:
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars)
 
 
-def refuse_unsupported(spec: ModelSpec) -> None:
+def refuse_unsupported(spec: ModelSpec, kv_quantized: bool) -> None:
     """Raise CheckpointError for a model that needs an operation which the device's kernels do not have."""
-    multipliers = spec.multipliers
+    stored = spec.stored.by_module.values() if spec.stored else ()
+    groups = {str(format.weights.group) for format in stored if format and not packs(format.weights)}
     needs = {
-        "norms after attention and MLP": spec.norms != "before",
-        "norms in float32": spec.wide_norms,
-        "norms of all queries as one vector": spec.qk_norm == "joint",
-        "heads that are rotated in part": spec.rotary_dim != spec.head_dim,
-        "layers with different rotary embeddings": len(set(spec.ropes)) > 1 or None in spec.ropes,
-        "soft caps": bool(spec.attention_cap or spec.logits_cap),
-        "another activation than SiLU": spec.activation != "silu",
-        "mixtures of experts": spec.experts is not None,
-        "attention sinks": spec.sinks,
-        "multipliers": multipliers != Multipliers(spec.head_dim**-0.5),
+        f"{spec.num_heads // spec.num_kv_heads} query heads that share a key-value head": (
+            spec.num_heads // spec.num_kv_heads > TILES[-1]
+        ),
+        f"heads of {spec.head_dim} dimensions, with --kv-cache-dtype int8": (
+            kv_quantized and spec.head_dim % 4 > 0
+        ),
+        f"weights in groups of {', '.join(sorted(groups))} inputs": bool(groups),
     }
     missing = [name for name, needed in needs.items() if needed]
     if missing:
@@ -143,15 +188,19 @@ def refuse_unsupported(spec: ModelSpec) -> None:
 def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
     """Return the memory to leave for a step's activations, logits and graphs, in bytes."""
     widest = 3 * spec.intermediate_size + 4 * spec.hidden_size + 2 * spec.num_heads * spec.head_dim
+    if spec.experts:
+        inner = 3 * spec.experts.intermediate_size + spec.hidden_size
+        widest += spec.experts.chosen * inner + 3 * spec.experts.shared_size
     return GRAPH_BYTES + ROWS[-1] * widest * dtype.itemsize + 2 * max_nodes * spec.vocab_size * 4
 
 
-def _backend_name(device: torch.device) -> str:
+def _backend_name(device: torch.device, degree: int) -> str:
     """Return what computes the model, as far as its bits depend on it."""
+    parallel = f" tensor parallel {degree}" if degree > 1 else ""
     if device.type != "cuda":
-        return f"device torch {torch.__version__}"
+        return f"device torch {torch.__version__}{parallel}"
     major, minor = torch.cuda.get_device_capability(device)
-    return f"cuda sm_{major}{minor} torch {torch.__version__}"
+    return f"cuda sm_{major}{minor} torch {torch.__version__}{parallel}"
 
 
 def load_on_device(
@@ -160,31 +209,42 @@ def load_on_device(
     """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of the
     free memory that may be used. Raises CheckpointError for what cannot be served there."""
     config, spec = source.config, source.spec
-    if source.quantized:
-        raise CheckpointError(f"{source.quantized} is for the CPU: use --device cpu")
     if config.kernel_path != "auto":
         raise CheckpointError(f"--kernel-path {config.kernel_path} is for the CPU: use --device cpu")
     if config.numerics != "auto":
         raise CheckpointError(f"--numerics {config.numerics} is for the CPU: use --device cpu")
-    if source.kv_quantized:
-        raise CheckpointError(
-            f"--kv-cache-dtype {config.kv_cache_dtype} is for the CPU's backends: use --device cpu, and not "
-            "--backend device"
-        )
     if config.backend in ("native", "reference"):
         raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
     for model_spec in (source.spec, source.draft.spec):
         if model_spec:
-            refuse_unsupported(model_spec)
+            refuse_unsupported(model_spec, source.kv_quantized)
+    degree = config.tensor_parallel_size
+    if degree > 1:
+        _check_parallel(source, device)
+    part = replace(source, spec=shard_spec(spec, degree))
     sizes = plan_memory(
-        source, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
+        part, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
         reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
     )  # fmt: skip
-    source = source.at_length(sizes.max_model_len)
-    spec = source.spec
+    try:
+        return _load(source.at_length(sizes.max_model_len), sizes, device, vocabulary)
+    except torch.OutOfMemoryError:
+        raise CheckpointError(
+            f"the memory of {device} does not suffice: {free_bytes(device) >> 20} MiB are free with parts of "
+            "the model loaded; set --quantization, or less --kv-cache-bytes or --max-num-batched-tokens, "
+            "or see which other processes use the device"
+        ) from None
+
+
+def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vocabulary | None) -> Loaded:
+    config, spec = source.config, source.spec
+    if config.tensor_parallel_size > 1:
+        return _lead(source, sizes, device, vocabulary)
     backend = DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len)
-    model = backend.model(source.checkpoint, spec, source.dtype)
-    cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype)
+    if isinstance(source.checkpoint, GgufCheckpoint):
+        source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
+    model = backend.model(source.checkpoint, spec, source.dtype, source.format, source.head)
+    cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype, source.kv_quantized)
     grammars = make_grammars(vocabulary, spec)
     drafter = backend.drafter(source.draft, model, cache, config.speculation_mode == "rejection", grammars)
     caches = all_caches(cache, drafter)
@@ -192,7 +252,7 @@ def load_on_device(
     return Loaded(
         DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False, _backend_name(device)),
+        model_info(source, sizes, False, False, _backend_name(device, 1), notice=notice(device)),
         sizes.blocks * sizes.block_bytes,
         model,
         None,
@@ -201,4 +261,84 @@ def load_on_device(
         caches,
         source.draft_fingerprint,
         device,
+        source.format,
+        source.head,
     )
+
+
+def _check_parallel(source: Source, device: torch.device) -> None:
+    """Raise CheckpointError for what is not divided among ranks."""
+    config, degree = source.config, source.config.tensor_parallel_size
+    check_shards(source.spec, source.checkpoint, degree)
+    refused = {
+        source.quantized or "": source.quantized is not None,
+        f"--draft {config.draft}": source.draft.kind not in ("none", "ngram"),
+    }
+    for flag, present in refused.items():
+        if present:
+            raise CheckpointError(f"{flag} is not supported with --tensor-parallel-size yet: use 1")
+    if device.type == "cuda" and (device.index or 0) + degree > torch.cuda.device_count():
+        raise CheckpointError(
+            f"--tensor-parallel-size {degree}: there are only {torch.cuda.device_count()} GPUs, from which "
+            f"--device takes the first"
+        )
+
+
+def _shard(source: Source, sizes: PoolSizes, ranks: Ranks, device: torch.device) -> tuple[Runner, Model]:
+    """Return what runs a rank's shard of the model, and the shard."""
+    assert isinstance(source.checkpoint, Checkpoint)
+    config, spec = source.config, shard_spec(source.spec, ranks.degree)
+    backend = replace(DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len), ranks=ranks)
+    checkpoint: Any = ShardedCheckpoint(source.checkpoint, Shard(ranks.rank, ranks.degree))
+    model = backend.model(checkpoint, spec, source.dtype)
+    cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype, source.kv_quantized)
+    return backend.runner(model, cache), model
+
+
+def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vocabulary | None) -> Loaded:
+    """Load the first rank of a tensor-parallel model, with processes for the others."""
+    config, spec, degree = source.config, source.spec, source.config.tensor_parallel_size
+    store = new_store()
+    start = Start(
+        config, 0, str(store), str(device), sizes.blocks, sizes.swap_blocks, sizes.max_model_len
+    )  # fmt: skip
+    children = Children(start, degree)
+    ranks = Ranks.connect(0, degree, store, device)
+    runner, model = _shard(source, sizes, ranks, device)
+    ranks.meet(device)
+    shutil.rmtree(store.parent)
+    leading: Any = LeadingRunner(runner, ranks, children)
+    grammars = make_grammars(vocabulary, spec)
+    drafter = NGramDrafter(spec.eos_token_ids, grammars) if source.draft.kind == "ngram" else None
+    host = LeadingHostPool([runner.cache], sizes.swap_blocks, children.send) if sizes.swap_blocks else None
+    return Loaded(
+        DeviceExecutor(leading, spec.eos_token_ids, grammars, host),
+        engine_config(config, sizes),
+        model_info(source, sizes, False, False, _backend_name(device, degree), notice=notice(device)),
+        sizes.blocks * sizes.block_bytes,
+        model,
+        None,
+        runner.cache,
+        drafter,
+        (runner.cache,),
+        source.draft_fingerprint,
+        device,
+    )
+
+
+def load_rank(start: Start) -> tuple[Runner, Ranks, DeviceHostPool | None]:
+    """Load a rank other than the first, in its process."""
+    config, device = start.config, torch.device(start.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", (device.index or 0) + start.rank)
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    ranks = Ranks.connect(start.rank, config.tensor_parallel_size, Path(start.store), device)
+    spec, checkpoint = open_checkpoint(Path(config.path))
+    source = open_source(config, checkpoint, spec).at_length(start.max_model_len)
+    sizes = PoolSizes(start.blocks, 0, 0, start.swap_blocks, start.max_model_len)
+    runner, _ = _shard(source, sizes, ranks, device)
+    ranks.meet(device)
+    host = DeviceHostPool([runner.cache], start.swap_blocks) if start.swap_blocks else None
+    return runner, ranks, host

@@ -14,6 +14,7 @@ class Operations(NamedTuple):
     attention: ModuleType
     sampling: ModuleType
     verify: ModuleType
+    matrix: ModuleType
 
 
 def operations(implementation: Implementation) -> Operations:

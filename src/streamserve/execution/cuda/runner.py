@@ -244,6 +244,9 @@ class Runner:
         """Launch copies of slots: every source is read before any destination is written."""
         self.cache.move_slots(sources, destinations)
 
+    def close(self) -> None:
+        """Release nothing: there are no other processes."""
+
     def _forward(self, views: Mapping[str, Tensor], shape: ForwardShape, hidden: Tensor) -> None:
         works = {
             window: AttentionWork(**{name: views[f"{name} {number}"] for name in AttentionWork._fields})

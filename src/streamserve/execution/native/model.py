@@ -117,8 +117,8 @@ class NativeModel(Model):
     def _embed(self, tokens: Tensor) -> Tensor:
         assert isinstance(self.head, NativeLinear)
         if self.spec.tied_embeddings and not self.head.quantized:
-            return scaled(self.head.rows(tokens), self._embedding_multiplier)
-        return scaled(self.embedding[tokens], self._embedding_multiplier)
+            return scaled(self.head.rows(tokens), self.embedding_multiplier)
+        return scaled(self.embedding[tokens], self.embedding_multiplier)
 
     def _normed(self, hidden: Tensor) -> Tensor:
         out = torch.empty_like(hidden)

@@ -24,7 +24,17 @@ from streamserve.fleet.events import (
     Refuse,
     WorkerMessage,
 )
-from streamserve.protocol.messages import Admitted, Event, Events, Pushed, Reserved, Token, Transfers, Work
+from streamserve.protocol.messages import (
+    Admitted,
+    Deferred,
+    Event,
+    Events,
+    Reserved,
+    Token,
+    Transfers,
+    TransferUpdate,
+    Work,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -139,9 +149,9 @@ class Recorder:
             trace.output = now
             self._add(Span("prompt", worker, event.request, trace.first_chunk or trace.submitted, now))
 
-    def _record_transfer(self, update: Reserved | Pushed, worker: str, now: float) -> None:
+    def _record_transfer(self, update: TransferUpdate, worker: str, now: float) -> None:
         trace = self._traces.get(update.request)
-        if trace is None:
+        if trace is None or isinstance(update, Deferred):
             return
         if isinstance(update, Reserved):
             trace.reservations[update.reservation.id] = worker, now

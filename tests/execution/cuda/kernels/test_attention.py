@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from streamserve.engine.plan import Span
+from streamserve.execution.attention import ReferenceAttention
 from streamserve.execution.cuda.kernels.attention import attend
 from streamserve.execution.cuda.plain.attention import attend as plain_attend
+from streamserve.execution.kv_vectors import quantize_vectors
 from streamserve.speculation.tree import root
+from tests.conftest import Scale
 from tests.execution.cuda.test_attention import Case, make_case, random_case, random_tree, run_layer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,14 +38,15 @@ def mixed_case(dim: int = 16, block_size: int = 16, window: int = 9) -> Case:
     return case
 
 
-@pytest.mark.parametrize("seed", range(64))
-def test_the_kernel_is_the_reference(seed: int) -> None:
-    case = random_case(1000 + seed, dims=(16, 20, 32), largest=140 if seed % 4 == 1 else 40)
-    arrays = case.plan()
-    layers: Sequence[int] = range(2) if DEVICE == "cuda" else (seed // 2 % 2,)
-    for layer in layers:
-        out = run_layer(attend, case, arrays, layer, DEVICE)
-        torch.testing.assert_close(out, case.expected[layer], rtol=1e-4, atol=2e-5)
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kernel_is_the_reference(seed: int, scale: Scale) -> None:
+    for number in range(seed, scale.pick(seed + 1, 240), 40):
+        case = random_case(1000 + number, dims=(16, 20, 32), largest=140 if number % 4 == 1 else 40)
+        arrays = case.plan()
+        layers: Sequence[int] = range(2) if DEVICE == "cuda" else (number // 2 % 2,)
+        for layer in layers:
+            out = run_layer(attend, case, arrays, layer, DEVICE)
+            torch.testing.assert_close(out, case.expected[layer], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("dim", [16, 80, 128, 256])
@@ -63,19 +67,52 @@ def test_scores_are_capped(softcap: float) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_narrow_caches_are_scaled(cached: torch.dtype, dtype: torch.dtype) -> None:
     case = mixed_case()
     arrays = case.plan()
-    scales = {"k_scale": 0.04, "v_scale": 0.03} if cached == torch.int8 else {"k_scale": 0.7, "v_scale": 1.5}
-    values = case.cache.data[0]
-    cache_layer = ((values / scales["v_scale"]).round() if cached == torch.int8 else values).to(cached)
+    scales = {"k_scale": 0.7, "v_scale": 1.5}
+    cache_layer = case.cache.data[0].to(cached)
     q = case.q.to(dtype)
     expected = run_layer(plain_attend, case, arrays, 0, cache_layer=cache_layer, q=q, **scales)
     out = run_layer(attend, case, arrays, 0, DEVICE, cache_layer, q, **scales)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", ["8 bits", "sinks", "8 bits and sinks"])
+def test_keys_of_8_bits_and_sinks(kind: str, seed: int, scale: Scale) -> None:
+    for number in range(seed, seed + scale.pick(1, 9)):
+        case = random_case(3000 + number, dims=(16, 20, 32), largest=40)
+        case = mixed_case(block_size=(3, 16)[seed // 4], window=7) if seed % 4 == 0 else case
+        arrays, layer = case.plan(), number % 2
+        options: dict[str, torch.Tensor] = {}
+        cache_layer = case.cache.data[layer]
+        if "8 bits" in kind:
+            cache_layer = quantize_vectors(cache_layer)
+        if "sinks" in kind:
+            generator = torch.Generator().manual_seed(number)
+            options["sinks"] = 3 * torch.randn(case.q.shape[1], generator=generator)
+        expected = run_layer(plain_attend, case, arrays, layer, cache_layer=cache_layer, **options)
+        assert (expected - case.expected[layer]).abs().max() > 1e-4
+        on_device = {name: values.to(DEVICE) for name, values in options.items()}
+        out = run_layer(attend, case, arrays, layer, DEVICE, cache_layer, **on_device)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_plain_attention_with_sinks_is_the_references() -> None:
+    case = mixed_case()
+    sinks = torch.linspace(-2, 4, case.q.shape[1])
+    reference = ReferenceAttention(case.cache, case.windows, case.group)
+    reference.plan(case.layout)
+    _, heads, dim = case.q.shape
+    vectors = case.cache.data[1].permute(0, 3, 1, 2, 4).reshape(-1, 2, heads // case.group, dim)
+    kv = vectors[case.layout.slots]
+    expected = reference.run(1, case.q, kv[:, 0], kv[:, 1], sinks)
+    out = run_layer(plain_attend, case, case.plan(), 1, sinks=sinks)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("layer", [0, 1])

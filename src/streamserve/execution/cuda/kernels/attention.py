@@ -24,7 +24,7 @@ from torch import Tensor
 from streamserve.execution.cuda.attention import ITEM_FIELDS, TILES, AttentionWork, padded_group
 from streamserve.execution.cuda.kernels.example import KernelExample
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 ALL_TILES = (True,) * len(TILES)
 
@@ -72,39 +72,47 @@ def _operand(x, dtype: tl.constexpr, UPCAST: tl.constexpr):
 
 @triton.jit
 def _accumulate(
-    acc, peak, total, queries, cache, table, bits, row, live, limit, first, kv_head,
+    acc, peak, total, queries, cache, cache_scales, table, bits, row, live, limit, first, kv_head,
     begin, end, steps, front, gap, qk_scale, softcap,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, KEYS: tl.constexpr,
-    MASKED: tl.constexpr, UPCAST: tl.constexpr,
+    MASKED: tl.constexpr, UPCAST: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Add `steps` steps to `acc`, `peak` and `total`. Step i has the KEYS slots number i, or i + `gap` from
     i = `front` on, counted from the item's first one."""
+    WIDTH: tl.constexpr = DIM + 4 * QUANTIZED
     dims = tl.arange(0, PADDED_DIM)
     lanes = tl.arange(0, KEYS)
     origin = begin // KEYS * KEYS
     key = origin + tl.where(front > 0, 0, gap) * KEYS + lanes
     block = _table_entries(table, key, begin, end, BLOCK_SIZE)
     for i in range(0, steps):
-        offset = ((block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE) * DIM
-        pointers = cache + offset[:, None] + dims[None, :]
+        vector = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        pointers = cache + (vector * WIDTH)[:, None] + dims[None, :]
         if MASKED:
             inside = (key >= begin) & (key < end)
             loaded = inside[:, None] & (dims < DIM)[None, :]
             k = tl.load(pointers, loaded, 0.0)
-            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * DIM, loaded, 0.0)
+            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * WIDTH, loaded, 0.0)
         elif DIM < PADDED_DIM:
             k = tl.load(pointers, (dims < DIM)[None, :], 0.0)
-            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * DIM, (dims < DIM)[None, :], 0.0)
+            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * WIDTH, (dims < DIM)[None, :], 0.0)
         else:
             k = tl.load(pointers)
-            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * DIM)
+            v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * WIDTH)
+        if QUANTIZED:
+            scaled = (key >= begin) & (key < end)
+            scales = cache_scales + vector * (WIDTH // 4) + DIM // 4
+            k_scales = tl.load(scales, scaled, 0.0)
+            v_scales = tl.load(scales + KV_HEADS * BLOCK_SIZE * (WIDTH // 4), scaled, 0.0)
         next_key = origin + (i + 1 + tl.where(i + 1 < front, 0, gap)) * KEYS + lanes
         block = _table_entries(table, next_key, begin, end, BLOCK_SIZE)
 
         k = _operand(k, queries.dtype, UPCAST)
         v = _operand(v, queries.dtype, UPCAST)
         scores = tl.dot(_operand(queries, queries.dtype, UPCAST), tl.trans(k), input_precision=PRECISION)
+        if QUANTIZED:
+            scores *= k_scales[None, :]
         factor = qk_scale
         if SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
             scores = softcap - 2.0 * softcap / (tl.exp2(scores * qk_scale) + 1.0)
@@ -122,6 +130,8 @@ def _accumulate(
         keep = tl.exp2(peak - base)
         total = total * keep + tl.sum(weights, 1)
         acc = acc * keep[:, None]
+        if QUANTIZED:
+            weights *= v_scales[None, :]
         weights = _operand(weights, queries.dtype, UPCAST)
         acc = tl.dot(weights, v, acc, input_precision=PRECISION)
         peak = highest
@@ -131,12 +141,13 @@ def _accumulate(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend(
-    q, cache, tables, limits, firsts, bits, items, starts, out, partials, partial_sums,
+    q, cache, cache_scales, sinks, tables, limits, firsts, bits, items, starts, out, partials, partial_sums,
     table_stride, qk_scale, softcap, v_scale,
     INDEX: tl.constexpr, Q_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     TILE: tl.constexpr, KEYS: tl.constexpr, ITEM_FIELDS: tl.constexpr, UPCAST: tl.constexpr,
+    QUANTIZED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Attend all items of tile size number INDEX."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -172,20 +183,27 @@ def _attend(
             full = tl.minimum(tl.cdiv(seen_from - origin, KEYS), steps)
             full_end = tl.maximum((tl.maximum(seen_to - origin, 0)) // KEYS, full)
             acc, peak, total = _accumulate(
-                acc, peak, total, queries, cache, table, bits, row, live, limit, first, kv_head,
+                acc, peak, total, queries, cache, cache_scales, table, bits, row, live, limit, first, kv_head,
                 begin, end, full_end - full, 0, full, qk_scale, softcap,
                 KV_HEADS, DIM, PADDED_DIM, BLOCK_SIZE, WORDS, SOFTCAP, PRECISION, KEYS, False, UPCAST,
+                QUANTIZED,
             )  # fmt: skip
         else:
             # Masks cost little here, and a second loop would wait for its first keys.
             full = 0
             full_end = 0
         acc, peak, total = _accumulate(
-            acc, peak, total, queries, cache, table, bits, row, live, limit, first, kv_head,
+            acc, peak, total, queries, cache, cache_scales, table, bits, row, live, limit, first, kv_head,
             begin, end, steps - (full_end - full), full, full_end - full, qk_scale, softcap,
-            KV_HEADS, DIM, PADDED_DIM, BLOCK_SIZE, WORDS, SOFTCAP, PRECISION, KEYS, True, UPCAST,
+            KV_HEADS, DIM, PADDED_DIM, BLOCK_SIZE, WORDS, SOFTCAP, PRECISION, KEYS, True, UPCAST, QUANTIZED,
         )  # fmt: skip
         if partial < 0:
+            if SINKS:
+                sink = tl.load(sinks + head, live, 0.0) * LOG2_E
+                highest = tl.maximum(peak, sink)
+                keep = tl.exp2(peak - highest)
+                acc = acc * keep[:, None]
+                total = total * keep + tl.exp2(sink - highest)
             result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
             vector = row.to(tl.int64) * OUT_STRIDE + head * DIM
             tl.store(out + vector[:, None] + dims[None, :], result.to(out.dtype.element_ty), stored)
@@ -198,9 +216,9 @@ def _attend(
 
 @triton.jit
 def _combine(
-    combine, partials, partial_sums, out,
+    combine, partials, partial_sums, sinks, out,
     OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one row and head from its partial results, if it has any."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -227,6 +245,12 @@ def _combine(
             total = total * keep + tl.sum(weights * totals, 0)
             acc = acc * keep + tl.sum(weights[:, None] * values, 0)
             peak = highest
+        if SINKS:
+            sink = tl.load(sinks + head) * LOG2_E
+            highest = tl.maximum(peak, sink)
+            keep = tl.exp2(peak - highest)
+            acc = acc * keep
+            total = total * keep + tl.exp2(sink - highest)
         vector = row.to(tl.int64) * OUT_STRIDE + head * DIM
         tl.store(out + vector + dims, (acc / total).to(out.dtype.element_ty), dims < DIM)
 
@@ -242,6 +266,7 @@ def attend(
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     *,
     workspace: Tensor,
     tiles: Sequence[bool] = ALL_TILES,
@@ -260,36 +285,53 @@ def attend(
         raise ValueError("attention needs contiguous heads and a contiguous cache")
     capacity = workspace.numel() // (dim + 2)
     partials, partial_sums = workspace[: capacity * dim], workspace[capacity * dim :]
-    qk_scale = scale * k_scale * LOG2_E
+    qk_scale = scale * k_scale * LOG2_E.value
     if softcap:
         qk_scale = 2.0 * qk_scale / softcap
     padded_dim = max(16, triton.next_power_of_2(dim))
+    quantized = cache_layer.shape[-1] != dim
+    cache_scales = cache_layer.view(torch.float32) if quantized else cache_layer
     for index, launched in enumerate(tiles):
         if not launched:
             continue
-        launch = choose_launch(TILES[index], padded_dim, q.dtype, _capability(q.device))
+        launch = choose_launch(
+            TILES[index], padded_dim, q.dtype, _capability(q.device), quantized, work.bits.shape[1] > 0
+        )
         programs = launch.resident * _multiprocessors(q.device)
         _attend[(programs,)](
-            q, cache_layer, tables, limits, work.firsts, work.bits, work.items, work.starts, out, partials,
-            partial_sums, tables.stride(0), qk_scale, softcap * LOG2_E, v_scale,
+            q, cache_layer, cache_scales, q if sinks is None else sinks, tables, limits,
+            work.firsts, work.bits, work.items, work.starts, out, partials, partial_sums,
+            tables.stride(0), qk_scale, softcap * LOG2_E.value, v_scale,
             INDEX=index, Q_STRIDE=q.stride(0), OUT_STRIDE=out.stride(0), HEADS=heads, KV_HEADS=kv_heads,
             PADDED_GROUP=padded_group(heads // kv_heads), DIM=dim, PADDED_DIM=padded_dim,
             BLOCK_SIZE=block_size, WORDS=work.bits.shape[1], SOFTCAP=softcap != 0.0,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", TILE=TILES[index], KEYS=launch.keys,
             ITEM_FIELDS=ITEM_FIELDS, UPCAST=triton.knobs.runtime.interpret and q.dtype == torch.bfloat16,
+            QUANTIZED=quantized, SINKS=sinks is not None,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
     if combined:
         _combine[(rows, heads)](
-            work.combine, partials, partial_sums, out,
+            work.combine, partials, partial_sums, partials if sinks is None else sinks, out,
             OUT_STRIDE=out.stride(0), HEADS=heads, DIM=dim, PADDED_DIM=padded_dim, PARTS=COMBINED_PARTS,
-            num_warps=4,
+            SINKS=sinks is not None, num_warps=4,
         )  # fmt: skip
 
 
-def choose_launch(tile: int, padded_dim: int, dtype: torch.dtype, capability: int) -> Launch:
-    """Return the launch for a tile size, by the bytes of a head of the queries and the device's compute
-    capability (90 for 9.0)."""
+def choose_launch(
+    tile: int,
+    padded_dim: int,
+    dtype: torch.dtype,
+    capability: int,
+    quantized: bool = False,
+    trees: bool = False,
+) -> Launch:
+    """Return the launch for a tile size, by the bytes of a head of the queries, the device's compute
+    capability (90 for 9.0), and whether keys and values have scales, and rows tree masks."""
+    if quantized or (trees and tile > 16):
+        if tile == 128:  # on older devices loads in flight would spill registers
+            return Launch(32, 8, 2 if capability >= 90 else 1, 1)
+        return Launch(32, 4, 3, 4) if tile == 16 else Launch(32, 8, 3, 1)
     if padded_dim * dtype.itemsize > 256:
         return Launch(32, 8 if tile == 128 else 4, 2, 1)
     if tile == 16:
@@ -317,24 +359,33 @@ def _capability(device: torch.device) -> int:
 def examples(capability: int) -> list[KernelExample]:
     """Return the launches of a model with 32 heads of 128 dimensions, four to a key-value head, on a device
     of this compute capability."""
-    pointers = dict.fromkeys(("q", "cache", "out"), "*bf16")
+    pointers = dict.fromkeys(("q", "cache", "cache_scales", "out"), "*bf16")
     pointers |= dict.fromkeys(("tables", "limits", "firsts", "bits", "items", "starts"), "*i32")
-    pointers |= {"partials": "*fp32", "partial_sums": "*fp32", "table_stride": "i32"}
+    pointers |= {"partials": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32", "table_stride": "i32"}
     pointers |= dict.fromkeys(("qk_scale", "softcap", "v_scale"), "fp32")
     sizes = {"OUT_STRIDE": 4096, "HEADS": 32, "DIM": 128, "PADDED_DIM": 128}
     fixed = sizes | {
-        "Q_STRIDE": 6144, "KV_HEADS": 8, "PADDED_GROUP": 4, "BLOCK_SIZE": 16, "SOFTCAP": False,
-        "PRECISION": "tf32", "ITEM_FIELDS": ITEM_FIELDS, "UPCAST": False,
+        "Q_STRIDE": 6144, "KV_HEADS": 8, "PADDED_GROUP": 4, "BLOCK_SIZE": 16, "PRECISION": "tf32",
+        "ITEM_FIELDS": ITEM_FIELDS, "UPCAST": False,
+    }  # fmt: skip
+    plain = {"SOFTCAP": False, "QUANTIZED": False, "SINKS": False}
+    kinds: dict[str, dict[str, int]] = {
+        "0 nodes": {"WORDS": 0, **plain}, "64 nodes": {"WORDS": 2, **plain},
+        "8 bits": {"WORDS": 0, **plain, "QUANTIZED": True},
+        "cap, sinks": {"WORDS": 0, "SOFTCAP": True, "QUANTIZED": False, "SINKS": True},
     }  # fmt: skip
     launches = []
     for index, tile in enumerate(TILES):
-        launch = choose_launch(tile, 128, torch.bfloat16, capability)
-        for words in (0, 2):
-            constants = fixed | {"INDEX": index, "TILE": tile, "KEYS": launch.keys, "WORDS": words}
-            signature = pointers | dict.fromkeys(constants, "constexpr")
-            name = f"attend tile {tile}, {32 * words} nodes"
+        for kind, options in kinds.items():
+            launch = choose_launch(
+                tile, 128, torch.bfloat16, capability, options["QUANTIZED"], options["WORDS"] > 0
+            )
+            constants = fixed | {"INDEX": index, "TILE": tile, "KEYS": launch.keys} | options
+            narrow = {"cache": "*i8", "cache_scales": "*fp32"} if options["QUANTIZED"] else {}
+            signature = pointers | narrow | dict.fromkeys(constants, "constexpr")
+            name = f"attend tile {tile}, {kind}"
             launches.append(KernelExample(name, _attend, signature, constants, launch.warps, launch.stages))
-    constants = sizes | {"PARTS": COMBINED_PARTS}
-    signature = {"combine": "*i32", "partials": "*fp32", "partial_sums": "*fp32", "out": "*bf16"}
-    signature |= dict.fromkeys(constants, "constexpr")
+    constants = sizes | {"PARTS": COMBINED_PARTS, "SINKS": True}
+    signature = {"combine": "*i32", "partials": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32"}
+    signature |= {"out": "*bf16"} | dict.fromkeys(constants, "constexpr")
     return [*launches, KernelExample("combine", _combine, signature, constants, 4)]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.cuda.attention import TILES, AttentionWork
+from streamserve.execution.kv_vectors import dequantize_vectors
 
 ALL_TILES = (True,) * len(TILES)
 
@@ -21,6 +22,7 @@ def attend(
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     *,
     workspace: Tensor,
     tiles: Sequence[bool] = ALL_TILES,
@@ -34,13 +36,15 @@ def attend(
 
     Args:
         q: [rows, heads, dim]; rows may be apart from each other.
-        cache_layer: [blocks, k|v, kv heads, block size, dim], in any dtype that converts to float32.
+        cache_layer: [blocks, k|v, kv heads, block size, vector], in any dtype that converts to float32; a
+            vector longer than dim has its own scale (execution/kv_vectors.py).
         work: Of the layer's window (cuda.attention.AttentionWork), with `tables` and `limits` of the step.
         out: [rows, heads, dim].
         scale: Factor of the scores.
         softcap: Bounds the scores: softcap · tanh(score / softcap); 0 does not.
         k_scale: Factor of the cached keys, where their dtype is narrower than the model's.
         v_scale: Factor of the cached values.
+        sinks: [heads] (float32): scores that take part in the softmax without a value.
         workspace: Not used here; nor are `tiles` and `combined`.
     """
     count = int(work.starts[-1])
@@ -51,8 +55,9 @@ def attend(
         seen.add((sequence, row))
         part = slice(row, row + rows)
         begin, mask = _visible(limits[part], work.firsts[part], work.bits[part], cache_layer, tables)
-        keys, values = _gather(cache_layer, tables[sequence], begin, mask)
-        attended = _attend_tile(q[part].float(), keys * k_scale, values * v_scale, mask, scale, softcap)
+        keys, values = _gather(cache_layer, tables[sequence], begin, mask, q.shape[2])
+        keys, values = keys * k_scale, values * v_scale
+        attended = _attend_tile(q[part].float(), keys, values, mask, scale, softcap, sinks)
         out[part] = attended.to(out.dtype)
 
 
@@ -72,20 +77,28 @@ def _visible(
     return begin, seen
 
 
-def _gather(cache_layer: Tensor, table: Tensor, begin: int, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _gather(cache_layer: Tensor, table: Tensor, begin: int, mask: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Return keys and values [kv heads, slots, dim] of the mask's slots in float32, zero where no row sees
     them: such a slot may hold anything."""
-    _, _, kv_heads, block_size, dim = cache_layer.shape
+    kv_heads, block_size, width = cache_layer.shape[2:]
     slots = mask.shape[1]
     first = begin // block_size
     blocks = table[first : first - (-slots // block_size)].long()
-    gathered = cache_layer[blocks].float().permute(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, dim)[:, :, :slots]
+    vectors = cache_layer[blocks]
+    floats = vectors.float() if width == dim else dequantize_vectors(vectors, torch.float32)
+    gathered = floats.permute(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, dim)[:, :, :slots]
     keys, values = gathered.masked_fill(~mask.any(0)[:, None], 0.0)
     return keys, values
 
 
 def _attend_tile(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Return the attention of `q` [rows, heads, dim] in float32."""
     rows, heads, dim = q.shape
@@ -93,5 +106,9 @@ def _attend_tile(
     scores = torch.einsum("rhgd,hsd->hgrs", grouped, keys) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        further = sinks.view(len(keys), -1, 1, 1).expand(-1, -1, rows, 1)
+        scores = torch.cat([scores, further], -1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
     return torch.einsum("hgrs,hsd->rhgd", weights, values).reshape(rows, heads, dim)

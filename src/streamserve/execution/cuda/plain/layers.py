@@ -2,9 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
+from streamserve.execution.kv_vectors import quantize_vectors
 from streamserve.execution.rope import rotate
+from streamserve.execution.spec import Clamp
 
 
 def gather_tokens(tokens: Tensor, results: Tensor, sources: Tensor) -> Tensor:
@@ -13,57 +15,87 @@ def gather_tokens(tokens: Tensor, results: Tensor, sources: Tensor) -> Tensor:
     return torch.where(sources >= 0, fed, tokens)
 
 
-def embed(table: Tensor, tokens: Tensor) -> Tensor:
-    """Return rows `tokens` of `table` [vocabulary, hidden]; a negative token counts as 0."""
-    return table[tokens.clamp(min=0)]
+def embed(table: Tensor, tokens: Tensor, multiplier: float = 1.0) -> Tensor:
+    """Return rows `tokens` of `table` [vocabulary, hidden] times `multiplier`; a negative token counts as
+    0."""
+    rows = table[tokens.clamp(min=0)]
+    return rows if multiplier == 1 else rows * multiplier
 
 
 def add_rms_norm(
-    hidden: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, out: Tensor | None = None
+    hidden: Tensor,
+    delta: Tensor | None,
+    weight: Tensor | None,
+    epsilon: float,
+    out: Tensor | None = None,
+    post_norm: Tensor | None = None,
+    multiplier: float = 1.0,
 ) -> Tensor:
-    """Add `delta` to `hidden` [rows, n] in place, and return RMSNorm of the sum, scaled by `weight` [n]: in
-    float32 up to the scaling."""
+    """Add `delta` to `hidden` [rows, n] in place, and return RMSNorm of the sum with `weight` [n], or without
+    a weight the sum itself. What is added is RMSNorm of `delta` with the weight `post_norm` [n], or without
+    one `delta` times `multiplier`."""
     if delta is not None:
-        hidden += delta
-    out = torch.empty_like(hidden) if out is None else out
-    return out.copy_(rms_norm(hidden, weight, epsilon))
+        if post_norm is not None:
+            delta = rms_norm(delta, post_norm, epsilon)
+        hidden += delta if multiplier == 1 or post_norm is not None else delta * multiplier
+    normed = hidden if weight is None else rms_norm(hidden, weight, epsilon)
+    return normed if out is None else out.copy_(normed)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return RMSNorm over the last dimension of `x`, as execution.model.Model computes it."""
+    """Return RMSNorm over the last dimension of `x`, as execution.model.Model computes it: rounded to the
+    dtype of `weight` before they are multiplied."""
     full = x.float()
     scale = torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + epsilon)
-    return weight * (full * scale).to(x.dtype)
+    return (weight * (full * scale).to(weight.dtype)).to(x.dtype)
+
+
+def norm_jointly(qkv: Tensor, weight: Tensor, epsilon: float, heads: int) -> None:
+    """Norm all queries of a row of `qkv` [rows, all heads x dim] as one vector and all keys as another, in
+    place. `weight` [heads + kv heads, dim]."""
+    dim = weight.shape[1]
+    first, last = heads * dim, weight.numel()
+    for part in (slice(0, first), slice(first, last)):
+        qkv[:, part] = rms_norm(qkv[:, part], weight.flatten()[part], epsilon)
 
 
 def rotate_and_store(
     qkv: Tensor,
     head_norm: Tensor | None,
     epsilon: float,
-    cos: Tensor,
-    sin: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     positions: Tensor,
     cache_layer: Tensor,
     slots: Tensor,
     heads: int,
     kv_heads: int,
 ) -> None:
-    """Norm the heads of queries and keys (where there is a `head_norm` [heads + kv_heads, dim]), rotate them
-    by `cos` and `sin` [positions, dim / 2], and store keys and values at `slots` of `cache_layer` [blocks,
-    k|v, kv head, slot, dim]. The queries stay in `qkv` [rows, (heads + 2 kv_heads) dim]."""
-    block_size, dim = cache_layer.shape[3:]
-    split = qkv.view(len(qkv), -1, dim)
+    """Norm the heads of queries and keys (where there is a `head_norm` [heads + kv_heads, dim]), rotate their
+    first dimensions by `cos` and `sin` [positions, rotated / 2] (None: not at all), and store keys and values
+    at `slots` of `cache_layer` [blocks, k|v, kv head, slot, vector], quantized where a vector is longer than
+    dim (execution/kv_vectors.py). The queries stay in `qkv` [rows, (heads + 2 kv_heads) dim]."""
+    block_size = cache_layer.shape[3]
+    split = qkv.view(len(qkv), heads + 2 * kv_heads, -1)
     qk = split[:, : heads + kv_heads]
     if head_norm is not None:
         qk = rms_norm(qk, head_norm, epsilon)
-    rotated = rotate(qk, cos[positions], sin[positions])
-    split[:, :heads] = rotated[:, :heads]
+    if cos is not None and sin is not None:
+        qk = rotate(qk, cos[positions], sin[positions])
+    split[:, :heads] = qk[:, :heads]
+    keys, values = qk[:, heads:], split[:, heads + kv_heads :]
+    if cache_layer.shape[-1] != split.shape[-1]:
+        keys, values = quantize_vectors(keys), quantize_vectors(values)
     block, slot = slots.long() // block_size, slots.long() % block_size
-    cache_layer[block, 0, :, slot] = rotated[:, heads:]
-    cache_layer[block, 1, :, slot] = split[:, heads + kv_heads :]
+    cache_layer[block, 0, :, slot] = keys
+    cache_layer[block, 1, :, slot] = values
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up for `gate_up` [rows, 2 n], the gates first: [rows, n]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate) * up
+def gate(gate_up: Tensor, activation: str = "silu", clamp: Clamp | None = None) -> Tensor:
+    """Return the activated gates times the values of `gate_up` [rows, 2 n], the gates first: [rows, n]; with
+    `clamp` as spec.Clamp says."""
+    gates, values = gate_up.chunk(2, dim=-1)
+    if clamp:
+        gates, values = gates.clamp(max=clamp.limit), values.clamp(-clamp.limit, clamp.limit)
+        return (values + 1) * (gates * torch.sigmoid(gates * clamp.alpha))
+    return (silu(gates) if activation == "silu" else gelu(gates, approximate="tanh")) * values

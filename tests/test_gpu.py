@@ -1,0 +1,60 @@
+"""Models on a GPU say that this version has not yet run on one, until there are results of one."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from streamserve.api.ops.models import card_of
+from streamserve.cli.run_server import _notice
+from streamserve.execution.cuda.device import NOT_YET_RUN, notice
+from streamserve.protocol.messages import ModelInfo
+from tests.gpu.check import environment, parts
+
+MODEL = ModelInfo(
+    architecture="LlamaForCausalLM", parameters=1, vocab_size=320, max_model_len=64, eos_token_ids=(3,),
+    weight_bytes=4, dtype="bfloat16", row_invariant=False, fingerprint="0",
+)  # fmt: skip
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def card(info: Any) -> dict[str, Any]:
+    llm: Any = SimpleNamespace(model=info, created=0, root="/")
+    return msgspec.to_builtins(card_of(llm, "m"))
+
+
+def test_the_notice_stands_until_there_are_results_of_a_gpu() -> None:
+    """With the first result file, `notice` returns nothing."""
+    measured = list(RESULTS.glob("gpu-*.json"))
+    assert bool(notice(torch.device("cuda", 0))) == (not measured)
+    assert notice(torch.device("cpu")) == ""
+
+
+def test_clients_and_the_start_of_a_server_show_it() -> None:
+    info = msgspec.structs.replace(MODEL, notice=NOT_YET_RUN)
+    assert "has not yet run on a GPU" in card(info)["notice"]
+    assert "has not yet run on a GPU" in _notice(info)
+    assert "notice" not in card(MODEL)
+    assert _notice(MODEL) == ""
+
+
+def test_the_check_of_a_gpu_needs_one() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "there is no CUDA device: --without-gpu runs the parts on the CPU" in done.stderr
+
+
+def test_the_check_of_a_gpu_runs_files_that_exist() -> None:
+    for part in parts(90, 2):
+        assert all((ROOT / word).exists() for word in part.command if word.startswith("tests/"))
+    assert environment(Path("/site"))["PYTHONPATH"].endswith("/site")
