@@ -1,5 +1,7 @@
 """Weights are packed where they lie in a file, with the bits of those that are converted or rounded first."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
