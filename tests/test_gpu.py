@@ -25,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def card(info: Any) -> dict[str, Any]:
-    llm: Any = SimpleNamespace(model=info, created=0, root="/")
+    llm: Any = SimpleNamespace(model=info, created=0, root="/", adapters={})
     return msgspec.to_builtins(card_of(llm, "m"))
 
 

@@ -171,9 +171,12 @@ def test_ctrl_c_ends_an_answer_and_another_one_the_chat(tmp_path: Path) -> None:
 
 def test_the_banner_tells_the_memory_of_all_workers() -> None:
     settings = resolve("embedded", {"pairs": 2}, environ={})
-    sizes: Any = SimpleNamespace(weight_bytes=10_000_000), SimpleNamespace(kv_cache_bytes=90_000_000)
-    assert memory_together(settings, *sizes) == " in each of 4 workers: 400 MB together"
-    assert memory_together(resolve("embedded", environ={}), *sizes) == ""
+    model = SimpleNamespace(weight_bytes=10_000_000)
+    ready: Any = SimpleNamespace(model=model, kv_cache_bytes=90_000_000, weights_shared=False)
+    assert memory_together(settings, ready) == " in each of 4 workers: 400 MB together"
+    ready.weights_shared = True
+    assert memory_together(settings, ready) == ", the KV cache in each of 4 workers: 370 MB together"
+    assert memory_together(resolve("embedded", environ={}), ready) == ""
 
 
 def test_more_threads_than_processors_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,7 +49,9 @@ def test_a_draft_model_takes_the_factors_for_its_targets_longest_text(shared_che
 
 
 def test_a_device_refuses_by_name_what_its_kernels_do_not_compute(shared_checkpoint: Shared):
-    folder = shared_checkpoint("llama", num_attention_heads=160, num_key_value_heads=1, head_dim=2)
+    folder = shared_checkpoint(
+        "llama", hidden_size=320, num_attention_heads=160, num_key_value_heads=1, head_dim=2
+    )
     for settings in ({"path": str(folder)}, {"path": str(shared_checkpoint()), "draft": str(folder)}):
         with pytest.raises(CheckpointError, match="160 query heads that share a key-value head"):
             load(ModelConfig(threads=1, num_blocks=40, max_num_seqs=4, backend="device", **settings))

@@ -16,6 +16,7 @@ from streamserve.api.routes import JSON, Operation, Route
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Chats and completions", ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages")),
     ("Prompt streams", ("/v1/streams",)),
+    ("LoRA adapters", ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")),
     (
         "Embeddings and scores",
         ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
