@@ -1,4 +1,4 @@
-"""Several unified workers behind one server as users run them, alone and with pairs: the text of one worker,
+"""Several unified workers of one server as users run them, alone and with pairs: the text of one worker,
 also when one dies; the weights in memory once; prompt streams."""
 
 import asyncio

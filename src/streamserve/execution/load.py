@@ -89,7 +89,9 @@ def load(
             )
         return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
     if config.tensor_parallel_size > 1:
-        raise CheckpointError("--tensor-parallel-size is for GPUs: use 1, or --device cuda")
+        raise CheckpointError(
+            "--tensor-parallel-size is for GPUs: use 1, --device cuda, or, to try it, --backend device"
+        )
     source = open_source(config, checkpoint, spec)
     pool = _choose_backend(source, cores)
     if source.quantized and pool is None:

@@ -23,6 +23,15 @@ MOVE_GAIN = 1.1
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """The predicted cost of an answer: the `tokens` to compute before the first one, and the `seconds` to the
+    end by the workers' step costs, None where they are unknown."""
+
+    tokens: int
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class Route:
     """The `worker` that computes a prompt, the worker that decodes if it is another one (`decode`), and the
     number of prompt `tokens` to compute."""
@@ -134,30 +143,33 @@ class Placement:
         answer is at most `MOVE_GAIN` longer than elsewhere, where more has to be computed."""
         if any(name not in allowed or not self._availability.workers[name].ready for name in stay if name):
             return False
-        here = self._predict(request, stay, hashes, now, request.arriving.computed)
-        there = self._predict(request, other, hashes, now)
-        return here <= there * MOVE_GAIN
+        here = self._prediction(request, stay, hashes, now, request.arriving.computed)
+        there = self._prediction(request, other, hashes, now)
+        if here.seconds is None or there.seconds is None:  # seconds and tokens cannot be compared
+            return here.tokens <= there.tokens * MOVE_GAIN
+        return here.seconds <= there.seconds * MOVE_GAIN
 
-    def _predict(
+    def _prediction(
         self,
         request: OpenRequest,
-        place: tuple[str, str | None],
+        candidate: tuple[str, str | None],
         hashes: list[bytes],
         now: float,
         computed: int = 0,
-    ) -> float:
-        """Return the predicted cost of answering a prompt at a place that has `computed` tokens of it: in
-        seconds by the workers' step costs, or in tokens to compute before the first one."""
-        front, back = (self._availability.workers[name or place[0]] for name in place)
-        prefill, decode = front.load(place[0], now), back.load(place[1] or place[0], now)
-        cached = max(computed, self.view.cached(place[0], hashes) * front.block_size)
-        tokens = len(request.opened.prompt)
+    ) -> Prediction:
+        """Return the predicted cost of answering a prompt at workers that have `computed` tokens of it."""
+        name, decode_name = candidate[0], candidate[1] or candidate[0]
+        front, back = self._availability.workers[name], self._availability.workers[decode_name]
+        prefill, decode = front.load(name, now), back.load(decode_name, now)
+        cached = max(computed, self.view.cached(name, hashes) * front.block_size)
+        length = len(request.opened.prompt)
+        tokens = prefill.timely_tokens + max(length - cached, 1)
         if prefill.costs is None or decode.costs is None:
-            return prefill.timely_tokens + max(tokens - cached, 1)
-        candidate = RouteCandidate(prefill, decode, cached)
+            return Prediction(tokens, None)
         predictor = Predictive()
-        ttft, tpot = predictor.predict(Arrival(tokens), candidate, prefill.costs, decode.costs)
-        return ttft + tpot * predictor.output
+        routed = RouteCandidate(prefill, decode, cached)
+        ttft, tpot = predictor.predict(Arrival(length), routed, prefill.costs, decode.costs)
+        return Prediction(tokens, ttft + tpot * predictor.output)
 
     def ended(self, request: OpenRequest) -> None:
         """Record the blocks of a finished request: the worker that decoded it also has the KV of its output

@@ -2,15 +2,18 @@
 ranks that live and die with their worker."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -25,6 +28,7 @@ from streamserve.protocol.messages import DraftVerified, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation, default_cost
 from tests.conftest import Scale
+from tests.exact.speculating import edit
 
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
 MODELS: dict[str, dict[str, Any]] = {
@@ -163,3 +167,23 @@ def test_models_that_are_not_divided_are_refused(shared_checkpoint: Shared, name
     config = ModelConfig(path=str(shared_checkpoint(name)), backend="device", tensor_parallel_size=2)
     with pytest.raises(CheckpointError, match=reason):
         load(config)
+
+
+def test_a_load_that_fails_leaves_no_rank_and_no_folder(
+    shared_checkpoint: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number that is not finite is in the leader's part, so the other rank waits for a leader."""
+    folder, meeting = tmp_path / "model", tmp_path / "meeting"
+    shutil.copytree(shared_checkpoint("llama", **SIZES), folder)
+    meeting.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(meeting))
+    spoil = "model.layers.0.self_attn.q_proj.weight"
+    edit(
+        folder,
+        lambda name, tensor: tensor.index_fill(0, torch.tensor([0]), torch.nan) if name == spoil else tensor,
+    )
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(CheckpointError, match="q_proj"), engine_of(folder, 2):
+        pass
+    assert {child.pid for child in psutil.Process().children()} <= before
+    assert not list(meeting.iterdir())

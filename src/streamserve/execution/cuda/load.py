@@ -301,10 +301,15 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
         config, 0, str(store), str(device), sizes.blocks, sizes.swap_blocks, sizes.max_model_len
     )  # fmt: skip
     children = Children(start, degree)
-    ranks = Ranks.connect(0, degree, store, device)
-    runner, model = _shard(source, sizes, ranks, device)
-    ranks.meet(device)
-    shutil.rmtree(store.parent)
+    try:
+        ranks = Ranks.connect(0, degree, store, device)
+        runner, model = _shard(source, sizes, ranks, device)
+        ranks.meet(device)
+    except BaseException:
+        children.kill()
+        raise
+    finally:
+        shutil.rmtree(store.parent)
     leading: Any = LeadingRunner(runner, ranks, children)
     grammars = make_grammars(vocabulary, spec)
     drafter = NGramDrafter(spec.eos_token_ids, grammars) if source.draft.kind == "ngram" else None
