@@ -4,11 +4,12 @@ from streamserve.baselines.routers import ROUTERS
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Command, Edit, Open, Send, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.worker_state import pairs, unified
+from streamserve.fleet.worker_state import costs_of, pairs, unified
 from streamserve.protocol.messages import Events, Progress, Submit
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.routing import Arrival, Decision, RouteCandidate
 from tests.fleet.test_fleet import READY
+from tests.simulate.test_workers import CURVE
 
 PARAMS = SamplingParams(seed=1, max_tokens=9, slo=Slo(ttft_ms=500.0))
 STREAM = Open("s", [], PARAMS, open=True)
@@ -101,6 +102,19 @@ def test_a_stream_stays_where_a_move_would_cost_more() -> None:
     computed(fleet, 1, 39)
     assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
     assert (fleet.requests["s"].worker, fleet.dispatcher.rerouted) == (first, 0)
+
+
+def test_seconds_of_one_worker_are_not_compared_with_tokens_of_another() -> None:
+    """Step costs are known of one worker only; there the whole answer is predicted in parts of a second."""
+    fleet = started(FleetConfig(unified(2), router=ROUTERS["round-robin"]))
+    fleet.handle(STREAM, 0.0)
+    fleet.handle(Edit("s", 1, 0, list(range(40))), 0.1)
+    first = fleet.requests["s"].worker
+    (other,) = set(fleet.workers) - {first}
+    fleet.workers[other].costs = costs_of(CURVE, 4)
+    computed(fleet, 1, 39)
+    assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
+    assert fleet.requests["s"].worker == first
 
 
 def test_the_router_is_told_how_long_the_prompt_may_become() -> None:
