@@ -262,3 +262,9 @@ def test_an_empty_name_is_no_model() -> None:
     """An unset variable of a shell gives one."""
     with pytest.raises(CheckpointError, match="name is empty"):
         resolve("embedded", {"draft": ""})
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_model_has_a_name(name: str) -> None:
+    with pytest.raises(SettingsError, match="served_model_name: a name is empty"):
+        resolve("embedded", {"served_model_name": (name,)}, environ={})

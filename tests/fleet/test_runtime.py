@@ -1,6 +1,7 @@
 """Real worker processes: they die and are restarted, exit with their parent, and leak nothing."""
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -170,6 +171,7 @@ async def test_many_requests_with_random_cancels_leak_nothing(
         return not task.cancelled()
 
     await collect(llm, [1], PARAMS)
+    gc.collect()  # files that earlier tests left to the collector are not of this one
     before = psutil.Process().num_fds(), len(asyncio.all_tasks())
     worker = psutil.Process(llm.process_id())
     worker_files = worker.num_fds()

@@ -120,6 +120,7 @@ def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
     unresolved = msgspec.structs.replace(unresolved, task=task)
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
     _check_addresses(server)
+    _check_names(server)
     _check_tls(server)
     _check_policy(unresolved.speculation_policy)
     _check_topology(server, unresolved.profile)
@@ -177,6 +178,11 @@ def _check_addresses(server: ServerConfig) -> None:
     endpoint = server.otlp_traces_endpoint
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise SettingsError(f"otlp_traces_endpoint = {endpoint!r}: must be a URL with http:// or https://")
+
+
+def _check_names(server: ServerConfig) -> None:
+    if not all(name.strip() for name in server.served_model_name):
+        raise SettingsError("served_model_name: a name is empty: requests could not give it")
 
 
 def _check_tls(server: ServerConfig) -> None:
