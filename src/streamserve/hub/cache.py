@@ -1,7 +1,7 @@
 """Models in huggingface_hub's cache: list them, find one, remove one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,8 @@ def removal(name: HubName) -> "DeleteCacheStrategy":
     found = _revisions(repo, name) if repo else []
     if not (info and repo and found):
         raise CheckpointError(f"{name} is not in the cache: streamserve models list shows what is")
+    # Copies of a repository share its commits, and a commit alone would name the revision of any of them.
+    info = replace(info, repos=frozenset([repo]))
     if name.quantization is None:
         revisions = found if name.revision else repo.revisions
         return info.delete_revisions(*(revision.commit_hash for revision in revisions))
