@@ -275,8 +275,8 @@ def test_an_adapter_that_cannot_be_served_ends_the_start(
         ({"lora": ["base=ADAPTER"], "served_model_name": ["base"]}, "the name 'base' is in use"),
         ({"lora": ["a=/nowhere"]}, "there is no adapter_config.json in that folder"),
         ({"lora": ["a=ADAPTER", "b=ADAPTER"], "max_loras": 1}, "max_loras = 1: lora gives 2 adapters"),
-        ({"max_lora_rank": 8}, "max_lora_rank: no LoRA adapters are served: give lora or max_loras"),
-        ({"lora": ["a=ADAPTER"], "task": "embed"}, "task = 'embed' serves no LoRA adapters"),
+        ({"max_lora_rank": 8}, "max_lora_rank = 8: no LoRA adapters are served: give lora or max_loras"),
+        ({"lora": ["a=ADAPTER"], "task": "embed"}, "task = 'embed' generates no text"),
         ({"max_loras": 5000}, "max_loras"),
     ],
 )

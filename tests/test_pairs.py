@@ -23,7 +23,7 @@ from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
-from streamserve.settings.options import SettingsError
+from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import resolve, topology
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
@@ -275,6 +275,10 @@ def test_each_role_has_its_own_limits(checkpoint: Path) -> None:
     assert (prefill.max_chunk, prefill.max_num_seqs) == (256, settings.model.max_num_seqs)
     assert (decode.max_chunk, decode.max_num_seqs) == (32, 7)
     assert (prefill.draft, decode.draft) == ("none", "self:1")
+    for file in ("/models/draft", "/models/draft.gguf"):
+        model = msgspec.structs.replace(settings.model, draft=file)
+        prefill = worker_model(Settings(settings.name, model, settings.server), "prefill-0", shape)
+        assert prefill.draft == file, "the KV of a draft model is sent with the target's"
     unified_model = worker_model(resolve(str(checkpoint)), "unified-0", unified(1))
     assert (unified_model.max_chunk, unified_model.threads) == (512, usable_processors().threads)
 

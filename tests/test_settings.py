@@ -77,7 +77,7 @@ def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
         ({"cors_origin": ["https://app.example/x"]}, "cors_origin = 'https://app.example/x': must be"),
         ({"otlp_traces_endpoint": "localhost:4318"}, "otlp_traces_endpoint = 'localhost:4318': must be"),
         ({"draft": "tcp://127.0.0.1:7700", "draft_key": "/nowhere"}, "/nowhere cannot be read"),
-        ({"draft_key": "/nowhere"}, "draft_key: it is for draft services"),
+        ({"draft_key": "/nowhere"}, "draft_key = .*: it is for draft services"),
     ],
 )
 def test_bad_settings_are_named(overrides: dict[str, object], message: str) -> None:

@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/text",
         "tests/protocol",
     ),
-    "simulate": ("tests/simulate", "tests/fleet"),
+    "simulate": ("tests/simulate", "tests/fleet", "tests/combinations", "tests/effects"),
     "draft_service": ("tests/draft_service", "tests/test_draft_service.py"),
     "api": ("tests/api",),
     "pairs": (

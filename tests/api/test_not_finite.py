@@ -24,7 +24,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = make_overflowing(tmp_path_factory.mktemp("overflowing"))
 
     async def start() -> Generator:
-        flags: dict[str, Any] = {"threads": 1, "num_blocks": 256, "speculation_policy": "fixed:4"}
+        drafting = {"draft": "ngram", "speculation_policy": "fixed:4"}
+        flags: dict[str, Any] = {"threads": 1, "num_blocks": 256, **drafting}
         llm = AsyncLLM(resolve(str(folder), flags))
         await llm.start()
         return llm

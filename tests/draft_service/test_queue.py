@@ -49,6 +49,36 @@ def test_among_equals_the_nearest_deadline_goes_first():
     assert [client.draft_batch() for _ in range(3)] == [["urgent"], ["patient"], ["indifferent"]]
 
 
+def test_tokens_that_are_due_for_a_target_go_before_those_that_are_only_waited_for():
+    client = ServiceClient(max_batch=1)
+    client.request("waits", client.delta("waits", [1]), need=0.01)
+    client.request("loose", client.delta("loose", [1], need=0.5), need=1.0)
+    client.request("strict", client.delta("strict", [1], need=0.05), need=1.0)
+    assert [client.draft_batch() for _ in range(3)] == [["strict"], ["loose"], ["waits"]]
+
+
+def test_due_tokens_do_not_buy_a_larger_share():
+    client = ServiceClient(max_batch=1)
+    served = Counter()
+    needs = {"strict": 0.0, "best effort": None}
+    for name, need in needs.items():
+        client.request(name, client.delta(name, [1], need=need))
+    for _ in range(100):
+        for name in client.draft_batch():
+            served[name] += 1
+            client.request(name, client.delta(name, [1, 2], need=needs[name]))
+    assert abs(served["strict"] - served["best effort"]) <= 4
+
+
+def test_of_one_target_the_sequences_that_are_due_first_are_drafted_for_first():
+    client = ServiceClient(num_blocks=1000)
+    needs = (None, 0.9, 0.1, 0.5, None, 0.3, 0.7, 0.2, 0.6, 0.4)
+    client.request("a", *(client.delta("a", [1], sequence=n, nodes=500, need=s) for n, s in enumerate(needs)))
+    batch = client.service.loop.batch(client.now)
+    drafted = [sequence.name for _, sequences in batch.members for sequence in sequences]
+    assert drafted == [2, 7, 5, 9, 3, 8, 6, 1], "those without a target wait for the next batch"
+
+
 def test_urgency_does_not_buy_a_larger_share():
     client = ServiceClient(max_batch=1)
     served = Counter()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.draft_service.star import Star, progress
+from streamserve.draft_service.server.statistics import Statistics
+from streamserve.draft_service.star import Star, TargetRound, all_gain, progress
 
 seconds = st.floats(1e-4, 1.0)
 
@@ -52,3 +53,28 @@ def test_up_to_n_max_each_gains_and_beyond_it_none(draft, return_seconds, beta, 
 def test_progress_counts_the_token_of_every_round(beta, depth):
     expected = 1.0 + sum(beta**level for level in range(1, depth + 1))
     assert progress(beta, depth) == pytest.approx(expected)
+
+
+def test_targets_of_other_depths_count_by_what_they_take_of_a_round():
+    shallow, deep = TargetRound(0.003, 0.001, 0.01), TargetRound(0.006, 0.001, 0.02)
+    assert all_gain([shallow] * 3, 0.003)
+    assert not all_gain([shallow] * 4, 0.003), "each round would take 12 ms, for tokens that take 10"
+    assert all_gain([shallow, deep], 0.003)
+    assert not all_gain([shallow, shallow, deep], 0.003), "the shallow ones would lose"
+    assert all_gain([deep] * 3, 0.006)
+    slow = TargetRound(0.001, 0.05, 0.01)
+    assert all_gain([shallow, slow], 0.003), "one that does not gain even alone is not counted"
+
+
+def test_a_targets_round_is_of_its_own_depth_acceptance_and_steps():
+    statistics = Statistics()
+    for _ in range(20):
+        statistics.drafted(targets=1, depth=4, seconds=0.004, read=False)
+        statistics.returned(0.01, 0.008, 0.02)
+    capacity = Star(0.004, 0.01)
+    unknown = statistics.round_of(capacity, 0.0, 0.0, 0, 0)
+    assert unknown.draft == pytest.approx(0.004)
+    assert unknown.allowed == pytest.approx(progress(0.6, 4) * 0.02)
+    deep = statistics.round_of(capacity, 8.0, 0.05, 900, 1000)
+    assert deep.draft == pytest.approx(0.008)
+    assert deep.allowed == pytest.approx(progress(912 / 1020, 8) * 0.05)

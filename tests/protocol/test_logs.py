@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 import sys
 
 from streamserve.protocol.logs import REQUEST_ID, JsonFormatter, TextFormatter
@@ -50,3 +51,22 @@ def test_a_traceback_is_part_of_its_line() -> None:
 def test_a_worker_is_called_by_its_name() -> None:
     assert "WARNING unified-0/1: hello" in TextFormatter("unified-0/1").format(record("hello"))
     assert json.loads(JsonFormatter("unified-0/1").format(record("hello")))["logger"] == "unified-0/1"
+
+
+def test_levels_and_the_access_log() -> None:
+    """In a process of its own, as logging is configured once."""
+    script = (
+        "import logging; from streamserve.protocol.logs import configure_logging\n"
+        "configure_logging({level!r}, 'text', access_log={access})\n"
+        "logging.getLogger('streamserve').info('a message')\n"
+        "logging.getLogger('streamserve.access').info('a request')\n"
+    )
+
+    def logged(level: str, access: bool) -> list[bool]:
+        command = [sys.executable, "-c", script.format(level=level, access=access)]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        return ["a message" in lines, "a request" in lines]
+
+    assert logged("info", access=False) == [True, False]
+    assert logged("info", access=True) == [True, True]
+    assert logged("warning", access=False) == [False, False]

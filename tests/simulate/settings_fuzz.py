@@ -1,12 +1,15 @@
-"""One simulated server with random settings under a random workload: a trial of the settings campaign.
+"""One simulated server with random settings under a random workload: a trial of the settings campaign, and a
+row of the combination matrix.
 
 Every field of EngineConfig and FleetConfig is drawn; one without a generator here fails the test that looks
-for it. The drafter has its own KV, or none, or there is none; workers die; requests are cancelled.
+for it. The drafter has its own KV, or none, or is a draft service, or there is none; workers die; requests
+are cancelled.
 """
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -26,6 +29,7 @@ from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.simulation import ClientEvent, Simulation
 from streamserve.simulate.worker import WorkerSpec
+from tests.draft_service.simulated import ServiceDrafter
 from tests.engine.drive import assert_engine_empty, expected, model_info
 from tests.simulate.test_lifecycle_events import RandomDrafter
 
@@ -79,9 +83,27 @@ FLEET_FIELDS: dict[str, Draw] = {
     "stuck_after": lambda rng: 30.0,
     "max_attempts": lambda rng: 9,
     "continue_tokens": lambda rng: rng.choice((0, 64)),
-    "adapters": lambda rng: (),  # in some trials: see `trial`
+    "adapters": lambda rng: rng.choice(((), (), ADAPTERS)),
     "slo_admission": lambda rng: rng.random() < 0.2,
 }
+
+
+OTHER_FIELDS: dict[str, Draw] = {
+    "policy": lambda rng: rng.choice(POLICIES),
+    "drafter": lambda rng: rng.choice(("none", "plain", "kv", "kv", "kv", "service")),
+    "accuracy": lambda rng: rng.choice((0.0, 0.5, 0.9, 1.0)),
+    "late": lambda rng: rng.choice((0.0, 0.0, 0.1, 0.5)),
+    "wire_seconds": lambda rng: rng.choice((0.0, 0.003, 0.1)),
+    "requests": lambda rng: rng.randint(3, 12),
+    "deaths": lambda rng: rng.choice((0, 0, 1, 3)),
+    "streaming": lambda rng: 0.25,
+    "early": lambda rng: 0.4,
+    "appending": lambda rng: 0.5,
+    "targets": lambda rng: 0.67,
+    "cancelling": lambda rng: 0.15,
+}
+"""What a trial has besides: `streaming` is the share of prompt streams, of which `early` are answered early,
+`appending` the share of their edits that only append, `targets` that of requests with latency targets."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +121,7 @@ class TrialCounts:
     """Counts of the events in a trial."""
 
     tokens: int = 0
+    drafted: int = 0
     accepted: int = 0
     preempted: int = 0
     swapped: int = 0
@@ -106,57 +129,76 @@ class TrialCounts:
     deaths: int = 0
     cancelled: int = 0
     refused: int = 0
+    edits: int = 0
+    withdrawn: int = 0
+    choices: int = 0
+    adapted: int = 0
+    """Tokens of requests with a LoRA adapter."""
+    served_trees: int = 0
+    read_ahead: int = 0
+    """Trees of draft services, and tokens that they read before a tree was requested."""
 
 
-def trial(seed: int) -> TrialCounts:
-    """Run one simulated server to its end. Raises AssertionError where a text is wrong, a request does not
-    end, or something is leaked, and any exception of an engine."""
+def trial(seed: int, fixed: Mapping[str, Any] | None = None) -> TrialCounts:
+    """Run one simulated server to its end, with what is `fixed` (by the names of the tables here) and all
+    else drawn. Raises AssertionError where a text is wrong, a request does not end, or something is leaked,
+    and any exception of an engine."""
     rng = random.Random(seed)
-    simulation, submitted, cancels = _server(rng, () if seed % 3 else ADAPTERS)
+    simulation, submitted, services = _server(rng, fixed or {})
     received = simulation.run(until=MAX_VIRTUAL_SECONDS)
-    return _check(simulation, submitted, cancels, received)
+    return _check(simulation, submitted, services, received)
 
 
 def _server(
-    rng: random.Random, adapters: tuple[Adapter, ...]
-) -> tuple[Simulation, dict[str, SubmittedRequest], int]:
-    engine = EngineConfig(**{name: draw(rng) for name, draw in ENGINE_FIELDS.items()})
+    rng: random.Random, fixed: Mapping[str, Any]
+) -> tuple[Simulation, dict[str, SubmittedRequest], list[ServiceDrafter]]:
+    tables = {**ENGINE_FIELDS, **FLEET_FIELDS, **OTHER_FIELDS}
+    assert fixed.keys() <= tables.keys(), fixed.keys() - tables.keys()
+    drawn = {name: draw(rng) for name, draw in tables.items()} | fixed
+    engine = EngineConfig(**{name: drawn[name] for name in ENGINE_FIELDS})
     min_blocks = MAX_MODEL_LEN // engine.block_size + 2
     engine = msgspec.structs.replace(engine, num_blocks=max(engine.num_blocks, min_blocks))
-    fleet = FleetConfig(**{name: draw(rng) for name, draw in FLEET_FIELDS.items()})
-    fleet = replace(fleet, adapters=adapters)
-    make_drafter, groups = _drafter(rng)
+    fleet = FleetConfig(**{name: drawn[name] for name in FLEET_FIELDS})
+    services: list[ServiceDrafter] = []
     simulation = Simulation(
         fleet,
         WorkerSpec(
             engine,
             model_info(MAX_MODEL_LEN),
             _cost(rng),
-            wire_seconds=rng.choice((0.0, 0.003, 0.1)),
-            policy=rng.choice(POLICIES),
-            drafter=make_drafter,
-            groups=groups,
+            wire_seconds=drawn["wire_seconds"],
+            policy=drawn["policy"],
+            drafter=_drafter(drawn, rng.randrange(1 << 30), services),
+            groups=2 if drawn["drafter"] == "kv" else 1,
         ),
     )
     submitted: dict[str, SubmittedRequest] = {}
     shared = [rng.randrange(90) for _ in range(40)]
-    for number in range(rng.randint(3, 12)):
-        _submit(simulation, rng, f"r{number}", shared, submitted, min(3, engine.max_num_seqs))
-    cancels = sum(request.cancelled for request in submitted.values())
-    for _ in range(rng.choice((0, 0, 1, 3))):
+    for number in range(drawn["requests"]):
+        _submit(simulation, rng, f"r{number}", shared, submitted, min(3, engine.max_num_seqs), drawn)
+    for _ in range(drawn["deaths"]):
         simulation.kill(rng.uniform(1.1, 5), rng.choice(fleet.topology.names))
-    return simulation, submitted, cancels
+    return simulation, submitted, services
 
 
-def _drafter(rng: random.Random) -> tuple[Callable[[CostExecutor], Drafter] | None, int]:
-    """Return no drafter, one without KV, or one with a KV cache group; and the number of groups."""
-    kind, seed = rng.choice(("none", "plain", "kv", "kv", "kv")), rng.randrange(1 << 30)
-    accuracy, late = rng.choice((0.0, 0.5, 0.9, 1.0)), rng.choice((0.0, 0.0, 0.1, 0.5))
-    if kind == "none":
-        return None, 1
-    if kind == "plain":
-        return RandomDrafter, 1
-    return lambda executor: SimulatedDrafter(executor, accuracy, late, seed=seed), 2
+def _drafter(
+    drawn: Mapping[str, Any], seed: int, services: list[ServiceDrafter]
+) -> Callable[[CostExecutor], Drafter] | None:
+    """Return no drafter, one without KV, one with a KV cache group, or clients of draft services, which are
+    added to `services`."""
+    accuracy, late = drawn["accuracy"], drawn["late"]
+
+    def of_service(executor: CostExecutor) -> ServiceDrafter:
+        services.append(ServiceDrafter(executor, accuracy, late, seed + len(services)))
+        return services[-1]
+
+    kinds: dict[str, Callable[[CostExecutor], Drafter] | None] = {
+        "none": None,
+        "plain": RandomDrafter,
+        "kv": partial(SimulatedDrafter, accuracy=accuracy, late=late, seed=seed),
+        "service": of_service,
+    }
+    return kinds[drawn["drafter"]]
 
 
 def _cost(rng: random.Random) -> Callable[[int, int], float]:
@@ -175,6 +217,7 @@ def _submit(
     shared: list[int],
     submitted: dict[str, SubmittedRequest],
     max_choices: int,
+    drawn: Mapping[str, Any],
 ) -> None:
     """Submit a request, as a stream or at once, and perhaps cancel it."""
     at = 1.1 + rng.uniform(0, 2)
@@ -185,35 +228,41 @@ def _submit(
         seed=rng.randrange(100),
         temperature=rng.choice((0.0, 1.0)),
         max_tokens=rng.choice((1, 2, 5, 12, 40)),
-        slo=rng.choice((Slo(), Slo(tpot_ms=30.0), Slo(ttft_ms=200.0, tpot_ms=20.0))),
+        slo=rng.choice((Slo(tpot_ms=30.0), Slo(ttft_ms=200.0, tpot_ms=20.0)))
+        if rng.random() < drawn["targets"]
+        else Slo(),
         speculation=SpeculationLimits(enabled=rng.random() < 0.9),
     )
-    streaming = rng.random() < 0.25
+    streaming = rng.random() < drawn["streaming"]
     names = ("", *simulation.fleet.adapters.adapters)
     adapter = names[len(submitted) % len(names)]
     simulation.at(
         at, Open(name, list(prompt), params, rng.choice((0, 0, 1, -1)), open=streaming,
-                 answer_early=streaming and rng.random() < 0.4, adapter=adapter)
+                 answer_early=streaming and rng.random() < drawn["early"], adapter=adapter)
     )  # fmt: skip
     version = 0
     while streaming:
         at, version = at + rng.expovariate(4), version + 1
-        retained = rng.choice((len(prompt), rng.randint(0, len(prompt))))
+        append = rng.random() < drawn["appending"]
+        retained = len(prompt) if append else rng.randint(0, len(prompt))
         new = [rng.randrange(90) for _ in range(rng.randint(1, 12))]
         prompt = (prompt[:retained] + new)[: MAX_MODEL_LEN - 4]
         streaming = rng.random() < 0.6
         simulation.at(at, Edit(name, version, retained, prompt[retained:], finish=not streaming))
-    cancelled = rng.random() < 0.15
+    cancelled = rng.random() < drawn["cancelling"]
     if cancelled:
         simulation.at(at + rng.expovariate(2), Close(name))
     submitted[name] = SubmittedRequest(prompt, params, cancelled, adapter)
 
 
 def _check(
-    simulation: Simulation, submitted: dict[str, SubmittedRequest], cancels: int, received: list[ClientEvent]
+    simulation: Simulation,
+    submitted: dict[str, SubmittedRequest],
+    services: list[ServiceDrafter],
+    received: list[ClientEvent],
 ) -> TrialCounts:
     texts: dict[tuple[str, int], list[int]] = {}
-    ended, refused = set(), set()
+    ended, refused, withdrawn = set(), set(), 0
     for item in received:
         match item.message:
             case Refuse(request=request, error=error):
@@ -221,6 +270,7 @@ def _check(
                 refused.add(request)
             case Deliver(request=request, events=events, last=last):
                 _append(texts, request, events)
+                withdrawn += sum(isinstance(event, Withdrawn) for event in events)
                 for event in events:
                     if isinstance(event, Finished) and event.error:
                         assert event.status in (429, 503), f"{request}: {event.error}"
@@ -242,13 +292,20 @@ def _check(
         reports.append(worker.engine.report())
     return TrialCounts(
         tokens=sum(map(len, texts.values())),
+        drafted=sum(report.speculation.drafted for report in reports if report.speculation),
         accepted=sum(report.speculation.accepted for report in reports if report.speculation),
         preempted=sum(report.preemptions for report in reports),
         swapped=sum(report.evictions.swaps for report in reports),
         handed_over=sum(report.transfer.handed_over for report in reports if report.transfer),
         deaths=sum(worker.incarnation - 1 for worker in simulation.fleet.workers.values()),
-        cancelled=cancels,
+        cancelled=sum(request.cancelled for request in submitted.values()),
         refused=len(refused),
+        edits=sum(report.streams.chunks for report in reports),
+        withdrawn=withdrawn,
+        choices=sum(choice > 0 for _, choice in texts),
+        adapted=sum(len(tokens) for (name, _), tokens in texts.items() if submitted[name].adapter),
+        served_trees=sum(service.trees for service in services),
+        read_ahead=sum(service.read_ahead for service in services),
     )
 
 

@@ -104,12 +104,9 @@ async def serve_until_stopped(
         serve(
             app,
             listener,
-            timeouts=Timeouts(server.read_timeout, server.write_timeout),
-            grace_seconds=server.drain_timeout,
-            max_message_bytes=server.max_body_bytes,
-            limits=ConnectionLimits(server.max_connections, server.max_connections_per_address),
             tls=tls_context(server.ssl_certfile, server.ssl_keyfile) if server.ssl_certfile else None,
             stopping=lambda: notify(STOPPING),
+            **connection_settings(server),
         )
     )
     loading_task, failing_task = asyncio.create_task(loading), asyncio.create_task(failing)
@@ -127,6 +124,16 @@ async def serve_until_stopped(
         for task in (loading_task, failing_task, serving_task):
             task.cancel()
         await asyncio.gather(loading_task, failing_task, serving_task, return_exceptions=True)
+
+
+def connection_settings(server: ServerConfig) -> dict[str, Any]:
+    """Return the arguments of `serve` that limit connections, in time and in number."""
+    return {
+        "timeouts": Timeouts(server.read_timeout, server.write_timeout),
+        "grace_seconds": server.drain_timeout,
+        "max_message_bytes": server.max_body_bytes,
+        "limits": ConnectionLimits(server.max_connections, server.max_connections_per_address),
+    }
 
 
 def api_settings(settings: Settings, local_only: bool) -> ApiSettings:

@@ -6,6 +6,7 @@ seconds later: communication and the target's verification. (StarSD, equations 5
 leaves out the token that every round yields; drafting for b targets in one pass is an extension made here.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -57,6 +58,25 @@ class Star:
         if self.round(1) > allowed:
             return 1
         return min(self.batch * int(allowed / self.batch_seconds + TOLERANCE), MAX_TARGETS)
+
+
+@dataclass(frozen=True)
+class TargetRound:
+    """One target among others of other depths: it takes `draft` seconds of the service a round (S_i), comes
+    back after `return_seconds` (Z_i), and would take `allowed` seconds for a round's tokens without draft
+    tokens."""
+
+    draft: float
+    return_seconds: float
+    allowed: float
+
+
+def all_gain(targets: Sequence[TargetRound], batch_seconds: float) -> bool:
+    """Return whether every one of these targets gains by the service if all are drafted for: a round takes
+    max(ΣS_i, S_b + Z_i). Targets that do not gain even alone are not counted: they send no requests."""
+    busy = sum(target.draft for target in targets)
+    alone = [(batch_seconds + target.return_seconds, target) for target in targets]
+    return all(max(busy, seconds) <= each.allowed for seconds, each in alone if seconds <= each.allowed)
 
 
 def progress(beta: float, depth: int) -> float:

@@ -2,10 +2,11 @@
 verifying."""
 
 from collections.abc import Callable, Iterable
+from math import inf
 
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.observer import Journal, Observer
-from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, StepPlan
+from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, RemoteDraft, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round, Speculation
@@ -105,6 +106,13 @@ class Drafting:
                 self._scheduler.sequences[id].kv.computed[DRAFT] = requests[id].length
         return trees
 
+    def foresee(self, sequences: Iterable[Sequence]) -> None:
+        """Let a drafter elsewhere read the prompts of new or edited sequences: while they wait, while they
+        arrive, and while they are computed here or by another worker."""
+        if isinstance(self._drafter, RemoteDraft) and self.speculation.is_drafting:
+            wanted = [s for s in sequences if s.params.speculation.enabled and s.tokens]
+            self._drafter.foresee([self._request(sequence, PLAIN) for sequence in wanted])
+
     def catch_up_prompts(self, proposals: list[Proposal]) -> None:
         """Let a draft model compute KV of prompt tokens that the target has computed, at most a chunk a step:
         reading a whole prompt at once would delay the other requests' next tokens."""
@@ -201,6 +209,7 @@ class Drafting:
             computed=0 if group is None else sequence.kv.computed[group],
             blocks=[] if group is None else list(sequence.kv.blocks),
             adapter=sequence.adapter,
+            need=_seconds_to_next_token(sequence),
         )
 
     def _unread(self, request: DraftRequest) -> int:
@@ -224,6 +233,12 @@ def _candidate(proposal: Proposal) -> Candidate:
         sequence.id,
         not sequence.params.greedy,
     )
+
+
+def _seconds_to_next_token(sequence: Sequence) -> float | None:
+    """Return the seconds in which the next token is due for its target; None without one."""
+    slack = sequence.requirement.slack(1.0)
+    return None if slack == inf else max(0.0, slack)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:

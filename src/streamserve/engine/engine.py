@@ -306,6 +306,8 @@ class Engine:
                 return final_events(message, "its KV is no longer in this worker's cache")
             if may_be_infeasible(message) and (refused := self._infeasible(sequence)):
                 return refused
+            if not is_copy:
+                self._drafting.foresee([sequence])
         if message.phase in ("both", "prefill") and not message.open:
             self._prompt_tokens += len(message.prompt)
         return []
@@ -325,6 +327,7 @@ class Engine:
     def _edit(self, message: Edit) -> list[Event]:
         self._observer.on_event("edit", message.request)
         events = self.streams.edit(message)
+        self._drafting.foresee(s for s in self.scheduler.of(message.request) if s.attempt == message.attempt)
         if message.finish:
             finished = [s for s in self.scheduler.of(message.request) if s.attempt == message.attempt]
             for sequence in finished:

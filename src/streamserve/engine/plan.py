@@ -179,6 +179,9 @@ class DraftRequest:
 
     With depth 0, a drafter with its own KV only computes the tokens' KV, and answers with a root.
 
+    `need`: the seconds in which the sequence's next token is due for its target for the time per output
+    token; None without one.
+
     A drafter with its own KV finds that of the first `computed` tokens in its KV cache group of `blocks`,
     writes that of the others, and may use the following slots for `nodes` draft tokens.
 
@@ -199,6 +202,7 @@ class DraftRequest:
     blocks: list[int]
     expansion: tuple[int, ...] = ()
     adapter: str = ""
+    need: float | None = None
 
 
 class Drafter(Protocol):
@@ -221,4 +225,13 @@ class Drafter(Protocol):
 
     def release(self, ids: Sequence[int]) -> None:
         """Forget these sequences."""
+        ...
+
+
+@runtime_checkable
+class RemoteDraft(Drafter, Protocol):
+    """A drafter elsewhere, which can read prompts while the target has not computed them."""
+
+    def foresee(self, requests: Sequence[DraftRequest]) -> None:
+        """Let it read these prompts, of depth 0, before trees are requested for them."""
         ...

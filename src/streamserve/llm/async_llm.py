@@ -27,7 +27,7 @@ from streamserve.llm.adapters import ServedAdapters
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.adapters import Adapter, open_adapter
-from streamserve.protocol.config import ModelConfig, WorkerConfig
+from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
@@ -40,7 +40,7 @@ from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
-from streamserve.settings.resolve import DRAFTERS, topology
+from streamserve.settings.resolve import topology
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.reranker import scoring
@@ -90,18 +90,8 @@ class AsyncLLM:
 
     def _new_runtime(self) -> FleetRuntime:
         """Return the fleet of the settings, not started."""
-        settings, server = self.settings, self.settings.server
-        fleet = FleetConfig(
-            topology=topology(server),
-            router=parse_router(server.router),
-            max_requests=server.max_requests,
-            max_waiting_tokens=server.max_waiting_tokens,
-            stuck_after=server.stuck_after,
-            continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
-            adapters=tuple(self._adapters.by_name.values()),
-            slo_admission=settings.model.slo_admission,
-        )
-        return FleetRuntime(fleet, self._worker_config, recorder(server))
+        fleet = fleet_config(self.settings, tuple(self._adapters.by_name.values()))
+        return FleetRuntime(fleet, self._worker_config, recorder(self.settings.server))
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
@@ -342,6 +332,21 @@ class AsyncLLM:
         )
 
 
+def fleet_config(settings: Settings, adapters: tuple[Adapter, ...] = ()) -> FleetConfig:
+    """Return the configuration of the fleet that the settings ask for, with LoRA adapters from the start."""
+    server = settings.server
+    return FleetConfig(
+        topology=topology(server),
+        router=parse_router(server.router),
+        max_requests=server.max_requests,
+        max_waiting_tokens=server.max_waiting_tokens,
+        stuck_after=server.stuck_after,
+        continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
+        adapters=adapters,
+        slo_admission=settings.model.slo_admission,
+    )
+
+
 def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelConfig:
     """Return one worker's model settings: its share of the CPU cores, and its role's step limits.
 
@@ -349,8 +354,7 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
     """
     model, own_role = settings.model, role(worker)
     threads = threads_of_worker(model, len(topology.names))
-    separate_draft = model.draft not in DRAFTERS and not model.draft.startswith(("self:", "tcp://"))
-    draft = "none" if own_role == "prefill" and not separate_draft else model.draft
+    draft = "none" if own_role == "prefill" and not is_draft_model(model.draft) else model.draft
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}
     return msgspec.structs.replace(model, threads=threads, draft=draft, **overrides)

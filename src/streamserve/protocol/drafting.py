@@ -100,6 +100,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """A request for a tree after a sequence's committed tokens: the first `retained` tokens of number `base`,
     followed by `tokens`. `params` come with every delta of base 0. The other fields are those of
     engine.plan.DraftRequest. `hidden` is reserved for hidden states of the target, and empty in version 1.
+    With `depth` 0 the service reads the tokens, ahead of a request for a tree, and does not answer.
+    The next token is due in `need` seconds, if the request has a target for the time per output token.
 
     A larger `epoch` says that the sequence was edited or preempted; within an epoch it only grows.
     """
@@ -118,6 +120,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     expansion: Expansion = ()
     params: SamplingParams | None = None
     hidden: Secret = b""
+    need: float | None = None
 
 
 class DraftRequests(msgspec.Struct, tag=True, frozen=True, kw_only=True):

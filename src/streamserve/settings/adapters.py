@@ -29,18 +29,9 @@ def with_adapters(model: ModelConfig, server: ServerConfig, name: str) -> ModelC
     """Return the settings of a model with the number of its adapters. Raises SettingsError for what cannot be
     served with them."""
     paths = adapter_paths(server.lora)
-    limits = {field: getattr(model, field) for field in ("max_lora_rank", "max_lora_bytes")}
     count = model.max_loras or len(paths)
-    if not count:
-        defaults = ModelConfig(path="")
-        for field, value in limits.items():
-            if value != getattr(defaults, field):
-                raise SettingsError(f"{field}: no LoRA adapters are served: give lora or max_loras")
-        return model
     if len(paths) > count:
         raise SettingsError(f"max_loras = {count}: lora gives {len(paths)} adapters")
-    if model.task != "generate":
-        raise SettingsError(f"lora, max_loras: task = {model.task!r} serves no LoRA adapters")
     taken = frozenset(server.served_model_name or (name,))
     for adapter, path in paths.items():
         if refusal := check_name(adapter, taken):

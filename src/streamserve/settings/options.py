@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -43,10 +44,12 @@ class Settings:
 
 def options(*structs: type[msgspec.Struct]) -> list[Option]:
     """Return every setting of `structs`, by default those of a server, except the model's name."""
-    fields = [
-        field for struct in structs or (ModelConfig, ServerConfig) for field in msgspec.structs.fields(struct)
-    ]
-    return [_option(field) for field in fields if field.name != "path"]
+    return [option for struct in structs or (ModelConfig, ServerConfig) for option in _options_of(struct)]
+
+
+@cache
+def _options_of(struct: type[msgspec.Struct]) -> tuple[Option, ...]:
+    return tuple(_option(field) for field in msgspec.structs.fields(struct) if field.name != "path")
 
 
 def _option(field: msgspec.structs.FieldInfo) -> Option:

@@ -15,13 +15,12 @@ from typing import Any
 
 import msgspec
 
-from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import ByClass, parse_router
 from streamserve.baselines.speculation import parse_policy
 from streamserve.fleet.tracing.telemetry import TELEMETRY_MISSING, telemetry_installed
 from streamserve.fleet.worker_state import Topology, mixed
 from streamserve.protocol import keys
-from streamserve.protocol.config import ModelConfig, Task
+from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
@@ -29,14 +28,13 @@ from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
+from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import Settings, SettingsError, convert, options
 
 PREFIX = "STREAMSERVE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
-DRAFTERS = ("none", "ngram")
-"""Values of `draft` that are not models; there are also auto and self:K."""
 SECRETS = ("api_key", "admin_key", "metrics_key")
 """Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
 
@@ -107,24 +105,24 @@ def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str
     return named
 
 
-def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of the model `name` from `values`. Raises SettingsError and CheckpointError as
-    `resolve` does."""
+def settings_of(name: str, values: Mapping[str, Any], shared: bool = False) -> Settings:
+    """Return the settings of the model `name` from `values`. `shared`: it is one of several models of a
+    server. Raises SettingsError and CheckpointError as `resolve` does."""
     server = convert(values, ServerConfig)
     unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
     task = detect_task(folder) if unresolved.task == "auto" else unresolved.task
-    _check_task(task, unresolved, server)
     unresolved = msgspec.structs.replace(unresolved, task=task)
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
     _check_addresses(server)
     _check_names(server)
     _check_tls(server)
     _check_policy(unresolved.speculation_policy)
+    _check_router(server.router)
+    check_effect(Configured(model_config, server, topology(server), shared))
     _check_topology(server, unresolved.profile)
-    _check_effect(model_config)
     model_config = with_adapters(model_config, server, name)
     if server.otlp_traces_endpoint and not telemetry_installed():
         raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")
@@ -134,14 +132,14 @@ def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model."""
     draft = config.draft
-    if draft == "auto" and config.task != "generate":
+    if draft == "auto" and (config.task != "generate" or config.speculation_policy == "off"):
         return "none"
     if draft == "auto":
         return str(packaged_draft(target) or "none")
     if draft.startswith("tcp://"):
         _check_services(config)
         return draft
-    return draft if draft in DRAFTERS or draft.startswith("self:") else str(locate(draft))
+    return str(locate(draft)) if is_draft_model(draft) else draft
 
 
 def _check_services(config: ModelConfig) -> None:
@@ -187,8 +185,6 @@ def _check_names(server: ServerConfig) -> None:
 
 def _check_tls(server: ServerConfig) -> None:
     """Check the files of HTTPS: a server with wrong ones ends before it loads a model."""
-    if server.ssl_keyfile and not server.ssl_certfile:
-        raise SettingsError(f"ssl_keyfile = {server.ssl_keyfile!r}: has no effect without ssl_certfile")
     if server.ssl_certfile:
         try:
             tls_context(server.ssl_certfile, server.ssl_keyfile)
@@ -201,6 +197,13 @@ def _check_policy(policy: str) -> None:
         parse_policy(policy)
     except ValueError as error:
         raise SettingsError(f"speculation_policy = {policy!r}: {error}") from None
+
+
+def _check_router(router: str) -> None:
+    try:
+        parse_router(router)
+    except ValueError as error:
+        raise SettingsError(f"router = {router!r}: {error}") from None
 
 
 def topology(server: ServerConfig) -> Topology:
@@ -219,74 +222,24 @@ def topology(server: ServerConfig) -> Topology:
 
 
 def _check_topology(server: ServerConfig, profile: bool) -> None:
-    workers = topology(server)
-    for name in (option.name for option in options(ServerConfig)):
-        role_specific = name.startswith(("prefill_", "decode_"))
-        if role_specific and getattr(server, name) is not None and not workers.prefill:
-            raise SettingsError(f"{name}: there are no such workers: give pairs, or prefill and decode")
-    between = {
-        f"kv_transport = {server.kv_transport!r}": server.kv_transport != "shm",
-        "kv_bytes_per_second": server.kv_bytes_per_second is not None,
-        "continue_tokens": server.continue_tokens != ServerConfig().continue_tokens,
-    }
-    for setting, given in between.items():
-        if given and not workers.prefill:
-            raise SettingsError(
-                f"{setting}: without pairs no KV is transferred: give pairs, or prefill and decode"
-            )
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
         raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
-    try:
-        router = parse_router(server.router)
-    except ValueError as error:
-        raise SettingsError(f"router = {server.router!r}: {error}") from None
+    router = parse_router(server.router)
     sizes = sum(router.sizes) if isinstance(router, ByClass) else 0
-    if sizes and sizes != len(workers.decode):
+    workers = topology(server)
+    decode = len(workers.decode)
+    if sizes and sizes != decode:
         raise SettingsError(
-            f"router = {server.router!r}: its classes have {sizes} decode workers, but there are "
-            f"{len(workers.decode)}: give as many with decode or pairs"
+            f"router = {server.router!r}: its classes have {sizes} decode workers, but there are {decode}: "
+            "give as many with decode or pairs"
         )
     if isinstance(router, ByClass) and workers.unified and workers.prefill and (sizes or not workers.paired):
         raise SettingsError(
             f"router = {server.router!r}: classes cannot be divided among unified workers and pools: give "
             "only one of these, or as many prefill as decode workers and classes without sizes"
         )
-    if server.router != ServerConfig().router and len(workers.candidates()) == 1:
-        raise SettingsError(
-            f"router = {server.router!r}: all requests go to the same worker or pair: give 2 workers or pairs"
-        )
-
-
-def _check_task(task: Task, model: ModelConfig, server: ServerConfig) -> None:
-    """Refuse settings of generated text where a model embeds or scores."""
-    if task == "generate":
-        return
-    of_text = {
-        "draft": model.draft in ("auto", "none"),
-        "speculation_policy": model.speculation_policy == ModelConfig(path="").speculation_policy,
-        "speculation_mode": model.speculation_mode == "coupled",
-        "pairs": not server.pairs,
-        "prefill": not server.prefill,
-        "decode": not server.decode,
-        "tool_parser": server.tool_parser in ("auto", "none"),
-        "reasoning_parser": server.reasoning_parser in ("auto", "none"),
-    }
-    for name, idle in of_text.items():
-        if not idle:
-            raise SettingsError(f"{name}: task = {task!r} generates no text: leave it out, or set task")
-
-
-def _check_effect(model: ModelConfig) -> None:
-    """Refuse settings that have no effect with the others."""
-    if model.prefill_share is not None and not ORDERS[model.order].by_targets:
-        raise SettingsError(f"prefill_share: order = {model.order!r} does not divide steps; slo does")
-    if model.swap_space and model.eviction == "recompute":
-        raise SettingsError("swap_space: eviction = 'recompute' never swaps: use cost or swap")
-    for name in ("draft_key", "draft_model"):
-        if getattr(model, name) and not model.draft.startswith("tcp://"):
-            raise SettingsError(f"{name}: it is for draft services, but draft = {model.draft!r}")
 
 
 def to_toml(settings: Settings) -> str:

@@ -74,7 +74,7 @@ def resolve_served(
         for name in ON_DEMAND
     )
     _check_common(given.values, len(named), on_demand)
-    settings = tuple(_settings(each, given) for each in named)
+    settings = tuple(_settings(each, given, len(named) > 1) for each in named)
     _check_adapters(settings, on_demand)
     _check_names(settings)
     return ServedModels(settings, on_demand)
@@ -129,7 +129,7 @@ def _check_adapters(models: Sequence[Settings], on_demand: bool) -> None:
         )
 
 
-def _settings(named: _Named, given: Given) -> Settings:
+def _settings(named: _Named, given: Given, shared: bool) -> Settings:
     """Return the settings of one model. Raises SettingsError naming a setting that its table may not have."""
     tables = [given.tables[name] for name in named.names or (named.model,) if name in given.tables]
     if len(tables) > 1:
@@ -142,7 +142,7 @@ def _settings(named: _Named, given: Given) -> Settings:
     values = {**given.values, **table}
     others = convert({"served_model_name": values.get("served_model_name", ())}, ServerConfig)
     values["served_model_name"] = tuple(dict.fromkeys((*named.names, *others.served_model_name)))
-    return settings_of(named.model, values)
+    return settings_of(named.model, values, shared)
 
 
 def served_names(settings: Settings) -> tuple[str, ...]:

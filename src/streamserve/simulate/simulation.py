@@ -5,6 +5,7 @@ clients, operators ─ at ──▶ Fleet.handle ── Send ──▶ Simulated
                                   └───────── WorkerMessage ◀───────┘
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -39,6 +40,7 @@ from streamserve.simulate.faults import FaultInjector
 from streamserve.simulate.worker import Life, SimulatedWorker, WorkerSpec
 
 TICK_SECONDS = 0.5
+ROLES: tuple[Role, ...] = ("unified", "prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,18 @@ class ClientEvent:
 
 
 class Simulation:
-    """Runs requests added with `at` on a fleet whose workers are all like `worker`; `run` returns everything
-    that clients receive, in order of time. `faults` takes injected crashes and poison requests."""
+    """Runs requests added with `at` on a fleet whose workers are all like `worker`, or like that of their
+    role; `run` returns everything that clients receive, in order of time. `faults` takes injected crashes and
+    poison requests."""
 
-    def __init__(self, fleet: FleetConfig, worker: WorkerSpec) -> None:
+    def __init__(self, fleet: FleetConfig, worker: WorkerSpec | Mapping[Role, WorkerSpec]) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
         self.faults = FaultInjector(self._fail)
         self.workers: dict[str, SimulatedWorker] = {}
         """The latest process of each worker, by name."""
         self.deaths = 0
-        self._spec = worker
+        self._specs = dict.fromkeys(ROLES, worker) if isinstance(worker, WorkerSpec) else worker
         self._client_events: list[ClientEvent] = []
         self._do(self.fleet.start(0.0))
 
@@ -106,9 +109,10 @@ class Simulation:
 
     def _start(self, command: Start) -> None:
         name = command.worker
+        role = _role(name, self.fleet.config.topology)
         worker = SimulatedWorker(
-            name, command.incarnation, _role(name, self.fleet.config.topology), self._spec, self.clock,
-            self.faults, self._pool, self._hear, reports_prefixes=len(self.fleet.workers) > 1,
+            name, command.incarnation, role, self._specs[role], self.clock, self.faults, self._pool,
+            self._hear, reports_prefixes=len(self.fleet.workers) > 1,
         )  # fmt: skip
         self.workers[name] = worker
         worker.start(command.after)

@@ -86,6 +86,11 @@ class RemoteDrafter:
         self._reconnect(now)
         self._send(self.client.tick(now))
 
+    def foresee(self, requests: Sequence[DraftRequest]) -> None:
+        """Let the services read these prompts before trees are requested for them."""
+        self.client.foresee(requests)
+        self._send(self.client.tick(time.monotonic()))
+
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Sync the services and request trees."""
         now = time.monotonic()

@@ -2,7 +2,7 @@
 settings are refused by name."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,11 +30,12 @@ from tests.campaigns.settings.serve import (
 )
 from tests.campaigns.settings.special import ADMIN_KEY, ALWAYS, API_KEY, Environment, consistent, special
 from tests.campaigns.settings.trial_client import Text, TrialClient, complete_text
-from tests.campaigns.settings.workload import REQUESTS, make_request, with_neutral_fields
+from tests.campaigns.settings.workload import REQUESTS, TrialRequest, make_request, with_neutral_fields
 from tests.checkpoints import make_checkpoint
 
 FOLDER = REPOSITORY / "build" / "campaigns"
 PER_TRIAL = 60
+Shape = Callable[[TrialRequest], TrialRequest]
 PLAIN = {
     "draft": "none", "profile": False, "threads": 1, "num_blocks": 2000, "log_level": "error",
     "stuck_after": 120.0, "grammar_timeout": 60.0,
@@ -73,12 +74,15 @@ class Trials:
             rng, draw_settings(rng, generators(special(self.models[name].environment)), ALWAYS)
         )
 
-    def run_settings(self, seed: int, name: str, overrides: dict[str, Any]) -> Outcome:
-        """Serve the requests of a trial with these settings."""
+    def run_settings(
+        self, seed: int, name: str, overrides: dict[str, Any], shape: Shape = lambda request: request
+    ) -> Outcome:
+        """Serve the requests of a trial with these settings, each as `shape` returns it: its text must not
+        depend on that."""
         reported = {"model": name} | {key: value for key, value in overrides.items() if key != "port"}
         with captured() as log:
             try:
-                counts = asyncio.run(self._run_settings(Random(f"requests-{seed}"), name, overrides))
+                counts = asyncio.run(self._run_settings(Random(f"requests-{seed}"), name, overrides, shape))
                 log.check()
             except Refused as refused:
                 return Outcome(verdict="refused", detail=str(refused), settings=reported)
@@ -90,11 +94,15 @@ class Trials:
     def figures(self) -> dict[str, Any]:
         return {}
 
-    async def _run_settings(self, rng: Random, name: str, overrides: dict[str, Any]) -> dict[str, int]:
+    async def _run_settings(
+        self, rng: Random, name: str, overrides: dict[str, Any], shape: Shape
+    ) -> dict[str, int]:
         model = self.models[name]
         settings = resolve_settings(model, overrides)
         numbers = draw_requests(rng, self.requests, self.numbers)
-        requests = [with_neutral_fields(make_request(number, model.vocabulary), rng) for number in numbers]
+        requests = [
+            shape(with_neutral_fields(make_request(number, model.vocabulary), rng)) for number in numbers
+        ]
         expected = await self._expected(name, model, settings)
         # In float32 the reference's sums differ in the last bits, too little for another token; but enough
         # for another integer in a KV cache of 8 bits.
@@ -151,12 +159,16 @@ def _guards(settings: Settings, report: Any) -> dict[str, int]:
     """Return what happened in the workers that the comparison guards."""
     if report is None:
         return {}
-    speculation, transfer = report.speculation, report.transfer
+    speculation, transfer, remote = report.speculation, report.transfer, report.remote
     return {
         "pairs": int(bool(settings.server.pairs or settings.server.prefill)),
         "preemptions": report.preemptions,
         "accepted_draft_tokens": speculation.accepted if speculation else 0,
+        "drafted_tokens": speculation.drafted if speculation else 0,
         "transferred_bytes": transfer.sent_bytes if transfer else 0,
+        "swaps": report.evictions.swaps if report.evictions else 0,
+        "stream_chunks": report.streams.chunks if report.streams else 0,
+        "service_trees": remote.trees if remote else 0,
     }
 
 

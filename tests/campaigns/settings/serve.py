@@ -140,12 +140,14 @@ def check_deaths(llm: AsyncLLM) -> None:
 
 
 async def _wait_until_idle(llm: AsyncLLM) -> None:
-    """Wait until no request, block or transfer reservation is left."""
+    """Wait until no request, block or transfer reservation is left, by reports from after all requests."""
     fleet, deadline = llm._runtime.fleet, time.monotonic() + EMPTY_SECONDS
+    earlier = [worker.report for worker in fleet.workers.values()]
     while True:
         reports = [worker.report for worker in fleet.workers.values()]
         held = [report and report.blocks_live for report in reports]
-        if not any(held) and not fleet.requests and not len(fleet.transfers.reservations):
+        fresh = all(report is not before for report, before in zip(reports, earlier, strict=True))
+        if fresh and not any(held) and not fleet.requests and not len(fleet.transfers.reservations):
             return
         if time.monotonic() > deadline:
             kept = len(fleet.transfers.reservations)

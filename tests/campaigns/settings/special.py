@@ -8,7 +8,12 @@ from typing import Any
 from streamserve.baselines.routers import ROUTERS
 from streamserve.baselines.speculation import NAMES
 from streamserve.fleet.tracing.telemetry import telemetry_installed
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.nixl import nixl_package
+from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.effects import NEEDS, Configured
+from streamserve.settings.options import SettingsError, convert
+from streamserve.settings.resolve import topology
 from tests.campaigns.settings.draw import Draw
 
 API_KEY, ADMIN_KEY = "campaign-key", "campaign-admin"
@@ -152,15 +157,11 @@ def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
         + ({"workers": 2}, {"workers": 1, "pairs": 1}, {"workers": 1, "prefill": 1, "decode": 2})
         + ({"prefill": 1, "decode": 2}, {"prefill": 2, "decode": 1})
     )
+    if "router" in overrides and workers == {"pairs": 1}:
+        workers = {"prefill": 1, "decode": 2}
     overrides = overrides | workers
-    if workers in ({}, {"pairs": 1}) and rng.random() < 0.95:
-        overrides.pop("router", None)
-    if not {"pairs", "prefill"} & workers.keys() and rng.random() < 0.95:
-        overrides = {
-            name: value
-            for name, value in overrides.items()
-            if not name.startswith(("prefill_max", "decode_max")) and name != "kv_transport"
-        }
+    if overrides.keys() & {"speculation_policy", "speculation_mode"}:
+        overrides.setdefault("draft", rng.choice(("ngram", "self:1")))
     if overrides.get("router") == "predictive" and rng.random() < 0.9:
         overrides["profile"] = True
     if overrides.get("eviction") == "swap" and rng.random() < 0.9:
@@ -169,7 +170,21 @@ def consistent(rng: Random, overrides: dict[str, Any]) -> dict[str, Any]:
         overrides = {name: value for name, value in overrides.items() if not name.startswith("max_lora_")}
     if {"num_blocks", "kv_cache_bytes"} & overrides.keys() and rng.random() < 0.9:
         overrides.pop("max_model_len", None)
-    return overrides
+    return with_effect(overrides) if rng.random() < 0.95 else overrides
+
+
+def with_effect(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that are refused because they would have no effect."""
+    drafter = overrides.get("draft", "auto")
+    fixed = {"path": "", "draft": "none" if drafter == "auto" else drafter}
+    try:
+        model = convert({**overrides, **fixed}, ModelConfig)
+        server = convert(overrides, ServerConfig)
+        configured = Configured(model, server, topology(server))
+    except SettingsError:
+        return overrides
+    idle = {name for need in NEEDS for name in need.unmet(configured)}
+    return with_effect({k: v for k, v in overrides.items() if k not in idle}) if idle else overrides
 
 
 def weighted(*choices: tuple[Any, float]) -> Draw:

@@ -1,12 +1,12 @@
 """Admission to a draft service: as many targets as gain by it, within its limits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from streamserve.draft_service.server.accounts import Account
 from streamserve.draft_service.server.sessions import Session
 from streamserve.draft_service.server.statistics import Statistics
-from streamserve.draft_service.star import Star
+from streamserve.draft_service.star import Star, all_gain
 from streamserve.protocol.drafting import (
     MAX_DELTAS,
     MAX_DEPTH,
@@ -82,22 +82,35 @@ class Admission:
             return self._limits.max_sessions
         return min(star.n_max(statistics.progress, statistics.plain.value), self._limits.max_sessions)
 
-    def ahead(self, account: Account, active: Iterable[Session], session: Session | None) -> int:
-        """Return how many of the `active` sessions rank before `session` of `account` (None: a new one) among
-        the N_max: first the first of every account, then the second of every account; those of one account,
-        and equals, by age."""
+    def all_gain(self, sessions: Sequence[Session], statistics: Statistics, capacity: Star) -> bool:
+        """Return whether each of these sessions gains if all are drafted for, as far as that is known, by its
+        own depth, acceptance and plain steps; and whether that many may be."""
+        if not (self._limits.by_model and statistics.known and statistics.plain.count):
+            return len(sessions) <= self._limits.max_sessions
+        rounds = [
+            statistics.round_of(capacity, one.depth.value, one.plain.value, one.accepted, one.tested)
+            for one in sessions
+        ]
+        return len(sessions) <= self._limits.max_sessions and all_gain(rounds, capacity.batch_seconds)
+
+    def those_ahead(
+        self, account: Account, active: Iterable[Session], session: Session | None
+    ) -> list[Session]:
+        """Return those of the `active` sessions that rank before `session` of `account` (None: a new one):
+        the first of every account, then the second of every account; those of one account, and equals, by
+        age."""
         ranks: dict[Account, int] = {}
-        others: list[tuple[int, float, int]] = []
+        others: list[tuple[tuple[int, float, int], Session]] = []
         own: tuple[int, float, int] | None = None
         for other in sorted(active, key=lambda one: (one.opened, one.tag)):
             rank = ranks[other.account] = ranks.get(other.account, -1) + 1
             if other is session:
                 own = rank, other.opened, other.tag
             else:
-                others.append((rank, other.opened, other.tag))
+                others.append(((rank, other.opened, other.tag), other))
         if own is None:
             own = ranks.get(account, -1) + 1, float("inf"), 0
-        return sum(rank_key < own for rank_key in others)
+        return [other for rank_key, other in others if rank_key < own]
 
     def exceeded_limit(
         self, session: Session, message: DraftRequests, sessions: Iterable[Session]

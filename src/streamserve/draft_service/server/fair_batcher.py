@@ -41,8 +41,9 @@ class FairBatcher:
         self._config = config
         limits = config.limits
         self._bounds = queue.Bounds(
-            config.max_batch, config.max_batch_seconds, limits.batch_nodes, limits.batch_tokens
-        )
+            config.max_batch, config.max_batch_seconds, limits.batch_nodes, limits.batch_tokens,
+            config.max_read,
+        )  # fmt: skip
         self._sequence_store = sequence_store
         self._statistics = statistics
         self._cost = RefinedCost(cost)
@@ -60,7 +61,7 @@ class FairBatcher:
 
     def backlog(self, sessions: Iterable[Session]) -> float:
         """Return the seconds of queued draft work."""
-        waiting = sum(session.requested_at is not None for session in sessions)
+        waiting = sum(s.requested_at is not None and s.wants_trees for s in sessions)
         return math.ceil(waiting / self._statistics.star().batch) * self._statistics.batch_seconds.value
 
     def capacity(self) -> Star:
@@ -113,6 +114,8 @@ class FairBatcher:
             own = [next(requests) for _ in sequences]
             share = seconds * sum(map(_work, own)) / whole
             session.virtual += share
+            if depth := max(request.depth for request in own):
+                session.depth.add(depth)
             session.account.virtual += share / session.account.weight
             finished = [
                 self._sequence_store.finish(sequence, request, trees)
@@ -123,7 +126,7 @@ class FairBatcher:
                 answers.append(DraftReply(session, drafts, done.waited[session.tag], seconds))
             if not session.waiting():
                 session.requested_at = session.deadline = None
-            elif drafts:
+            elif drafts or session.requested_at is None:  # None: what it requested meanwhile
                 session.requested_at = now
             if drafts:
                 session.draft_alone, session.failures = False, 0
@@ -156,6 +159,8 @@ class FairBatcher:
                 self._sequence_store.requeue(sequence)
             if not session.waiting():
                 session.requested_at = session.deadline = None
+            elif session.requested_at is None:
+                session.requested_at = now
         self._statistics.counters.busy += now - done.started
         return []
 

@@ -2,12 +2,14 @@
 
 Weighted fair order: each account has a virtual time, the seconds of drafting it has received divided by its
 weight, and the one with the least goes first. Within a window above the least, in which accounts have had
-similar amounts, the earliest deadline goes first. Of the sessions of one account the one that has received
-least goes first; its second comes after the first of every other account.
+similar amounts, requests with a target for the time per token go first, by when their next token is due, then
+the earliest deadline. Of the sessions of one account the one that has received least goes first; its second
+comes after the first of every other account. Prompts are read ahead while nothing waits for a tree.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 from streamserve.draft_service.server.accounts import Account
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
@@ -32,28 +34,31 @@ def in_order(sessions: Iterable[Session], batch_seconds: float) -> list[Session]
     window = min(session.account.virtual for session in waiting) + LEAD_BATCHES * batch_seconds
     waiting.sort(key=lambda one: _order_key(one, window))
     ranks: dict[Account, int] = {}
-    ranked: list[tuple[bool, int, int]] = []
+    ranked: list[tuple[bool, bool, int, int]] = []
     for number, session in enumerate(waiting):
         rank = ranks[session.account] = ranks.get(session.account, -1) + 1
-        ranked.append((session.account.virtual > window, rank, number))
-    return [waiting[number] for _, _, number in sorted(ranked)]
+        ranked.append((not session.wants_trees, session.account.virtual > window, rank, number))
+    return [waiting[number] for *_, number in sorted(ranked)]
 
 
-def _order_key(session: Session, window: float) -> tuple[bool, float, float, int]:
+def _order_key(session: Session, window: float) -> tuple[bool, bool, float, float, float, int]:
     late = session.account.virtual > window
     assert session.requested_at is not None
     deadline = session.requested_at + DEFAULT_DEADLINE if session.deadline is None else session.deadline
-    return late, session.account.virtual if late else deadline, session.virtual, session.tag
+    order = (session.account.virtual, 0.0) if late else (session.due, deadline)
+    return not session.wants_trees, late, *order, session.virtual, session.tag
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of one batch: `targets`, seconds if it has several, nodes of all trees, and tokens read."""
+    """Limits of one batch: `targets`, seconds if it has several, nodes of all trees, and tokens read; fewer
+    that are read ahead, as trees that are requested meanwhile wait for the batch."""
 
     targets: int
     seconds: float
     nodes: int
     tokens: int
+    read_ahead: int
 
 
 def batch(
@@ -70,7 +75,12 @@ def batch(
     spent = 0.0
     nodes, tokens = bounds.nodes, bounds.tokens
     for session in ordered[: bounds.targets]:
-        waiting = sorted(session.waiting(), key=lambda one: one.used)  # least recently used first
+        # The least recently used are first, unless tokens are due.
+        waiting = sorted(session.waiting(), key=lambda one: (inf if one.due is None else one.due, one.used))
+        if not session.wants_trees:
+            if chosen:
+                break
+            tokens = min(tokens, bounds.read_ahead)
         own = _within(waiting, nodes, tokens, unread, not chosen)
         if not own or (
             chosen and (session.draft_alone or chosen[0][0].draft_alone or _deeper(own, together))

@@ -53,7 +53,7 @@ class SequenceStore:
         known.take(delta)
         if len(known.tokens) + delta.nodes > self._longest:
             known.set_request(None)
-            known.answer = Draft(known.name, known.epoch, known.number, None)
+            known.answer = Draft(known.name, known.epoch, known.number, None) if delta.depth else None
         return verified
 
     def unread(self, sequence: DraftedSequence) -> int:
@@ -101,7 +101,11 @@ class SequenceStore:
         delta, tree = sequence.requested, trees.get(request.id)
         if delta is None or sequence.id != request.id or request.length < len(sequence.tokens):
             return None  # there is more to read, or it was edited meanwhile
+        if delta.depth and not request.depth:
+            return None  # it was read ahead, and a tree was requested meanwhile
         sequence.set_request(None)
+        if not delta.depth:
+            return None
         sequence.answer = Draft(
             sequence.name,
             sequence.epoch,

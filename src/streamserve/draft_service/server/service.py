@@ -17,7 +17,7 @@ from streamserve.draft_service.server.refusals import Refusals
 from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.session_table import SessionTable
 from streamserve.draft_service.server.sessions import Session
-from streamserve.draft_service.server.statistics import Statistics
+from streamserve.draft_service.server.statistics import GAP, Statistics
 from streamserve.draft_service.server.types import Identity, Out, ServiceConfig
 from streamserve.draft_service.server.validation import delta_error, incompatibility
 from streamserve.protocol.drafting import (
@@ -145,16 +145,27 @@ class Service:
             return [busy]
         if not message.deltas:
             return []
+        if not any(delta.depth for delta in message.deltas):  # only prompts to read ahead
+            answers = self._take(session, message.deltas, now)
+            self._enqueue(session, now)
+            return answers
         session.requests += 1
         if session.away_since is not None:
             self.statistics.returned(now - session.away_since, message.verify, message.plain)
+            if 0.0 < message.plain < GAP:
+                session.plain.add(message.plain)
             session.away_since = None
+        reading = not session.wants_trees
         answers = self._take(session, message.deltas, now)
-        if session.waiting() and session.requested_at is None:
-            self.batcher.enqueue(session, now)
+        self._enqueue(session, now)
         if session.requested_at is not None:
+            session.requested_at = now if reading else session.requested_at
             session.deadline = None if message.need is None else now + message.need
         return answers
+
+    def _enqueue(self, session: Session, now: float) -> None:
+        if session.waiting() and session.requested_at is None:
+            self.batcher.enqueue(session, now)
 
     def _take(self, session: Session, deltas: Sequence[Delta], now: float) -> list[ToTarget]:
         """Apply the deltas up to the first that is refused; return the answers that need no drafting."""
@@ -173,6 +184,7 @@ class Service:
                 continue
             self._verified(session, *verified)
             known = session.sequences[delta.sequence]
+            known.due = None if delta.need is None else now + delta.need
             self.table.storage.recount(session, known)
             if known.number == delta.number and known.answer:
                 again.append(known.answer)

@@ -95,10 +95,14 @@ class SessionTable:
         return self.admission.n_max(self._statistics, self._batcher.capacity())
 
     def admitted(self, session: Session, now: float) -> bool:
-        """Return whether a session is among the N_max targets; new ones rank last."""
+        """Return whether a session and those that rank before it all gain if all are drafted for; new ones
+        rank last."""
+        active = self.active(now)
         new = not self.admission.active(session, now)
-        ahead = self.admission.ahead(session.account, self.active(now), None if new else session)
-        return ahead < self.n_max()
+        ahead = self.admission.those_ahead(session.account, active, None if new else session)
+        return not ahead or self.admission.all_gain(
+            [*ahead, session], self._statistics, self._batcher.capacity()
+        )
 
     def forget(self, session: Session, names: Iterable[int]) -> None:
         """Remove sequences that a target has released."""
@@ -120,7 +124,7 @@ class SessionTable:
         """Return why another target with `key` cannot have a session, or None. At the limit of sessions, the
         account with the most sessions has one closed for it."""
         account = self.accounts.of(key) or Account(key)
-        if self.admission.ahead(account, self.active(now), None) >= self.n_max():
+        if len(self.admission.those_ahead(account, self.active(now), None)) >= self.n_max():
             return "targets"
         if len(self.sessions) >= self._config.limits.max_sessions:
             victim = session_to_close(self.sessions.values(), account.sessions)

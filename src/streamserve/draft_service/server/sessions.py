@@ -5,8 +5,10 @@ Nothing is shared between sessions: two targets with the same prompt have two se
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from streamserve.draft_service.server.accounts import Account
+from streamserve.draft_service.server.statistics import Mean
 from streamserve.protocol.drafting import Delta, Draft
 from streamserve.protocol.sampling import SamplingParams
 
@@ -41,6 +43,8 @@ class DraftedSequence:
     running: bool = False
     stable_length: int = 0
     """While it is running: the length of the prefix that has not been edited since the run began."""
+    due: float | None = None
+    """When the target's next token is due, if it has a target for the time per token."""
     dropped: bool = False
     used: float = 0.0
     stored_bytes: int = 0
@@ -70,6 +74,11 @@ class DraftedSequence:
         """Set the delta for which a tree is requested; None for none."""
         self.account.in_flight += (delta is not None) - (self.requested is not None)
         self.requested = delta
+
+    @property
+    def wants_tree(self) -> bool:
+        """Whether a tree is requested, and its tokens are not only read ahead."""
+        return self.requested is not None and self.requested.depth > 0
 
     def begin(self, length: int) -> None:
         """Record that its first `length` tokens are being read, to draft after them."""
@@ -116,10 +125,25 @@ class Session:
     trees: int = 0
     accepted: int = 0
     tested: int = 0
+    depth: Mean = field(default_factory=Mean)
+    plain: Mean = field(default_factory=Mean)
+    """Means of its trees' levels, and of its steps without draft tokens in seconds."""
 
     def waiting(self) -> list[DraftedSequence]:
-        """Return the sequences that wait for a tree and are not being drafted for."""
-        return [s for s in self.sequences.values() if s.requested is not None and not s.running]
+        """Return the sequences that wait and are not being drafted for: for trees; if none does, those that
+        are to be read ahead."""
+        waiting = [s for s in self.sequences.values() if s.requested is not None and not s.running]
+        return [s for s in waiting if s.wants_tree] or waiting
+
+    @property
+    def wants_trees(self) -> bool:
+        """Whether one of its sequences waits for a tree, or is being drafted for."""
+        return any(sequence.wants_tree for sequence in self.sequences.values())
+
+    @property
+    def due(self) -> float:
+        """When the first of the tokens is due that wait for a tree; inf without targets."""
+        return min((s.due for s in self.waiting() if s.wants_tree and s.due is not None), default=inf)
 
 
 def accepted_tokens(answer: Draft, tokens: list[int]) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from streamserve.draft_service.star import Star, progress
+from streamserve.draft_service.star import Star, TargetRound, progress
 from streamserve.protocol.drafting import DraftSums
 
 RATE = 0.1
@@ -76,6 +76,20 @@ class Statistics:
     def progress(self) -> float:
         """Tokens that a target's round yields, including the one it would have had without draft tokens."""
         return progress(self.beta, max(1, round(self.depth.value)))
+
+    def round_of(self, capacity: Star, depth: float, plain: float, accepted: int, tested: int) -> TargetRound:
+        """Return a target's round if it is drafted for as `capacity` says, by its trees' mean `depth`, its
+        `plain` step in seconds, and the draft tokens that it `accepted` of those `tested`; 0 of what is not
+        known, for which the means of all stand."""
+        depth = depth or max(self.depth.value, 1.0)
+        prior, count = self.beta, PRIOR[1]
+        beta = (accepted + prior * count) / (tested + count)
+        pass_seconds = capacity.batch_seconds / capacity.batch / max(self.depth.value, 1.0)
+        return TargetRound(
+            depth * pass_seconds,
+            self.return_seconds.value,
+            progress(min(beta, 1.0), max(1, round(depth))) * (plain or self.plain.value),
+        )
 
     def verified(self, accepted: int, tested: int) -> None:
         """Record the verification of draft tokens by a target."""

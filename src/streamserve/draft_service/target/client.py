@@ -73,10 +73,15 @@ class Client:
         """The number of rejected answers, by fault."""
 
     def tick(self, now: float) -> list[Out]:
-        """Return the handshakes and pings that are due, after a check whether to change the service."""
+        """Return the handshakes, pings and prompts to read that are due, after a check whether to change the
+        service."""
         outs = [out for link in self.links for out in link.tick(now)]
         self._choose(now)
-        return outs
+        return outs + self._read_ahead(now)
+
+    def foresee(self, requests: Sequence[DraftRequest]) -> None:
+        """Store prompts for which trees will be requested: `tick` lets the current service read them."""
+        self.sequences.foresee(requests)
 
     def begin(
         self, requests: Sequence[DraftRequest], now: float, need: float, verify: float, plain: float
@@ -94,6 +99,31 @@ class Client:
             and sequence.length + request.nodes <= link.max_model_len
         ]
         released = self.sequences.take_released() if deltas else []
+        return self._requests(link, deltas, released, now, need, verify, plain)
+
+    def _read_ahead(self, now: float) -> list[Out]:
+        """Return the messages with prompts that the current service is to read before trees are requested."""
+        link = self.choice.current
+        if link is None or not link.usable(now):
+            return []
+        deltas = [
+            sequence.delta(sequence.ahead, now)
+            for sequence in self.sequences.by_id.values()
+            if sequence.ahead and sequence.may_read_ahead() and sequence.length <= link.max_model_len
+        ]
+        return self._requests(link, deltas, [], now)
+
+    def _requests(
+        self,
+        link: Link,
+        deltas: Sequence[Delta],
+        released: list[int],
+        now: float,
+        need: float | None = None,
+        verify: float = 0.0,
+        plain: float = 0.0,
+    ) -> list[Out]:
+        """Return the messages with these deltas for a service; only trees are answered."""
         messages = [
             DraftRequests(
                 tag=link.tag,
@@ -106,7 +136,7 @@ class Client:
             )
             for number, part in enumerate(_parts(deltas, link.max_bytes))
         ]
-        return [link.send(message, now) for message in messages]
+        return [link.send(message, now, any(delta.depth for delta in message.deltas)) for message in messages]
 
     def unreachable(self, number: int, now: float) -> None:
         """Record that a message for link `number` could not be sent: nothing listens there."""

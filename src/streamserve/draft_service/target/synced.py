@@ -51,6 +51,8 @@ class SyncedSequence:
     """How often the service reported it as lost since its last tree."""
     tree: TokenTree | None = None
     at: int = 0
+    ahead: DraftRequest | None = None
+    """What the service is to read before a tree is requested."""
 
     def sync(self, request: DraftRequest) -> None:
         """Update the tokens from the engine's request."""
@@ -84,8 +86,12 @@ class SyncedSequence:
             self.requested_at = None
         return self.requested_at is None
 
+    def may_read_ahead(self) -> bool:
+        """Return whether there are tokens that the service can read before a tree is requested."""
+        return self.ahead is not None and self.requested_at is None and self.sent < self.length
+
     def delta(self, request: DraftRequest, now: float) -> Delta:
-        """Return the message that syncs it and requests a tree."""
+        """Return the message that syncs it and requests a tree, or with depth 0 only syncs it."""
         self.number += 1
         # In a repeated request, the last token is sent twice.
         retained = min(self.sent, self.length - 1)
@@ -103,9 +109,12 @@ class SyncedSequence:
             nodes=request.nodes,
             expansion=request.expansion,
             params=None if self.base else self.params,
+            need=request.need,
         )
         self.base, self.sent = self.number, self.length
-        self.requested_at, self.requested_length, self.last_delta = now, self.length, delta
+        if request.depth:
+            self.requested_at, self.requested_length, self.ahead = now, self.length, None
+        self.last_delta = delta
         return delta
 
     def accept(self, draft: Draft, vocab_size: int, now: float) -> float | None:
@@ -144,6 +153,11 @@ class SyncedSequences:
         """Store the latest requests; return each with its sequence."""
         self._requests = {request.id: request for request in requests}
         return [(request, self._sync(request)) for request in requests]
+
+    def foresee(self, requests: Iterable[DraftRequest]) -> None:
+        """Store prompts for which trees will be requested."""
+        for request in requests:
+            self._sync(request).ahead = request
 
     def outstanding(self, now: float, max_wait: float) -> list[int]:
         """Return the sequences of the latest requests that have no usable tree yet and were requested less

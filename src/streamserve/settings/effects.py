@@ -1,0 +1,240 @@
+"""What settings need to have an effect: one is refused by name where it would be accepted and not obeyed.
+
+The rules are data, so that a table of the documentation and a test of every setting are made from them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from streamserve.baselines.orders import ORDERS
+from streamserve.fleet.worker_state import Topology
+from streamserve.protocol.config import ModelConfig, is_draft_model
+from streamserve.protocol.curve import parse_endpoints
+from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.options import SettingsError
+
+NOTHING = ("none", "off")
+"""Values that ask for nothing, and so always have what they need."""
+
+
+@dataclass(frozen=True)
+class Configured:
+    """All settings together, and the workers that they ask for. `shared`: other models of the server have
+    the settings of the whole server, too."""
+
+    model: ModelConfig
+    server: ServerConfig
+    workers: Topology
+    shared: bool = False
+
+    def given(self, name: str) -> Any:
+        """Return the value of the setting `name`; None if it has its default."""
+        value = getattr(self.model if name in ModelConfig.__struct_fields__ else self.server, name)
+        return None if value == defaults()[name] else value
+
+
+@dataclass(frozen=True)
+class Need:
+    """`settings` have an effect only with others: `needed` in words, `met` in code. `because` is the reason
+    for which they are refused otherwise. It concerns only `values`; by default all that ask for something."""
+
+    settings: tuple[str, ...]
+    needed: str
+    met: Callable[[Configured], bool]
+    because: str
+    values: tuple[Any, ...] = field(default=())
+
+    def unmet(self, configured: Configured) -> list[str]:
+        """Return those of the settings that are given without what they need."""
+        given = {name: configured.given(name) for name in self.settings}
+        wanted = [n for n, value in given.items() if value is not None and self._is_meant(value)]
+        return [] if not wanted or self.met(configured) else wanted
+
+    def _is_meant(self, value: Any) -> bool:
+        return value in self.values if self.values else value not in NOTHING
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """Return the default of every setting but the model's path."""
+    fields = [field for struct in (ModelConfig, ServerConfig) for field in msgspec.structs.fields(struct)]
+    return {field.name: field.default for field in fields if field.name != "path"}
+
+
+def _drafts(configured: Configured) -> bool:
+    return configured.model.draft != "none"
+
+
+def _samples_draft_tokens(configured: Configured) -> bool:
+    return is_draft_model(configured.model.draft) or configured.model.draft.startswith("self:")
+
+
+def _has_services(configured: Configured) -> bool:
+    return configured.model.draft.startswith("tcp://")
+
+
+def _has_service_with_key(configured: Configured) -> bool:
+    draft = configured.model.draft
+    return _has_services(configured) and any(endpoint.server_key for endpoint in parse_endpoints(draft))
+
+
+def _has_pairs(configured: Configured) -> bool:
+    return bool(configured.workers.prefill)
+
+
+def _generates(configured: Configured) -> bool:
+    return configured.model.task == "generate"
+
+
+PAIRS = "`pairs`, or `prefill` and `decode`"
+NO_TEXT = "task = {model.task!r} generates no text: leave it out, or set task"
+NO_PAIRS = "give pairs, or prefill and decode"
+
+NEEDS = (
+    Need(
+        ("draft", "speculation_policy", "speculation_mode", "pairs", "prefill", "decode", "tool_parser",
+         "reasoning_parser", "slo_admission", "max_grammar_bytes", "grammar_timeout", "lora", "max_loras",
+         "max_lora_rank", "max_lora_bytes"),
+        "a model that generates text",
+        _generates,
+        NO_TEXT,
+    ),
+    Need(
+        ("max_streams", "stream_ttl", "max_stored_responses", "max_stored_response_bytes",
+         "stored_response_ttl"),
+        "a model that generates text",
+        lambda configured: configured.shared or _generates(configured),
+        NO_TEXT,
+    ),
+    Need(
+        ("max_lora_rank", "max_lora_bytes"),
+        "`lora`, or `max_loras` above 0",
+        lambda configured: bool(configured.server.lora or configured.model.max_loras),
+        "no LoRA adapters are served: give lora or max_loras",
+    ),
+    Need(
+        ("prefill_share",),
+        "`order = slo`",
+        lambda configured: ORDERS[configured.model.order].by_targets,
+        "order = {model.order!r} does not divide steps: use slo",
+    ),
+    Need(
+        ("swap_space",),
+        "`eviction = cost` or `swap`",
+        lambda configured: configured.model.eviction != "recompute",
+        "eviction = 'recompute' never swaps: use cost or swap",
+    ),
+    Need(
+        ("eviction",),
+        "`swap_space` above 0",
+        lambda configured: configured.model.swap_space > 0,
+        "swap_space = 0 has no memory to swap to: give swap_space",
+        values=("swap",),
+    ),
+    Need(
+        ("kv_cache_bytes",),
+        "no `num_blocks`",
+        lambda configured: configured.model.num_blocks is None,
+        "num_blocks = {model.num_blocks} sets the same size: give one of them",
+    ),
+    Need(
+        ("draft_key", "draft_model"),
+        "a draft service",
+        _has_services,
+        "it is for draft services, but draft = {model.draft!r}",
+    ),
+    Need(
+        ("draft_key",),
+        "a draft service with a key",
+        _has_service_with_key,
+        "no service of draft has a key: give tcp://SERVERKEY@HOST:PORT, or leave it out",
+    ),
+    Need(
+        ("speculation_policy",),
+        "a drafter",
+        lambda configured: configured.model.speculation_policy == "off" or _drafts(configured),
+        "there is no drafter (draft = 'none'): give draft",
+    ),
+    Need(
+        ("speculation_mode",),
+        "a drafter that samples: a draft model or `self:K`",
+        _samples_draft_tokens,
+        "draft = {model.draft!r} samples no draft tokens: use a draft model or self:K",
+        values=("rejection",),
+    ),
+    Need(
+        ("draft",),
+        "another `speculation_policy` than `off`",
+        lambda configured: configured.model.speculation_policy != "off" or not _drafts(configured),
+        "speculation_policy = 'off' never drafts: leave one of them out",
+    ),
+    Need(
+        ("router",),
+        "`workers` or `pairs` of 2, or other pools",
+        lambda configured: len(configured.workers.candidates()) > 1,
+        "all requests go to the same worker or pair: give 2 workers or pairs",
+    ),
+    Need(
+        ("router",),
+        "`enable_prefix_caching`",
+        lambda configured: configured.model.enable_prefix_caching,
+        "enable_prefix_caching = false leaves no prefixes to route by",
+        values=("cache-aware",),
+    ),
+    Need(
+        ("prefill_max_num_seqs", "prefill_max_num_batched_tokens", "prefill_max_chunk", "decode_max_num_seqs",
+         "decode_max_num_batched_tokens", "decode_max_chunk"),
+        PAIRS,
+        _has_pairs,
+        f"there are no such workers: {NO_PAIRS}",
+    ),
+    Need(
+        ("kv_transport", "kv_bytes_per_second", "continue_tokens"),
+        PAIRS,
+        _has_pairs,
+        f"without pairs no KV is transferred: {NO_PAIRS}",
+    ),
+    Need(
+        ("continue_tokens",),
+        "`enable_prefix_caching`",
+        lambda configured: configured.model.enable_prefix_caching,
+        "enable_prefix_caching = false leaves no turn to continue",
+    ),
+    Need(
+        ("max_requests_per_key",),
+        "`api_key` or `api_key_file`",
+        lambda configured: bool(configured.server.api_key),
+        "there are no keys: give api_key or api_key_file",
+    ),
+    Need(
+        ("max_stored_response_bytes", "stored_response_ttl"),
+        "`max_stored_responses` above 0",
+        lambda configured: configured.server.max_stored_responses > 0,
+        "max_stored_responses = 0 keeps none",
+    ),
+    Need(
+        ("max_batch_file_bytes", "max_batch_folder_bytes", "max_batch_requests", "batch_concurrency"),
+        "`batch_folder`",
+        lambda configured: configured.server.batch_folder is not None,
+        "without batch_folder there are no batches: give batch_folder",
+    ),
+    Need(
+        ("ssl_keyfile",),
+        "`ssl_certfile`",
+        lambda configured: configured.server.ssl_certfile is not None,
+        "it has no effect without ssl_certfile",
+    ),
+)  # fmt: skip
+"""The first need of a setting that is not met is the one that its refusal names."""
+
+
+def check_effect(configured: Configured) -> None:
+    """Raise SettingsError for a setting that would have no effect with the others, with what it needs."""
+    for need in NEEDS:
+        for name in need.unmet(configured):
+            because = need.because.format(model=configured.model, server=configured.server)
+            raise SettingsError(f"{name} = {configured.given(name)!r}: {because}")

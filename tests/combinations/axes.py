@@ -1,0 +1,190 @@
+"""The axes of the combination matrix. A row has one value of each.
+
+An axis is added by a table here, its default first, a value by an entry. They are combined in test_matrix.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from streamserve.baselines.routers import parse_router
+from streamserve.baselines.speculation import NAMES
+from streamserve.fleet.worker_state import mixed, pairs, pools, unified
+from streamserve.protocol.config import Order
+from streamserve.protocol.nixl import nixl_package
+from streamserve.settings.options import SettingsError
+from streamserve.settings.resolve import resolve
+from tests.combinations.covering import Row
+from tests.simulate.settings_fuzz import ADAPTERS
+
+SIMULATED, LIVE = ("simulated",), ("live",)
+SERVICE = "tcp://127.0.0.1:7700"
+"""A draft service; a live row replaces the address by that of a running one."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value: the `settings` of a server with it, and what it is in virtual time (`simulated`, by the names
+    of tests/simulate/settings_fuzz.py). Where it was used, one of the counters `shown` must be above 0."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    simulated: Mapping[str, Any] = field(default_factory=dict)
+    shown: tuple[str, ...] = ()
+    in_rows: tuple[str, ...] = ("simulated", "live")
+    """Values that change decisions alone are in simulated rows only; those of tensors in live ones."""
+
+
+def _stream(early: float, appending: float) -> Value:
+    # Early answers over HTTP: tests/api/test_early_answers.py.
+    rows = SIMULATED if early else SIMULATED + LIVE
+    return Value({}, {"streaming": 1.0, "early": early, "appending": appending}, ("edits",), rows)
+
+
+def _rows(name: str, live: tuple[str, ...]) -> tuple[str, ...]:
+    return SIMULATED + LIVE if name in live else SIMULATED
+
+
+def _order(name: str) -> Value:
+    return Value({"order": name}, {"order": name}, in_rows=_rows(name, ("slo", "fcfs", "mcps")))
+
+
+def _policy(name: str) -> Value:
+    rows = _rows(name, (*ALWAYS, "adaserve", "specustream"))
+    shown = ("accepted",) if name in ALWAYS else ()
+    return Value({"speculation_policy": name}, {"policy": name}, shown, rows)
+
+
+def _router(name: str) -> Value:
+    rows = _rows(name, ("round-robin", "cache-aware"))
+    return Value({"router": name}, {"router": parse_router(name)}, in_rows=rows)
+
+
+ALWAYS = ("fixed:4", "fixed-tree:2x3")
+"""Policies that draft in every step."""
+POLICIES = (*ALWAYS, *(name for name in NAMES if name not in ("off", *ALWAYS)))
+ROUTERS = (
+    "flowguard", "flowguard-as-published", "round-robin", "random", "least-loaded", "cache-aware",
+    "classes:20,50",
+)  # fmt: skip
+ORDERS = get_args(Order)
+LITTLE = {"num_blocks": 26, "block_size": 4, "preempt_every": 5}
+
+AXES: dict[str, dict[str, Value]] = {
+    "prompt": {
+        "whole": Value({}, {"streaming": 0.0}),
+        "append": _stream(0.0, 1.0),
+        "update": _stream(0.0, 0.2),
+        "early": _stream(0.5, 0.5),
+    },
+    "placement": {
+        "one worker": Value({}, {"topology": unified(1)}),
+        "workers": Value({"workers": 2}, {"topology": unified(2)}),
+        "a worker and a pair": Value({"workers": 1, "pairs": 1}, {"topology": mixed(1, 1, 1)}),
+        "a pair": Value({"pairs": 1}, {"topology": pairs(1)}, ("handed_over",)),
+        "pairs": Value({"pairs": 2}, {"topology": pairs(2)}, ("handed_over",)),
+        "uneven pools": Value({"prefill": 1, "decode": 2}, {"topology": pools(1, 2)}, ("handed_over",)),
+    },
+    "transport": {
+        "default": Value(),
+        "nixl": Value({"kv_transport": "nixl"}, {}, ("handed_over",), in_rows=LIVE),
+    },
+    "draft": {
+        "none": Value({"draft": "none"}, {"drafter": "none"}),
+        "ngram": Value({"draft": "ngram"}, {"drafter": "plain"}),
+        "self": Value({"draft": "self:1"}, {"drafter": "plain"}, ("drafted",)),
+        "model": Value({"draft": "embedded-draft"}, {"drafter": "kv"}, ("drafted",)),
+        "service": Value({"draft": SERVICE}, {"drafter": "service"}, ("served_trees",)),
+    },
+    "policy": {"default": Value({}, {"policy": "goodput"})}
+    | {name: _policy(name) for name in POLICIES if name != "goodput"},
+    "mode": {
+        "coupled": Value(),
+        "rejection": Value({"speculation_mode": "rejection"}, {}, (), in_rows=LIVE),
+    },
+    "targets": {
+        "none": Value({}, {"targets": 0.0}),
+        "slo": Value({}, {"targets": 1.0}),
+        "admission": Value({"slo_admission": True}, {"targets": 0.3, "slo_admission": True}),
+    },
+    "order": {name: _order(name) for name in ORDERS},
+    "router": {"default": Value({}, {"router": parse_router("flowguard")})}
+    | {name: _router(name) for name in ROUTERS if name != "flowguard"},
+    "memory": {
+        "ample": Value({"num_blocks": 600}, {"num_blocks": 200, "eviction": "cost", "swap_blocks": 0}),
+        "recompute": Value(
+            {"num_blocks": 40, "eviction": "recompute"},
+            {
+                "num_blocks": 26,
+                "block_size": 4,
+                "eviction": "recompute",
+                "swap_blocks": 0,
+                "preempt_every": 5,
+            },
+            ("preempted",),
+        ),
+        "swap": Value(
+            {"num_blocks": 40, "eviction": "swap", "swap_space": 0.02},
+            LITTLE | {"eviction": "swap", "swap_blocks": 200},
+            ("swapped",),
+        ),
+    },
+    "adapters": {
+        "none": Value({}, {"adapters": ()}),
+        "two": Value({"max_loras": 2}, {"adapters": ADAPTERS}, ("adapted",), in_rows=SIMULATED),
+    },
+    "weights": {
+        "16 bits": Value(),
+        "int8": Value({"quantization": "int8"}, {}, (), in_rows=LIVE),
+        "int4": Value({"quantization": "int4"}, {}, (), in_rows=LIVE),
+    },
+    "kv": {
+        "16 bits": Value(),
+        "int8": Value({"kv_cache_dtype": "int8"}, {}, (), in_rows=LIVE),
+    },
+}
+"""Grammars, several choices, penalties and temperatures are mixed in the requests of every row."""
+
+
+def values(row: Row) -> dict[str, Value]:
+    """Return the values of a row by axis."""
+    return {axis: AXES[axis][name] for axis, name in row.items()}
+
+
+def settings(row: Row) -> dict[str, Any]:
+    """Return the settings of a server with a row's values."""
+    return {name: each for value in values(row).values() for name, each in value.settings.items()}
+
+
+def simulated(row: Row) -> dict[str, Any]:
+    """Return what a row is in virtual time."""
+    return {name: each for value in values(row).values() for name, each in value.simulated.items()}
+
+
+def shown(row: Row) -> dict[str, tuple[str, ...]]:
+    """Return the counters of which one must be above 0, by the value that it shows, for a row."""
+    return {f"{axis} = {row[axis]}": value.shown for axis, value in values(row).items() if value.shown}
+
+
+_REFUSALS: dict[tuple[tuple[str, str], ...], str] = {}
+
+
+def refusal(row: Row) -> str:
+    """Return why a server with a row's values does not start; "" if it does."""
+    key = tuple(sorted((name, repr(value)) for name, value in settings(row).items()))
+    if key not in _REFUSALS:
+        try:
+            resolve("embedded", settings(row), environ={})
+            _REFUSALS[key] = ""
+        except SettingsError as error:
+            _REFUSALS[key] = str(error)
+    return _REFUSALS[key]
+
+
+def axes(kind: str) -> dict[str, list[str]]:
+    """Return the names of the values in `kind` of rows, by axis; without those whose package is missing."""
+    named = {
+        axis: [name for name, value in table.items() if kind in value.in_rows] for axis, table in AXES.items()
+    }
+    if nixl_package() is None:
+        named["transport"] = ["default"]
+    return {axis: names for axis, names in named.items() if len(names) > 1}

@@ -1,0 +1,72 @@
+"""Everything with everything: rows of the covering array and random three-way combinations in virtual time.
+
+Of each row every text is the model's, nothing is leaked, and what the row has was used: its counter is above
+0.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+from tests.combinations.axes import axes, refusal, shown, simulated
+from tests.combinations.covering import Covering, Row, cover, draw_three
+from tests.conftest import Scale
+from tests.simulate.settings_fuzz import trial
+
+REQUESTS = 30
+FIXED = {
+    "requests": REQUESTS, "deaths": 0, "cancelling": 0.0, "accuracy": 0.9, "late": 0.1, "max_requests": 1024,
+    "max_waiting_tokens": 1 << 20, "max_num_batched_tokens": 64, "max_chunk": 12, "max_num_seqs": 8,
+    "draft_nodes": 32, "wire_seconds": 0.003, "prefill_share": None, "slo_admission": False,
+    "enable_prefix_caching": True, "preempt_every": 0, "continue_tokens": 64,
+}  # fmt: skip
+"""What all rows have, so that only their values differ, and each has an occasion to act."""
+
+
+SHOWN = (
+    "accepted", "preempted", "swapped", "handed_over", "edits", "withdrawn", "adapted", "served_trees",
+    "read_ahead",
+)  # fmt: skip
+
+
+@cache
+def covering() -> Covering:
+    return cover(axes("simulated"), refusal)
+
+
+def run_row(row: Row, seed: int) -> Counter[str]:
+    """Run one row; returns its counts. Raises AssertionError where something of it was not used."""
+    counts = Counter(vars(trial(seed, FIXED | simulated(row))))
+    drafts = row["draft"] != "none"
+    for value, counters in shown(row).items():
+        if drafts or "policy" not in value:
+            assert any(counts[name] for name in counters), f"{value} was not used: {row}, seed {seed}"
+    return counts
+
+
+def test_every_pair_of_values_gives_the_models_text(scale: Scale, record: Callable[..., None]) -> None:
+    rows = covering().rows if scale.full else covering().rows[::14]
+    total: Counter[str] = Counter()
+    for number, row in enumerate(rows):
+        total += run_row(row, scale.seed + number)
+    for name in SHOWN:
+        assert total[name] > 0, name
+    record(rows=len(rows), requests=len(rows) * REQUESTS, holes=len(covering().holes), **total)
+
+
+def test_random_combinations_of_three_values_give_the_models_text(
+    scale: Scale, record: Callable[..., None]
+) -> None:
+    rng = Random(f"three-{scale.seed}")
+    rows, refused = [], 0
+    while len(rows) < scale.pick(8, 240):
+        row = draw_three(axes("simulated"), rng)
+        if refusal(row):
+            refused += 1
+        else:
+            rows.append(row)
+    total: Counter[str] = Counter()
+    for number, row in enumerate(rows):
+        total += run_row(row, scale.seed + number)
+    record(rows=len(rows), refused_rows=refused, **total)

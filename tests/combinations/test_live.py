@@ -1,0 +1,110 @@
+"""Everything with everything on real workers: a covering array of what needs tensors and processes.
+
+Of each row all texts are those of a plain engine with the same weights and KV, and what it has was used.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamserve.protocol.sampling import Slo
+from tests.campaigns.settings import Trials, random_model
+from tests.campaigns.settings.workload import TrialRequest
+from tests.combinations.axes import SERVICE, axes, refusal, settings, shown
+from tests.combinations.covering import Row, cover, draw_three
+from tests.conftest import Scale
+from tests.draft_service.network import drafting
+
+REQUESTS = 40
+FIXED = {
+    "port": 0, "profile": False, "threads": 1, "check": True, "grammar_timeout": 60.0, "log_level": "error",
+}  # fmt: skip
+COUNTERS = {
+    "edits": "stream_chunks",
+    "handed_over": "transferred_bytes",
+    "drafted": "drafted_tokens",
+    "accepted": "accepted_draft_tokens",
+    "served_trees": "service_trees",
+    "preempted": "preemptions",
+    "swapped": "swaps",
+}
+"""The names of the counters in the outcome of a live trial."""
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
+    folder = tmp_path_factory.mktemp("matrix")
+    return Trials({"llama": random_model(folder, "llama", "bfloat16")}, requests=REQUESTS, numbers=REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def service(trials: Trials) -> Iterator[str]:
+    """The address of a draft service."""
+    model = trials.models["llama"].environment.drafts[0]
+    with drafting(model, "--threads", "1", "--no-admission") as running:
+        yield running.address
+
+
+def overrides(row: Row, service: str, draft: str) -> dict[str, Any]:
+    """Return the settings of a row, with the addresses and folders that there are."""
+    there = {SERVICE: service, "embedded-draft": draft}
+    chosen = FIXED | settings(row)
+    return chosen | {"draft": there.get(chosen["draft"], chosen["draft"])}
+
+
+def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
+    """Return what makes requests those of a row: prompt streams that append or update, latency targets."""
+
+    def shape(request: TrialRequest) -> TrialRequest:
+        rng, prompt, params = Random(request.number), request.prompt, request.params
+        cuts = sorted(rng.randrange(len(prompt) + 1) for _ in range(3))
+        edits = tuple(prompt[:cut] for cut in cuts)
+        if row["prompt"] == "update":
+            edits = tuple([*edit, *(rng.randrange(4, 300) for _ in range(9))] for edit in edits)
+        if row["prompt"] != "whole":
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        slo = Slo(tpot_ms=rng.choice((20.0, 500.0)), ttft_ms=5000.0) if row["targets"] != "none" else Slo()
+        params = msgspec.structs.replace(params, slo=slo)
+        return replace(request, params=params, edits=edits if row["prompt"] != "whole" else ())
+
+    return shape
+
+
+def run_row(row: Row, seed: int, trials: Trials, service: str) -> dict[str, int]:
+    """Serve a row; returns its counts. Raises AssertionError where a text is wrong, or something of the row
+    was not used."""
+    chosen = overrides(row, service, trials.models["llama"].environment.drafts[0])
+    outcome = trials.run_settings(seed, "llama", chosen, shape_of(row))
+    assert outcome.verdict == "passed", (row, outcome)
+    assert outcome.counts["compared"] > 0
+    for value, counters in shown(row).items():
+        if "policy" in value and row["draft"] in ("none", "ngram"):
+            continue  # n-grams of random text are seldom accepted
+        if "draft" in value and row["policy"] == "default":
+            continue  # goodput drafts only where it pays
+        assert any(outcome.counts[COUNTERS[name]] for name in counters), f"{value} was not used: {row}"
+    return outcome.counts
+
+
+def live_rows(scale: Scale) -> list[Row]:
+    """Return the rows of the covering array and some of three values; of small runs a single one."""
+    rows = cover(axes("live"), refusal).rows
+    if not scale.full:
+        busy = lambda row: sum(bool(value) for value in shown(row).values())  # noqa: E731
+        return [max(rows, key=busy)]
+    rng = Random(f"live-{scale.seed}")
+    three = (draw_three(axes("live"), rng) for _ in range(24))
+    return rows + [row for row in three if not refusal(row)]
+
+
+def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
+    trials: Trials, service: str, scale: Scale, record: Callable[..., None]
+) -> None:
+    rows, compared = live_rows(scale), 0
+    for number, row in enumerate(rows):
+        compared += run_row({"transport": "default", **row}, scale.seed + number, trials, service)["compared"]
+    record(rows=len(rows), compared=compared)

@@ -1,0 +1,132 @@
+"""A drafter of simulated engines that is the client of draft services, without sockets: client, services and
+their draft models run in the virtual time of the engine's executor."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from streamserve.draft_service.server.admission import Limits
+from streamserve.draft_service.server.service import Service
+from streamserve.draft_service.server.types import Identity, Out, ServiceConfig
+from streamserve.draft_service.target.client import Client
+from streamserve.draft_service.target.client import Identity as TargetIdentity
+from streamserve.draft_service.target.links import Out as ToService
+from streamserve.engine.plan import DraftRequest
+from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
+from streamserve.simulate.drafter import SimulatedDrafter
+from streamserve.simulate.executor import CostExecutor
+from streamserve.speculation.tree import TokenTree
+
+STEP_SECONDS, BATCH_SECONDS = 0.05, 0.003
+CONFIG = ServiceConfig(num_blocks=40, block_size=8, max_read=16, limits=Limits(by_model=False))
+"""Fewer blocks than a few long prompts need, so that KV is evicted and computed again."""
+
+
+@dataclass
+class SimulatedService:
+    """A service and the draft model it drafts with, whose KV shows when it is of other tokens."""
+
+    service: Service
+    drafter: SimulatedDrafter
+    read: int = 0
+    """Tokens that were read ahead of a request for a tree."""
+
+    def run(self, now: float) -> list[Out]:
+        """Draft one batch; return the answers."""
+        batch = self.service.loop.batch(now)
+        if batch is None:
+            return []
+        self.drafter.release(batch.released)
+        self.drafter.begin(batch.requests)
+        ahead = [sequence.wants_tree for _, sequences in batch.members for sequence in sequences]
+        self.read += sum(
+            request.length - request.computed
+            for request, wants_tree in zip(batch.requests, ahead, strict=True)
+            if not wants_tree
+        )
+        return self.service.loop.drafted(batch, self.drafter.collect(now), now + BATCH_SECONDS)
+
+
+class ServiceDrafter:
+    """Implements engine.plan.Drafter with `services` services. Their trees come after the step's with
+    probability `late`; then they are used in the next one as far as the text followed them."""
+
+    group = None
+
+    def __init__(
+        self, executor: CostExecutor, accuracy: float, late: float, seed: int, services: int = 1
+    ) -> None:
+        self._executor = executor
+        self._late = late
+        self._random = random.Random(seed)
+        self.now = 0.0
+        vocabulary = executor.vocab_size
+        identity = Identity("draft", "t", "v", vocabulary, max_model_len=10_000)
+        self.services = [
+            SimulatedService(
+                Service(identity, CONFIG, lambda: self._random.randbytes(16)),
+                SimulatedDrafter(
+                    CostExecutor(CONFIG.num_blocks, CONFIG.block_size, vocabulary, lambda *_: 0.0, groups=2),
+                    accuracy,
+                    seed=seed,
+                ),
+            )
+            for _ in range(services)
+        ]
+        addresses = [f"tcp://host{number}:1" for number in range(services)]
+        self.client = Client(TargetIdentity("t", "v", "target", vocabulary), addresses, seed)
+        self.trees = 0
+        """Trees of services that the engine was given."""
+
+    def maintain(self) -> None:
+        """Do what a worker does between steps."""
+        self.now += STEP_SECONDS
+        self._exchange(self.client.tick(self.now))
+
+    def foresee(self, requests: Sequence[DraftRequest]) -> None:
+        self.client.foresee(requests)
+        self.maintain()
+        if self._random.random() >= self._late:  # while the target computes
+            for number, simulated in enumerate(self.services):
+                self._hear(number, simulated.run(self.now))
+
+    @property
+    def read_ahead(self) -> int:
+        """Tokens that services read before trees were requested."""
+        return sum(simulated.read for simulated in self.services)
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self.maintain()
+        self._exchange(self.client.begin(requests, self.now, 1.0, 0.01, 0.01))
+
+    def collect(self, deadline: float) -> dict[int, TokenTree]:
+        if self._random.random() >= self._late:
+            self.run_services()
+        trees = self.client.take()
+        self.trees += len(trees)
+        return trees
+
+    def release(self, ids: Sequence[int]) -> None:
+        self.client.release(ids)
+
+    def run_services(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Let the services work until nothing waits."""
+        working = True
+        while working and not until():
+            working = False
+            for number, simulated in enumerate(self.services):
+                answers = simulated.run(self.now)
+                working |= simulated.service.loop.backlog() > 0 or bool(answers)
+                self.now += BATCH_SECONDS
+                self._executor.seconds += BATCH_SECONDS
+                self._hear(number, answers)
+
+    def _exchange(self, outs: Sequence[ToService]) -> None:
+        for out in outs:
+            message = decode_to_service(encode(out.message))
+            self._hear(out.link, self.services[out.link].service.heard(b"target", message, self.now))
+
+    def _hear(self, number: int, answers: Sequence[Out]) -> None:
+        for answer in answers:
+            message = decode_to_target(encode(answer.message))
+            self._exchange(self.client.heard(number, message, self.now))

@@ -1,0 +1,140 @@
+"""Every setting of a server does something, or is refused by name.
+
+Each setting is changed in several contexts (other settings). There it must either be refused with its name,
+or change something that can be observed: what clients receive in virtual time, what is loaded, or what the
+API server is given. A new setting fails these tests until it is in one of the tables of `tables.py`.
+"""
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamserve import embedded
+from streamserve.api.settings import ApiSettings
+from streamserve.cli.run_server import api_settings, connection_settings
+from streamserve.execution.load import load
+from streamserve.protocol.config import ModelConfig
+from streamserve.settings.effects import NEEDS
+from streamserve.settings.options import Settings, SettingsError, options
+from streamserve.settings.resolve import resolve
+from tests.conftest import Scale
+from tests.effects.simulated import observed
+from tests.effects.tables import CONTEXTS, KEY_FILES, LOADED, OF_TEXT, SERVED, SIMULATED, TESTED
+
+ROOT = Path(__file__).parents[2]
+NONE: dict[str, str] = {}
+
+
+def test_every_setting_is_in_one_table() -> None:
+    tables = [*SIMULATED, *LOADED, *SERVED, *KEY_FILES, *TESTED]
+    assert sorted(tables) == sorted(option.name for option in options())
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_the_test_of_a_setting_exists(name: str) -> None:
+    file, _, function = TESTED[name].partition("::")
+    assert re.search(rf"^(async )?def {function}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (
+        TESTED[name]
+    )
+
+
+def changed(context: dict[str, Any], name: str, value: Any, model: str = "embedded") -> Settings | None:
+    """Return the settings of a context with one changed; None if it is refused by name."""
+    try:
+        return resolve(model, {**context, name: value}, environ=NONE)
+    except SettingsError as error:
+        if re.search(rf"\b{name}\b", str(error)):
+            return None
+        raise
+
+
+@cache
+def in_context(context: str) -> Any:
+    return observed(resolve("embedded", CONTEXTS[context], environ=NONE))
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_setting_changes_what_clients_receive_or_is_refused(
+    context: str, scale: Scale, record: Callable[..., None]
+) -> None:
+    refused, acting, idle = 0, 0, []
+    names = [name for name in SIMULATED if name not in CONTEXTS[context]]
+    if not scale.full:
+        names = names[list(CONTEXTS).index(context) % 8 :: 8]
+    for name in names:
+        settings = changed(CONTEXTS[context], name, SIMULATED[name])
+        if settings is None:
+            refused += 1
+        elif observed(settings) == in_context(context):
+            idle.append(name)
+        else:
+            acting += 1
+    assert not idle, f"accepted without effect in the context {context!r}"
+    assert acting
+    record(refused=refused, acting=acting)
+
+
+def test_every_need_is_refused_where_it_is_not_met() -> None:
+    """Each rule of `settings.effects` refuses all its settings in some context."""
+    values = {**SIMULATED, **LOADED, **SERVED, **OF_TEXT}
+    names = ("one worker", "no drafter", "no speculation", "another order", "recomputing", "little memory")
+    contexts = [*(CONTEXTS[name] for name in names), {"max_stored_responses": 0}]
+    contexts.append(CONTEXTS["pairs without a prefix cache"])
+    refused = {
+        name
+        for name, value in values.items()
+        for context in contexts
+        if name not in context and changed(context, name, value) is None
+    }
+    refused |= {name for name, value in values.items() if changed({"task": "score"}, name, value) is None}
+    assert {name for need in NEEDS for name in need.settings} <= refused
+
+
+def loaded(**settings: Any) -> tuple[Any, ...]:
+    """Return what is loaded, as far as settings decide."""
+    config = {"num_blocks": 64, "draft": "self:1", "threads": 2} | settings
+    result = load(ModelConfig(path=str(embedded.path("embedded-draft")), **config))
+    assert result.pool is None or result.pool.threads == config["threads"]
+    rejection = getattr(result.drafter, "_rejection_sampling", None)
+    threads = result.pool and result.pool.threads
+    return result.model_info, result.engine_config, result.cache.dtype, threads, rejection
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_a_setting_changes_what_is_loaded(name: str) -> None:
+    assert loaded(**{name: LOADED[name]}) != loaded()
+
+
+@pytest.mark.parametrize("name", [*SERVED, *KEY_FILES])
+def test_a_setting_changes_what_the_api_is_given(name: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("a-key\n")
+    needed = {"batch_folder": str(tmp_path), "api_key": ("another-key",)}
+    needed.pop(name, None)
+    value = str(tmp_path / "keys") if name in KEY_FILES else SERVED[name]
+    settings = changed(needed, name, value)
+    assert settings, f"{name} is refused"
+    plain = resolve("embedded", needed, environ=NONE)
+    assert given(settings) != given(plain)
+
+
+def given(settings: Settings) -> tuple[Any, ...]:
+    return api_settings(settings, local_only=True), connection_settings(settings.server)
+
+
+def test_everything_that_the_api_is_given_is_used() -> None:
+    """Each field of ApiSettings is read somewhere in the package."""
+    read = {
+        node.attr
+        for file in (ROOT / "src/streamserve/api").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name | ast.Attribute)
+        and (node.value.id if isinstance(node.value, ast.Name) else node.value.attr) == "settings"
+    }
+    assert {field.name for field in fields(ApiSettings)} <= read
