@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from benchmarks.report import RESULTS, table, write
 from streamserve.engine.plan import Span, StepPlan
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
+from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.worker_process import start_worker
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.config import ModelConfig
@@ -66,7 +68,7 @@ async def serving(model: str, private: bool = False, **options: object) -> Async
     settings = {"draft": "none", "log_level": "error", "profile": False, "num_blocks": 1000, **options}
     llm = AsyncLLM(resolve(model, settings))
     if private:
-        llm._runtime._launch = start_worker
+        llm._runtime._make_launcher = partial(LocalLauncher, launch=start_worker)
     await llm.start()
     try:
         await all_ready(llm)

@@ -146,7 +146,7 @@ def test_a_fork_of_a_killed_script_does_not_keep_a_worker_running(scale: Scale, 
         llm = LLM("embedded", threads=1, num_blocks=64, log_level="warning")
         if not os.fork():
             time.sleep(600)
-        print(llm._llm._runtime.driver.control.folder, flush=True)
+        print(llm._llm._runtime.driver.launcher.control.folder, flush=True)
         time.sleep(600)
     """
     environment = os.environ | {"TMPDIR": str(folder)}

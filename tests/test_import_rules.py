@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "hub": {"gguf", "protocol"},
     "text": {"gguf", "protocol"},
     "fleet": {"scheduling", "protocol"},
+    "cluster": {"fleet", "protocol"},
     "transfer": {"engine.transport", "protocol"},
     "draft_service": {"engine.block_pool", "engine.plan", "speculation", "protocol"},
     "workers": {
@@ -36,10 +37,11 @@ ALLOWED: dict[str, set[str]] = {
     "simulate": {"baselines", "fleet", "engine", "scheduling", "speculation", "protocol"},
     "api": {"fleet", "text", "protocol"},
     "settings": {"baselines", "fleet", "gguf", "hub", "speculation", "protocol"},
-    "llm": {"baselines.routers", "settings", "fleet", "text", "protocol"},
+    "llm": {"baselines.routers", "cluster", "settings", "fleet", "text", "protocol"},
     "cli": {
         "api",
         "bench",
+        "cluster",
         "draft_service",
         "execution",
         "fleet",
@@ -103,6 +105,7 @@ def test_packages_import_only_what_their_rule_allows(package: str) -> None:
         "engine",
         "draft_service",
         "fleet",
+        "cluster",
         "api",
         "simulate",
         "text",

@@ -214,7 +214,8 @@ def test_an_llm_is_closed_when_it_is_garbage_collected_and_when_python_exits(tmp
 
         def tell():
             workers = psutil.Process().children()
-            print(llm._llm._runtime.driver.control.folder, *(worker.pid for worker in workers), flush=True)
+            folder = llm._llm._runtime.driver.launcher.control.folder
+            print(folder, *(worker.pid for worker in workers), flush=True)
 
         llm = LLM({str(folder)!r}, threads=1)
         tell()
@@ -228,7 +229,7 @@ def test_an_llm_is_closed_when_it_is_garbage_collected_and_when_python_exits(tmp
             except RuntimeError as error:
                 sys.exit(7 if "forked" in str(error) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 7
-        assert llm._llm._runtime.driver.control.folder.exists()
+        assert llm._llm._runtime.driver.launcher.control.folder.exists()
         llm.generate("hi", use_tqdm=False)
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -129,6 +129,7 @@ async def wait_until_idle(llm: AsyncLLM) -> None:
     [
         {"pairs": 1},
         {"prefill": 1, "decode": 2},
+        {"pairs": 1, "kv_transport": "tcp"},
         pytest.param({"pairs": 1, "kv_transport": "nixl"}, marks=NEEDS_NIXL),
     ],
 )

@@ -34,6 +34,10 @@ FAMILIES = {
         "tests.campaigns.worker_protocol", "forged messages between the fleet and a real worker, both ways"
     ),
     "draft_protocol": Family("tests.campaigns.draft_protocol", "hostile clients of a real draft service"),
+    "join_protocol": Family(
+        "tests.campaigns.join_protocol",
+        "hostile bytes and messages where machines join, with and without keys",
+    ),
     "soak": Family(
         "tests.campaigns.soak",
         "pairs with drafts, prompt streams and cancels; the slope of each process's memory",

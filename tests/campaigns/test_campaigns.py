@@ -27,7 +27,7 @@ from tests.campaigns.slopes import slope
 from tests.conftest import Scale
 
 ENVIRONMENT = Environment(Path("/nothing"), ("a-draft",), 2, 512)
-LIVE = ("http", "websocket", "worker_protocol", "draft_protocol", "soak")
+LIVE = ("http", "websocket", "worker_protocol", "draft_protocol", "join_protocol", "soak")
 
 
 def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:
@@ -40,7 +40,7 @@ def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:
             struct = ModelConfig if name in ModelConfig.__struct_fields__ else ServerConfig
             (field,) = (field for field in msgspec.structs.fields(struct) if field.name == name)
             msgspec.convert(value, field.type)
-    optional = {"kv_transport", "draft_model", "otlp_traces_endpoint"}
+    optional = {"kv_transport", "draft_model", "otlp_traces_endpoint", "listen", "join_clients"}
     optional |= {"workers", "pairs", "prefill", "decode"}
     assert {name for name, values in seen.items() if not values} <= optional
 

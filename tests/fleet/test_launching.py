@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ import zmq.asyncio
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Heartbeat, Open, Tick, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.fleet.tracing.recorder import Recorder
 from streamserve.fleet.tracing.timeline import Timeline
@@ -58,7 +60,7 @@ class FakeWorker:
     def beat(self) -> Heartbeat | None:
         return None
 
-    async def lost(self, worker: str, incarnation: int) -> WorkerLost:
+    async def watch(self, worker: str, incarnation: int) -> WorkerLost:
         await self.ended.wait()
         self._serving.cancel()
         self._socket.close()
@@ -67,7 +69,7 @@ class FakeWorker:
     def kill(self) -> None:
         self.ended.set()
 
-    async def end(self, grace: float = 0.0) -> None:
+    async def stop(self, grace: float = 0.0) -> None:
         self._serving.cancel()
         self._socket.close()
 
@@ -97,7 +99,10 @@ async def running(
             worker=f"{worker}/{incarnation}", role="unified", endpoint=endpoint, model=ModelConfig(path="")
         )
 
-    async with asyncio.timeout(60), FleetRuntime(FleetConfig(), settings, recorder, launcher) as runtime:
+    async with (
+        asyncio.timeout(60),
+        FleetRuntime(FleetConfig(), settings, recorder, partial(LocalLauncher, launch=launcher)) as runtime,
+    ):
         if ready:
             await runtime.until_ready()
         yield runtime
@@ -123,7 +128,7 @@ async def test_an_unknown_sender_on_the_endpoint_kills_no_worker(identity: bytes
     async with running(Launcher()) as runtime:
         stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         stranger.setsockopt(zmq.IDENTITY, identity)
-        stranger.connect(runtime.driver.control.endpoint)
+        stranger.connect(runtime.driver.launcher.control.endpoint)
         for parts in ([b"\x01\x02"], [b"a", b"b", b"c"], [encode(Events([]))]):
             await stranger.send_multipart(parts)
         try:

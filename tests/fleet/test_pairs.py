@@ -4,7 +4,16 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Command, Open, Refuse, Send, WorkerLost, WorkerMessage
+from streamserve.fleet.events import (
+    Close,
+    Command,
+    Open,
+    Refuse,
+    Send,
+    WorkerDead,
+    WorkerLost,
+    WorkerMessage,
+)
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import pairs, total
 from streamserve.protocol.messages import (
@@ -206,3 +215,28 @@ def test_reports_of_several_workers_add_up() -> None:
     assert both.step_seconds == 2 * REPORT.step_seconds
     assert both.transfer == TransferReport(sent_bytes=5)
     assert total([]) is None
+
+
+def test_blocks_of_a_lost_writer_stay_closed_until_it_is_dead() -> None:
+    """It may still write, as its machine cannot be reached; the end of another incarnation says nothing."""
+    fleet, attempt = started()
+    mine = reservation(attempt)
+    send_updates(fleet, D, Reserved("r", attempt, mine))
+    lost = fleet.handle(WorkerLost(P, 1, "its machine has not been heard", frozenset(), dead=False), 2.0)
+    assert Release(mine.id) not in sent(lost, D)
+    assert Cancel("r") in sent(lost, D), "the request itself moves at once"
+    assert len(fleet.transfers.reservations) == 1
+    assert send_updates(fleet, P, Pushed("r", attempt, mine.id)) == [], "it is not heard any more"
+    assert fleet.handle(WorkerDead(P, 2), 3.0) == []
+    assert fleet.handle(WorkerDead(P, 1), 4.0) == [Send(D, Release(mine.id))]
+    assert fleet.handle(WorkerDead(P, 1), 5.0) == []
+    assert not len(fleet.transfers.reservations)
+
+
+def test_an_owner_that_is_gone_is_not_told_of_a_dead_writer() -> None:
+    fleet, attempt = started()
+    send_updates(fleet, D, Reserved("r", attempt, reservation(attempt)))
+    fleet.handle(WorkerLost(P, 1, "its machine has not been heard", frozenset(), dead=False), 2.0)
+    fleet.handle(WorkerLost(D, 1, "killed", frozenset()), 3.0)
+    assert fleet.handle(WorkerDead(P, 1), 4.0) == []
+    assert not len(fleet.transfers.reservations)

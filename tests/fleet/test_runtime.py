@@ -44,7 +44,7 @@ async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
         yield llm
         await assert_idle(llm)
     finally:
-        process, folder = llm.process_id(), llm._runtime.driver.control.folder
+        process, folder = llm.process_id(), llm._runtime.driver.launcher.control.folder
         await llm.close()
     assert not psutil.pid_exists(process)
     assert not folder.exists()
@@ -58,8 +58,8 @@ async def test_a_close_that_is_cancelled_leaves_neither_socket_nor_folder(checkp
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert llm._runtime.driver.control.closed
-    assert not llm._runtime.driver.control.folder.exists()
+    assert llm._runtime.driver.launcher.control.closed
+    assert not llm._runtime.driver.launcher.control.folder.exists()
     await llm._runtime.driver.processes.close()
 
 
@@ -72,7 +72,7 @@ def test_a_runtime_that_is_not_closed_does_not_block_exit(checkpoint: Path) -> N
         async def forget():
             llm = AsyncLLM(resolve({str(checkpoint)!r}, {{"threads": 1}}))
             await llm.start()
-            return llm._runtime.driver.control.folder
+            return llm._runtime.driver.launcher.control.folder
 
         folder = asyncio.run(forget())
         gc.collect()
@@ -226,7 +226,7 @@ async def test_a_bad_checkpoint_is_an_error_at_startup(tmp_path: Path) -> None:
     llm = AsyncLLM(resolve(str(folder), {"profile": False}, environ={}))
     with pytest.raises(CheckpointError, match="safetensors"):
         await llm.start()
-    assert not llm._runtime.driver.control.folder.exists()
+    assert not llm._runtime.driver.launcher.control.folder.exists()
 
 
 def test_a_worker_exits_with_its_parent(checkpoint: Path, tmp_path: Path) -> None:

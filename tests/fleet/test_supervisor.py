@@ -175,12 +175,8 @@ NAME = READY.model.kv_name
         ({"block_size": 8}, (f"{NAME}/8/1", f"{NAME}/4/1")),
         ({"model": replace(READY.model, fingerprint="another")}, (f"another{NAME[4:]}/4/1", f"{NAME}/4/1")),
         ({"draft": "drafty"}, (f"{NAME}/drafty/4/1", f"{NAME}/4/1")),
-        (
-            {"model": replace(READY.model, numerics_class="native amx")},
-            (f"{NAME.replace('/fake', '/native amx')}/4/1", f"{NAME}/4/1"),
-        ),
     ],
-    ids=["block size", "weights", "draft model", "instructions"],
+    ids=["block size", "weights", "draft model"],
 )
 def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both: tuple[str, str]) -> None:
     supervisor = started(pairs(1))
@@ -190,6 +186,21 @@ def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both:
     assert worker.ready is None
     assert not worker.failure, "its model may be put right again"
     assert worker.error == f"its KV format is {both[0]}, that of worker prefill-0 is {both[1]}"
+
+
+@pytest.mark.parametrize(
+    "differs", [{"numerics_class": "native amx"}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}]
+)
+@pytest.mark.parametrize("topology", [pairs(1), unified(2)], ids=["pair", "unified"])
+def test_a_worker_of_other_numerics_is_refused_by_name(topology: Topology, differs: dict[str, str]) -> None:
+    supervisor = started(topology)
+    first, second = supervisor.workers
+    supervisor.lose(second, "killed", 1.0)
+    other = replace(READY, model=replace(READY.model, **differs))
+    assert not supervisor.join(second, other, 2.0)
+    error = supervisor.workers[second].error
+    assert error.startswith(f"its numerics are {other.model.numerics!r}, those of worker {first} are")
+    assert "--numerics native or portable" in error
 
 
 def test_worker_costs_follow_its_reported_curve() -> None:

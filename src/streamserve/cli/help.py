@@ -22,6 +22,8 @@ FIRST = {
     "request_timeout": "Timeouts",
     "api_key": "Keys",
     "workers": "Workers",
+    "launcher": "Machines that join",
+    "router": "Routing and KV transfer",
     "timeline": "Traces, logs and web pages",
 }
 """The first setting of each group, in the order of the settings; the group goes on to the next one here."""

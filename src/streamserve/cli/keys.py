@@ -1,4 +1,4 @@
-"""`streamserve keys`: keys of draft services and their target servers."""
+"""`streamserve keys`: keys of draft services and their targets, and of machines that join a server."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,18 +10,23 @@ from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
 from streamserve.settings.options import SettingsError
 
 keys = typer.Typer(
-    help="Create and show keys for draft services.", no_args_is_help=True, rich_markup_mode=None
+    help="Create and show keys for draft services, and for machines that join a server.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @keys.command("new")
 @exit_on_error()
 def new_key(file: Annotated[Path, typer.Argument(help="file to write; must not exist")]) -> None:
-    """Create a key for a draft service or a target server, and print its public key.
+    """Create a key for a draft service or a target server, or for a server and the machines that join it, and
+    print its public key.
 
     The service is started with --key FILE and --clients LIST, where LIST has the target servers' public
     keys, one per line, each followed by a name. A target server is started with --draft-key FILE and
-    --draft tcp://SERVICEKEY@HOST:PORT.
+    --draft tcp://SERVICEKEY@HOST:PORT. A server that machines join is started with --launcher join
+    --join-key FILE, and `streamserve worker` on each machine with --key and a copy of the file, or a key of
+    its own that is listed in --join-clients.
     """
     import zmq
     from zmq.utils import z85

@@ -22,6 +22,7 @@ from streamserve.cli.models import models
 from streamserve.cli.profile import profile
 from streamserve.cli.serve import serve
 from streamserve.cli.version import show, version
+from streamserve.cli.worker import worker
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,7 +40,7 @@ def options(
     """Serve Llama-family models with OpenAI's API, or run them in the terminal."""
 
 
-for command in (serve, generate, chat, batch, profile, draft, doctor, version):
+for command in (serve, generate, chat, batch, profile, draft, worker, doctor, version):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(models, name="models")
 app.add_typer(keys, name="keys")

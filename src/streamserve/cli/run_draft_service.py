@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from streamserve import __version__
 from streamserve.draft_service.server.explain import explain
 from streamserve.draft_service.server.metrics import DraftCollector
-from streamserve.fleet.control_socket import ControlSocket
 from streamserve.fleet.events import Start, WorkerLost
+from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.process_state import ProcessState, SupervisionPolicy
 from streamserve.fleet.tasks import TaskSupervisor
-from streamserve.fleet.worker_process import STOP_SECONDS, WorkerProcesses, start_worker
+from streamserve.fleet.worker_process import STOP_SECONDS, WorkerProcesses
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import parse_endpoint, read_key_pair
 from streamserve.protocol.drafting import DraftReady, DraftReport, decode_report
@@ -74,8 +74,8 @@ class DraftSupervisor:
         self._status = status
         self._log_level = log_level
         self._worker: ProcessState[DraftReady] = ProcessState()
-        self._control = ControlSocket({WORKER: self._worker})
-        self._processes = WorkerProcesses(start_worker, self._config, self._lost)
+        self._launcher = LocalLauncher({WORKER: self._worker})
+        self._processes = WorkerProcesses(self._launcher.start, self._config, self._lost)
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = TaskSupervisor(self._fail)
 
@@ -88,11 +88,11 @@ class DraftSupervisor:
         try:
             await self._over
         finally:
-            await self._control.send(WORKER, encode(Stop()))
+            await self._launcher.send(WORKER, encode(Stop()))
             # A worker that is loading reads no messages: it ends when its standard input closes.
             await self._processes.close(STOP_SECONDS if self._worker.ready else 0.0)
             await self._tasks.close()
-            self._control.close()
+            await self._launcher.close()
 
     def stop(self) -> None:
         """Stop the worker; the second call kills it."""
@@ -112,7 +112,7 @@ class DraftSupervisor:
         return WorkerConfig(
             worker=f"{worker}/{incarnation}",
             role="draft",
-            endpoint=self._control.endpoint,
+            endpoint=self._launcher.endpoint,
             model=self._settings.model,
             drafting=msgspec.structs.replace(drafting, listen=self._status.address or drafting.listen),
             log_level=self._log_level,
@@ -121,7 +121,7 @@ class DraftSupervisor:
     async def _receive(self) -> None:
         """Process the worker's messages."""
         while True:
-            _, _, data = await self._control.receive()
+            _, _, data = await self._launcher.receive()
             now = time.monotonic()
             self._worker.hear(now)
             match decode_report(data):

@@ -5,7 +5,7 @@ Outgoing: sequence → reservation, with blocks      Incoming: reservation → s
 pinned while they are read                         or blocks in quarantine until no worker writes to them
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -43,14 +43,34 @@ class Transport(Protocol):
         """Raise TransferError unless blocks can be written to that address."""
         ...
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], upcoming: bool = False) -> int:
+    def push(
+        self,
+        to: CacheAddress,
+        copies: Sequence[tuple[int, int]],
+        upcoming: bool = False,
+        reservation: str = "",
+    ) -> int:
         """Start writing blocks (own block, block there) in all KV cache groups; returns the job's number.
         With `upcoming` the step about to run fills the target's KV: each layer is written as soon as it is
-        computed."""
+        computed. The receiver may check the `reservation` that permits it."""
         ...
 
     def landed(self) -> list[Landed]:
         """Return the jobs that have ended since the last call."""
+        ...
+
+
+class Gate(Protocol):
+    """Which of a worker's own blocks other workers may write (transfer/gate.py)."""
+
+    refused: int
+
+    def open(self, reservation: str, blocks: Iterable[int]) -> None:
+        """Let these blocks be written for a reservation."""
+        ...
+
+    def close(self, reservation: str) -> None:
+        """Let nothing more be written for a reservation."""
         ...
 
 
@@ -163,7 +183,7 @@ class Outgoing:
             copies = [(sequence.kv.blocks[i], reservation.blocks[i - skipped]) for i in range(first, last)]
             for block, _ in copies:
                 self._pool.share(block)
-            job = self._transport.push(reservation.to, copies, upcoming > 0)
+            job = self._transport.push(reservation.to, copies, upcoming > 0, reservation.id)
             sending.in_flight[job] = [block for block, _ in copies]
             if min(sequence.kv.computed[1:], default=computed) < computed:
                 sending.groups = 1  # a draft model has not read all of it
@@ -241,8 +261,11 @@ def _complete(sending: _Sending) -> bool:
 class Incoming:
     """The receiving side: the sequences that wait for each reservation, and the blocks in quarantine."""
 
-    def __init__(self, address: CacheAddress, name: str, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self, address: CacheAddress, name: str, pool: BlockPool, block_size: int, gate: Gate | None = None
+    ) -> None:
         self._address = address
+        self._gate = gate
         self._name = name
         self._pool = pool
         self._block_size = block_size
@@ -253,7 +276,7 @@ class Incoming:
 
     def report(self) -> TransferReport:
         """Return the totals received so far."""
-        return self._counts
+        return replace(self._counts, refused_writes=self._gate.refused if self._gate else 0)
 
     @property
     def open(self) -> int:
@@ -274,6 +297,9 @@ class Incoming:
         id = f"{self._name}/{next(self._numbers)}"
         self._waiting[id] = sequence
         last = -(-len(sequence.tokens) // self._block_size)
+        blocks = sequence.kv.blocks[start // self._block_size : last]
+        if self._gate:
+            self._gate.open(id, blocks)
         return TransferReservation(
             id=id,
             request=sequence.request,
@@ -281,13 +307,14 @@ class Incoming:
             choices=sequence.choices,
             tokens=len(sequence.tokens),
             start=start,
-            blocks=sequence.kv.blocks[start // self._block_size : last],
+            blocks=blocks,
             to=self._address,
             adapter=sequence.adapter,
         )
 
     def joined(self, reservation_id: str) -> Running | None:
         """Return the sequence whose KV has landed; None for a reservation that is not open here."""
+        self._close(reservation_id)
         sequence = self._waiting.pop(reservation_id, None)
         if sequence is not None:
             counts = self._counts
@@ -314,5 +341,10 @@ class Incoming:
     def release(self, reservation_id: str) -> Running | None:
         """End a reservation that no worker writes to any more. Returns the sequence that still waits for it,
         if any."""
+        self._close(reservation_id)
         self._pool.release(self._quarantine.pop(reservation_id, []))
         return self._waiting.pop(reservation_id, None)
+
+    def _close(self, reservation_id: str) -> None:
+        if self._gate:
+            self._gate.close(reservation_id)

@@ -217,6 +217,10 @@ def _library(config: ModelConfig, spec: ModelSpec) -> CDLL | None:
     return kernels() if config.backend != "reference" and fits else None
 
 
+NUMERICS = {"auto": "", "native": "native", "portable": "native portable"}
+"""The class of bits of each value of `--numerics`; empty: any."""
+
+
 def _choose_backend(source: Source, cores: Sequence[int]) -> ThreadPool | None:
     """Return the kernels' thread pool; None where plain torch computes."""
     config, spec = source.config, source.spec
@@ -233,13 +237,25 @@ def _choose_backend(source: Source, cores: Sequence[int]) -> ThreadPool | None:
         return _thread_pool(library, threads, source, cores)
     if config.kernel_path != "auto":
         raise CheckpointError(f"--kernel-path {config.kernel_path} is for the kernels: use --backend native")
+    if config.numerics != "auto":
+        raise CheckpointError(f"--numerics {config.numerics} is for the kernels: use --backend native")
     return None
 
 
 def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[int]) -> ThreadPool:
     """Return a thread pool on the path that the settings name, or on the fastest."""
-    name = source.config.kernel_path
-    path = best_path(library) if name == "auto" else Path[name.upper()]
+    name, numerics = source.config.kernel_path, NUMERICS[source.config.numerics]
+    path = best_path(library, numerics) if name == "auto" else Path[name.upper()]
+    if path is None:
+        raise CheckpointError(
+            f"--numerics {source.config.numerics}: this processor has no instructions of that class: use "
+            "portable on all machines"
+        )
+    if numerics and numerics_of(path) != numerics:
+        raise CheckpointError(
+            f"--kernel-path {name} does not compute the bits of --numerics {source.config.numerics}: leave "
+            "one of them out"
+        )
     pool = ThreadPool(library, threads, path, cores[1:threads])
     if name != "auto" and pool.path(source.dtype) != path:
         available = ", ".join(name_of(path) for path in Path if pool.supports(path, source.dtype))

@@ -1,6 +1,6 @@
 """Runs a Fleet: passes it the events of workers, processes and the clock, and executes its commands.
 
-ControlSocket ──── WorkerMessage ──▶                ── Send ────────────▶ ControlSocket
+Launcher ───────── WorkerMessage ──▶                ── Send ────────────▶ Launcher
 WorkerProcesses ── WorkerLost ─────▶  Fleet.handle  ── Start, Kill ─────▶ WorkerProcesses
 clock ──────────── Tick ───────────▶                ── Deliver, Refuse ─▶ Mailboxes
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from streamserve.fleet.control_socket import ControlSocket
 from streamserve.fleet.events import (
     Command,
     Deliver,
@@ -27,10 +26,11 @@ from streamserve.fleet.events import (
     WorkerMessage,
 )
 from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.launcher import MakeLauncher
 from streamserve.fleet.mailbox import Mailboxes
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.tracing.recorder import Recorder
-from streamserve.fleet.worker_process import Launch, WorkerProcesses
+from streamserve.fleet.worker_process import WorkerProcesses
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
@@ -69,15 +69,16 @@ class FleetDriver:
         fleet: Fleet,
         mailboxes: Mailboxes,
         settings: WorkerSettings,
-        launch: Launch,
+        make_launcher: MakeLauncher,
         recorder: Recorder | None,
         hooks: Hooks,
     ) -> None:
-        self.control = ControlSocket(fleet.workers)
+        self.launcher = make_launcher(fleet.workers)
         self.processes = WorkerProcesses(
-            launch,
-            lambda worker, incarnation: settings(worker, incarnation, self.control.endpoint),
+            self.launcher.start,
+            lambda worker, incarnation: settings(worker, incarnation, self.launcher.endpoint),
             self._lost,
+            self.handle,
         )
         self.crash_reports = self.observer_failures = 0
         self._fleet = fleet
@@ -100,7 +101,7 @@ class FleetDriver:
             await self.processes.close()
             await self._tasks.close()
         finally:
-            self.control.close()
+            await self.launcher.close()
 
     async def handle(self, event: FleetEvent) -> None:
         """Pass an event to the fleet and execute the resulting commands."""
@@ -138,7 +139,7 @@ class FleetDriver:
                     self.processes.kill(command.worker)
 
     async def _send(self, command: Send) -> None:
-        await self.control.send(command.worker, encode(command.message))
+        await self.launcher.send(command.worker, encode(command.message))
 
     async def _lost(self, lost: WorkerLost) -> None:
         """Process the end of a worker's process."""
@@ -150,7 +151,7 @@ class FleetDriver:
 
     async def _receive(self) -> None:
         while True:
-            worker, incarnation, data = await self.control.receive()
+            worker, incarnation, data = await self.launcher.receive()
             try:
                 message = decode_from_worker(data)
             except msgspec.DecodeError:

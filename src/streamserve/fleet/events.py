@@ -85,7 +85,8 @@ class WorkerMessage:
 @dataclass(frozen=True)
 class WorkerLost:
     """A worker's process ended, or could not be started. `suspects`: the attempts in its last step, which was
-    in this `phase`; None if unknown. `report`: the name of its crash report, if it wrote one."""
+    in this `phase`; None if unknown. `report`: the name of its crash report, if it wrote one. Unless it is
+    `dead`, it was only lost, may still write KV, and a WorkerDead follows."""
 
     worker: str
     incarnation: int
@@ -93,6 +94,15 @@ class WorkerLost:
     suspects: frozenset[int] | None = None
     phase: str = ""
     report: str = ""
+    dead: bool = True
+
+
+@dataclass(frozen=True)
+class WorkerDead:
+    """A worker's process that was lost does certainly not write any more."""
+
+    worker: str
+    incarnation: int
 
 
 @dataclass(frozen=True)
@@ -155,5 +165,7 @@ class Kill:
     worker: str
 
 
-FleetEvent = Open | Edit | Close | Drain | AddAdapter | RemoveAdapter | WorkerMessage | WorkerLost | Tick
+FleetEvent = (
+    Open | Edit | Close | Drain | AddAdapter | RemoveAdapter | WorkerMessage | WorkerLost | WorkerDead | Tick
+)
 Command = Send | Deliver | Refuse | Start | Kill

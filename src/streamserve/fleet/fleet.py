@@ -4,7 +4,8 @@ around it is in `runtime`.
     API server  Open, Edit, Close, Drain,     ┌───────┐   Deliver, Refuse   → API server
                 AddAdapter, RemoveAdapter     │       │
     workers     WorkerMessage, WorkerLost  →  │ Fleet │   Send              → workers
-    clock       Tick                          └───────┘   Start, Kill       → processes
+    processes   WorkerLost, WorkerDead        │       │   Start, Kill       → processes
+    clock       Tick                          └───────┘
 
 For each request it stores the tokens that were delivered to the client. When a worker dies, its requests go
 to another worker (or to the same one after its restart) as a new attempt that carries those tokens and
@@ -32,6 +33,7 @@ from streamserve.fleet.events import (
     RemoveAdapter,
     Send,
     Tick,
+    WorkerDead,
     WorkerLost,
     WorkerMessage,
 )
@@ -115,6 +117,8 @@ class Fleet:
                 return list(self._heard(event, now))
             case WorkerLost():
                 return list(self._lost(event, now))
+            case WorkerDead(worker, incarnation):
+                return [*self.transfers.reservations.writer_dead(worker, incarnation)]
             case Tick(beats):
                 return [*self.supervisor.tick(now, beats), *self._isolation.tick(now)]
 
@@ -256,7 +260,7 @@ class Fleet:
         yield from self.supervisor.lose(event.worker, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
         self.adapters.lost(event.worker)
-        yield from self.transfers.lose(event.worker, now)
+        yield from self.transfers.lose(event.worker, now, event.incarnation, event.dead)
         for request in affected:
             yield from self.dispatcher.withdraw(request, ended_worker=event.worker)
         for request in convicted:

@@ -88,9 +88,10 @@ class KVTransfers:
         """Start the write-back of a finished request, if it is worth it."""
         return self._writebacks.begin(request, self._workers, now)
 
-    def lose(self, worker: str, now: float) -> Iterator[Command]:
-        """End the transfers of a worker whose process has ended, and forget what was pushed there."""
-        yield from self.reservations.lose(worker)
+    def lose(self, worker: str, now: float, incarnation: int = 0, dead: bool = True) -> Iterator[Command]:
+        """End the transfers of a lost worker, and forget what was pushed there. The blocks that it may write
+        stay closed until it is `dead`."""
+        yield from self.reservations.lose(worker, incarnation, dead)
         for request in self._requests.values():
             if request.decode == worker:
                 request.arriving.pushed = 0

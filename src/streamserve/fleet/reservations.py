@@ -28,9 +28,11 @@ class ReservationBook:
 
     def __init__(self) -> None:
         self._open: dict[str, OpenReservation] = {}
+        self._doubtful: dict[tuple[str, int], list[OpenReservation]] = {}
+        """Reservations whose writers, by name and incarnation, were lost but may still write."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + sum(map(len, self._doubtful.values()))
 
     def reserved(self, owner: str, update: Reserved, request: OpenRequest | None) -> list[Send]:
         """Process a reservation of blocks: send it to its writer if the request still needs it, else release
@@ -85,14 +87,25 @@ class ReservationBook:
         ]
         return [Send(worker, Push(reservation)) for reservation in own]
 
-    def lose(self, worker: str) -> Iterator[Send]:
-        """Close the reservations of a worker whose process has ended, both as writer and as owner. Owners
-        that still run may reuse the blocks."""
-        for id, entry in list(self._open.items()):
-            if worker in (entry.writer, entry.owner):
-                del self._open[id]
-                if entry.owner != worker:
-                    yield from _released(entry)
+    def lose(self, worker: str, incarnation: int = 0, dead: bool = True) -> Iterator[Send]:
+        """Close the reservations of a lost worker, both as writer and as owner. Owners that still run may
+        reuse the blocks, once the writer is `dead`."""
+        lost = [entry for entry in self._open.values() if worker in (entry.writer, entry.owner)]
+        written = [entry for entry in lost if entry.owner != worker]
+        for entry in lost:
+            del self._open[entry.reservation.id]
+        for key, entries in self._doubtful.items():  # an owner that is gone has no blocks to reuse
+            self._doubtful[key] = [entry for entry in entries if entry.owner != worker]
+        if not dead:
+            self._doubtful[worker, incarnation] = written
+            return
+        for entry in written:
+            yield from _released(entry)
+
+    def writer_dead(self, worker: str, incarnation: int) -> Iterator[Send]:
+        """Release the blocks of a lost writer that certainly writes no more."""
+        for entry in self._doubtful.pop((worker, incarnation), []):
+            yield from _released(entry)
 
 
 def _released(entry: OpenReservation | None) -> list[Send]:

@@ -15,9 +15,10 @@ from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.driver import FleetDriver, Hooks, WorkerSettings
 from streamserve.fleet.events import AddAdapter, Close, Drain, Edit, Open, Refuse, RemoveAdapter
 from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.launcher import MakeLauncher
+from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.mailbox import Mailboxes
 from streamserve.fleet.tracing.recorder import Recorder
-from streamserve.fleet.worker_process import Launch, SharedWeightsMemory
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.protocol.messages import Event
@@ -34,12 +35,10 @@ class FleetRuntime:
         config: FleetConfig,
         settings: WorkerSettings,
         recorder: Recorder | None = None,
-        launch: Launch | None = None,
+        launcher: MakeLauncher = LocalLauncher,
     ) -> None:
-        """`launch` starts a worker; by default a process of this host, whose weights the workers share."""
         self.fleet = Fleet(config)
-        self._launch = launch
-        self._weights: SharedWeightsMemory | None = None
+        self._make_launcher = launcher
         self._recorder = recorder
         self._settings = settings
         self._clients = Mailboxes()
@@ -51,11 +50,9 @@ class FleetRuntime:
     async def start(self) -> None:
         """Bind the socket and start the workers; return before they are ready."""
         hooks = Hooks(self._changed.set, self._give_up)
-        launch = self._launch
-        if launch is None:
-            self._weights = SharedWeightsMemory()
-            launch = self._weights.start_worker
-        self._driver = FleetDriver(self.fleet, self._clients, self._settings, launch, self._recorder, hooks)
+        self._driver = FleetDriver(
+            self.fleet, self._clients, self._settings, self._make_launcher, self._recorder, hooks
+        )
         await self._driver.start()
 
     async def close(self) -> None:
@@ -64,12 +61,8 @@ class FleetRuntime:
             return
         self._closing = True
         self._clients.refuse_all(_shutting_down())
-        try:
-            if self._driver:
-                await self._driver.close()
-        finally:
-            if self._weights:
-                self._weights.close()
+        if self._driver:
+            await self._driver.close()
         if self._recorder:
             try:
                 await asyncio.to_thread(self._recorder.close)

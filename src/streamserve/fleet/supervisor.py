@@ -80,6 +80,14 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
     for other, worker in workers.items():
         if other == name or worker.ready is None:
             continue
+        own, theirs = ready.model.numerics, worker.ready.model.numerics
+        if own != theirs:
+            return Failed(
+                f"its numerics are {own!r}, those of worker {other} are {theirs!r}: workers share KV and "
+                "continue each other's requests, so all need the same: start the server with --numerics "
+                "native or portable",
+                1,
+            )
         own, theirs = _kv_format(ready), _kv_format(worker.ready)
         if own != theirs:
             return Failed(f"its KV format is {own}, that of worker {other} is {theirs}", 1)

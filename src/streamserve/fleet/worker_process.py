@@ -16,9 +16,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from streamserve.fleet.events import Heartbeat, Start, WorkerLost
+from streamserve.fleet.events import Heartbeat, Start, WorkerDead, WorkerLost
+from streamserve.fleet.launcher import Launch, Launched
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
+from streamserve.protocol.lease import LEASE
 
 STOP_SECONDS = 10.0
 
@@ -45,7 +47,7 @@ class WorkerProcess:
         entry = read_journal(self._journal)
         return Heartbeat(entry.beat_at, entry.phase, entry.moved_at, entry.predicted)
 
-    async def lost(self, worker: str, incarnation: int) -> WorkerLost:
+    async def watch(self, worker: str, incarnation: int) -> WorkerLost:
         """Wait for its end; return what it was doing then."""
         code = await self._process.wait()
         entry = Entry() if self._journal.closed else read_journal(self._journal)
@@ -53,12 +55,21 @@ class WorkerProcess:
         reason = entry.words or f"its process ended with {_status(code)}"
         return WorkerLost(worker, incarnation, reason, entry.attempts, entry.phase, entry.report)
 
+    def extend(self, until: float) -> None:
+        """Tell a process with a lease until when it may run, on this machine's clock."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(LEASE.pack(until))
+
+    async def dead(self) -> None:
+        """Return at once: `watch` sees the end of a child process."""
+
     def kill(self) -> None:
         """Kill the process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    async def end(self, grace: float = 0.0) -> None:
+    async def stop(self, grace: float = 0.0) -> None:
         """Wait for the end of a process that is exiting. Its standard input is closed after `grace` seconds,
         which tells it to exit; it is killed `STOP_SECONDS` later."""
         assert self._process.stdin is not None
@@ -75,24 +86,23 @@ class WorkerProcess:
             self._journal.close()
 
 
-Launch = Callable[[WorkerConfig], Awaitable[WorkerProcess]]
-"""Starts a worker. Raises OSError if that is not possible now."""
-
-
 class WorkerProcesses:
     """The processes that run now. `configure` returns the configuration of a worker's next process by its
-    name and incarnation; `lost` is called with the end of each process that was not asked to end."""
+    name and incarnation; `lost` is called with the end of each process that was not asked to end, `dead` when
+    one that was only lost is certain to be dead."""
 
     def __init__(
         self,
         launch: Launch,
         configure: Callable[[str, int], WorkerConfig],
         lost: Callable[[WorkerLost], Awaitable[None]],
+        dead: Callable[[WorkerDead], Awaitable[None]] | None = None,
     ) -> None:
         self._launch = launch
         self._configure = configure
         self._lost = lost
-        self._running: dict[str, tuple[int, WorkerProcess]] = {}
+        self._dead = dead
+        self._running: dict[str, tuple[int, Launched]] = {}
         self._closing = False
 
     def pid(self, worker: str) -> int:
@@ -117,11 +127,14 @@ class WorkerProcesses:
         else:
             self._running[worker] = incarnation, process
             if self._closing:
-                await process.end()
+                await process.stop()
                 return
-            lost = await process.lost(worker, incarnation)
+            lost = await process.watch(worker, incarnation)
         if not self._closing:
             await self._lost(lost)
+        if not lost.dead and self._dead:
+            await process.dead()
+            await self._dead(WorkerDead(worker, incarnation))
 
     def kill(self, worker: str) -> None:
         """Kill a worker's process; its loss is reported like any other."""
@@ -129,9 +142,9 @@ class WorkerProcesses:
             self._running[worker][1].kill()
 
     async def close(self, grace: float = 0.0) -> None:
-        """Start no more processes and wait for the end of all, as `WorkerProcess.end` does."""
+        """Start no more processes and wait for the end of all, as `Launched.stop` does."""
         self._closing = True
-        await asyncio.gather(*(process.end(grace) for _, process in self._running.values()))
+        await asyncio.gather(*(process.stop(grace) for _, process in self._running.values()))
 
 
 class SharedWeightsMemory:

@@ -24,6 +24,7 @@ from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.view import RouterView, router_view
 from streamserve.fleet.worker_state import Topology, role, total
 from streamserve.llm.adapters import ServedAdapters
+from streamserve.llm.cluster import kv_network, make_launcher
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.adapters import Adapter, open_adapter
@@ -86,12 +87,14 @@ class AsyncLLM:
         self._adapters = ServedAdapters(
             given, self.served_names, settings.model.max_loras, lambda: self._runtime
         )
+        self._kv_network = kv_network(settings.server)
         self._runtime = self._new_runtime()
 
     def _new_runtime(self) -> FleetRuntime:
         """Return the fleet of the settings, not started."""
-        fleet = fleet_config(self.settings, tuple(self._adapters.by_name.values()))
-        return FleetRuntime(fleet, self._worker_config, recorder(self.settings.server))
+        settings, server = self.settings, self.settings.server
+        fleet = fleet_config(settings, tuple(self._adapters.by_name.values()))
+        return FleetRuntime(fleet, self._worker_config, recorder(server), make_launcher(server))
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
@@ -324,6 +327,7 @@ class AsyncLLM:
             memory_share=1 / len(self._runtime.fleet.workers),
             reports_prefixes=len(self._runtime.fleet.workers) > 1,
             kv_transport=self.settings.server.kv_transport,
+            kv_network=self._kv_network,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
             crash_folder=str(crash_folder(os.environ)),
             trace=bool(self.settings.server.timeline or self.settings.server.otlp_traces_endpoint),
@@ -353,7 +357,9 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
     Prefill workers do not draft. A separate draft model still runs on them, as its KV is transferred too.
     """
     model, own_role = settings.model, role(worker)
-    threads = threads_of_worker(model, len(topology.names))
+    # Machines that join know their processors themselves.
+    local = settings.server.launcher == "local"
+    threads = threads_of_worker(model, len(topology.names)) if local else model.threads
     draft = "none" if own_role == "prefill" and not is_draft_model(model.draft) else model.draft
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from streamserve.protocol.drafting_config import DraftingConfig
+from streamserve.protocol.kv_network import KVNetwork
 from streamserve.protocol.logs import LogFormat
 from streamserve.protocol.server_config import KVTransport, LogLevel
 from streamserve.protocol.setting_types import (
@@ -20,6 +21,7 @@ from streamserve.protocol.setting_types import (
     about,
 )
 
+NumericsClass = Literal["auto", "native", "portable"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "int8"]
 Task = Literal["auto", "generate", "embed", "score"]
@@ -106,6 +108,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         about(
             "instructions that the native kernels use; auto: those with which this processor multiplies "
             "fastest, measured once"
+        ),
+    ] = "auto"
+    numerics: Annotated[
+        NumericsClass,
+        about(
+            "class of bits that the native kernels compute, for machines that serve together: native (AVX2 "
+            "and AVX-512, not AMX), portable (any processor, slow); auto: that of --kernel-path"
         ),
     ] = "auto"
     quantization: Annotated[
@@ -258,10 +267,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The configuration that a worker process reads from its standard input, as msgpack. `worker` is its
     name, with the number of times it was started; it may use `memory_share` of the free memory. It
     `reports_prefixes` that it has cached if requests can also go to other workers. With `trace`
-    it reports what it does and when. `journal`: the inherited descriptor of the memory for its journal; -1:
-    none. `weights`: those of the memory that all workers of the host share, for the weights of the target and
-    of a draft model; without them it has its own copy. `crash_folder` is the folder for its crash report;
-    without it none is written."""
+    it reports what it does and when. With `leased` it reads from there, after this, until when it may run.
+    Its times are those of the server, `clock_offset` seconds later than this machine's. `journal`: the
+    inherited descriptor of the memory for its journal; -1: none. `weights`: those of the memory that all
+    workers of the host share, for the weights of the target and of a draft model; without them it has its own
+    copy. `host` names its machine; `kv_network` is how KV goes over TCP. `crash_folder` is the folder for its
+    crash report; without it none is written."""
 
     worker: str
     role: Role
@@ -270,8 +281,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_share: float = 1.0
     reports_prefixes: bool = False
     kv_transport: KVTransport = "shm"
+    kv_network: KVNetwork | None = None
     kv_bytes_per_second: float | None = None
     trace: bool = False
+    leased: bool = False
+    clock_offset: float = 0.0
+    host: str = ""
     journal: int = -1
     weights: tuple[int, ...] = ()
     crash_folder: str = ""

@@ -76,7 +76,8 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     Of `sent_bytes`, `arriving_bytes` were sent while their prompt was still arriving.
     `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire.
     Of `received_tokens` the `hit_tokens` were cached already and not sent. `deferred` requests had to wait
-    for their reservation, so that latency targets could be met."""
+    for their reservation, so that latency targets could be met. `refused_writes`: attempts to write into
+    blocks whose reservation was closed."""
 
     handed_over: int = 0
     failed: int = 0
@@ -88,6 +89,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     received_tokens: int = 0
     hit_tokens: int = 0
     deferred: int = 0
+    refused_writes: int = 0
 
 
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):

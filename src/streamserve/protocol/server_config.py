@@ -23,7 +23,8 @@ ToolParser = Literal[
 ReasoningParser = Literal[
     "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
 ]
-KVTransport = Literal["shm", "nixl"]
+KVTransport = Literal["auto", "shm", "tcp", "nixl"]
+LauncherName = Literal["local", "join"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -225,6 +226,40 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         PositiveInt | None, about("max_num_batched_tokens of decode workers, if different")
     ] = None
     decode_max_chunk: Annotated[PositiveInt | None, about("max_chunk of decode workers, if different")] = None
+    launcher: Annotated[
+        LauncherName,
+        about(
+            "where workers run: local (on this machine), join (on machines that join at --listen with "
+            "`streamserve worker --join`)"
+        ),
+    ] = "local"
+    listen: Annotated[
+        str,
+        about(
+            "with --launcher join: address tcp://HOST:PORT at which machines join; by default only processes "
+            "of this machine can"
+        ),
+    ] = "tcp://127.0.0.1:7800"
+    join_key: Annotated[
+        str | None,
+        about("with --launcher join: file with this server's key (see `streamserve keys new`); required"),
+    ] = None
+    join_clients: Annotated[
+        str | None,
+        about(
+            "with --launcher join: file with the public keys of the machines that may join, one per line, "
+            "followed by a name; by default those with a copy of --join-key"
+        ),
+    ] = None
+    join_lease: Annotated[
+        float,
+        about(
+            "with --launcher join: seconds without a message of a machine after which its workers are lost; "
+            "a machine that cannot reach this server ends them after as many",
+            ge=1,
+            le=600,
+        ),
+    ] = 5.0
     router: Annotated[
         str,
         about(
@@ -243,8 +278,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 64
     kv_transport: Annotated[
-        KVTransport, about("transport of KV between workers: shared memory, or NVIDIA NIXL")
-    ] = "shm"
+        KVTransport,
+        about(
+            "transport of KV between workers: shm (shared memory of one machine), tcp (encrypted), nixl "
+            "(NVIDIA NIXL, one machine); auto: shared memory within a machine, tcp between machines"
+        ),
+    ] = "auto"
     kv_bytes_per_second: Annotated[
         PositiveFloat | None,
         about("for benchmarks: limit the bandwidth of KV transfers between workers to this"),

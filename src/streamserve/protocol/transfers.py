@@ -26,7 +26,9 @@ AttemptNumber = Annotated[int, msgspec.Meta(le=2**63 - 1)]
 class CacheAddress(msgspec.Struct, frozen=True):
     """The location and format of a worker's KV pool. `path` opens its memory on this host, `size` bytes with
     this `inode`. `fingerprint` covers weights, configuration, numerics, KV format, block size and layout
-    version. For NIXL: the address of the memory in its process (`base`), and its `agent`'s metadata."""
+    version. For NIXL: the address of the memory in its process (`base`), and its `agent`'s metadata. For
+    other machines: the identity of its `host`, the `endpoint` where it accepts writes, and which
+    `incarnation` of the memory is meant there."""
 
     path: str
     size: int
@@ -35,6 +37,9 @@ class CacheAddress(msgspec.Struct, frozen=True):
     inode: int = 0
     base: int = 0
     agent: bytes = b""
+    host: str = ""
+    endpoint: str = ""
+    incarnation: str = ""
 
 
 def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:

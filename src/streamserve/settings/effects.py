@@ -173,6 +173,12 @@ NEEDS = (
         "speculation_policy = 'off' never drafts: leave one of them out",
     ),
     Need(
+        ("listen", "join_key", "join_clients", "join_lease"),
+        "`launcher = join`",
+        lambda configured: configured.server.launcher == "join",
+        "only machines that join need it: give launcher = 'join'",
+    ),
+    Need(
         ("router",),
         "`workers` or `pairs` of 2, or other pools",
         lambda configured: len(configured.workers.candidates()) > 1,

@@ -28,6 +28,7 @@ from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
+from streamserve.settings.cluster import check_launcher
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import Settings, SettingsError, convert, options
@@ -123,6 +124,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False) -> S
     _check_router(server.router)
     check_effect(Configured(model_config, server, topology(server), shared))
     _check_topology(server, unresolved.profile)
+    check_launcher(server, model_config)
     model_config = with_adapters(model_config, server, name)
     if server.otlp_traces_endpoint and not telemetry_installed():
         raise SettingsError(f"otlp_traces_endpoint: {TELEMETRY_MISSING}")

@@ -58,7 +58,13 @@ class SimulatedTransport:
         if self._pool(to.path) is None:
             raise TransferError(f"the worker {to.path} is gone")
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], upcoming: bool = False) -> int:
+    def push(
+        self,
+        to: CacheAddress,
+        copies: Sequence[tuple[int, int]],
+        upcoming: bool = False,
+        reservation: str = "",
+    ) -> int:
         self._push_count += 1
         push = _Push(self._push_count, to, list(copies), None if upcoming else self._clock())
         self._queue.append(push)

@@ -185,7 +185,13 @@ class NixlTransport:
                 self._remove_dead_peers()
                 self._peers[to] = self._add_peer(to)
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], upcoming: bool = False) -> int:
+    def push(
+        self,
+        to: CacheAddress,
+        copies: Sequence[tuple[int, int]],
+        upcoming: bool = False,
+        reservation: str = "",
+    ) -> int:
         self._pushed += 1
         sources, targets = np.array(copies, np.int32).T
         since = self._pools.before_step() if upcoming else None

@@ -74,7 +74,13 @@ class SharedMemoryTransport:
             self._unmap_dead_peers()
             self._opened[to] = self._open(to)
 
-    def push(self, to: CacheAddress, copies: Sequence[tuple[int, int]], upcoming: bool = False) -> int:
+    def push(
+        self,
+        to: CacheAddress,
+        copies: Sequence[tuple[int, int]],
+        upcoming: bool = False,
+        reservation: str = "",
+    ) -> int:
         job = next(self._jobs)
         target = self._opened.get(to)
         if target is None:  # dropped since it was checked

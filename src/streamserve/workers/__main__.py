@@ -14,12 +14,16 @@ from typing import BinaryIO
 import msgspec
 
 from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.lease import Lease
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.runtime_folder import folder_of, remove_if_dead
 
 MAX_CONFIG_BYTES = 1 << 20
 PARENT_SECONDS = 1.0
 """Interval of checks whether the parent still runs, in addition to watching its end of the pipe."""
+LEASE_SECONDS = 0.05
+"""Interval of checks whether the lease is over."""
+LEASE_EXIT_STATUS = 75
 FOLDER_SECONDS = 2.0
 """How long to wait for the lock of a parent that may be dying."""
 
@@ -27,20 +31,35 @@ FOLDER_SECONDS = 2.0
 def read_config(stream: BinaryIO) -> WorkerConfig:
     """Return the configuration: four bytes of length (little endian), then msgpack. Raises ValueError if it
     is malformed."""
-    size = int.from_bytes(stream.read(4), "little")
+    size = int.from_bytes(_read(stream, 4), "little")
     if not 0 < size <= MAX_CONFIG_BYTES:
         raise ValueError(f"standard input must hold a worker configuration, but its length is {size}")
-    return msgspec.msgpack.decode(stream.read(size), type=WorkerConfig)
+    return msgspec.msgpack.decode(_read(stream, size), type=WorkerConfig)
 
 
-def exit_with_parent(descriptor: int, parent: int, folder: Path | None) -> None:
-    """End this process when `parent` has ended in any way, or closes its end of the pipe. A fork of the
-    parent may keep the pipe open. Also removes what a dead parent left in `folder`."""
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """Read `size` bytes, fewer at the end of an unbuffered stream."""
+    data = b""
+    while len(data) < size and (more := stream.read(size - len(data))):
+        data += more
+    return data
+
+
+def exit_with_parent(descriptor: int, parent: int, folder: Path | None, lease: Lease | None = None) -> None:
+    """End this process when `parent` has ended in any way, or closes its end of the pipe, or when the `lease`
+    is over that the parent extends through the pipe. A fork of the parent may keep the pipe open. Also
+    removes what a dead parent left in `folder`."""
+    seconds = LEASE_SECONDS if lease else PARENT_SECONDS
     while os.getppid() == parent:
-        ready, _, _ = select.select([descriptor], [], [], PARENT_SECONDS)
+        ready, _, _ = select.select([descriptor], [], [], seconds)
         # An unbuffered read: the lock of a buffered one would block an orderly exit.
-        if ready and not os.read(descriptor, 4096):
+        data = os.read(descriptor, 4096) if ready else None
+        if data == b"":
             break
+        if lease:
+            lease.read(data or b"")
+            if lease.is_over(time.monotonic()):
+                os._exit(LEASE_EXIT_STATUS)
     # A dying process closes its files one after another: its lock may be held a moment longer than the pipe.
     deadline = time.monotonic() + FOLDER_SECONDS
     while folder and folder.exists() and time.monotonic() < deadline and not remove_if_dead(folder):
@@ -57,11 +76,13 @@ def name_process(worker: str) -> None:
 def main() -> int:
     """Run the worker that standard input describes; return the exit status."""
     parent = os.getppid()
-    config = read_config(sys.stdin.buffer)
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream:  # what follows stays there
+        config = read_config(stream)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
     name_process(config.worker)
-    arguments = (sys.stdin.fileno(), parent, folder_of(config.endpoint))
+    lease = Lease() if config.leased else None
+    arguments = (sys.stdin.fileno(), parent, folder_of(config.endpoint), lease)
     threading.Thread(target=exit_with_parent, args=arguments, daemon=True).start()
     faulthandler.enable()  # a fault in native code leaves a traceback in the log
     if config.role == "draft":  # imports torch, which takes a while

@@ -104,6 +104,7 @@ def command_of(model: ModelConfig) -> str:
     words += ["--dtype", model.dtype] if model.dtype != "auto" else []
     words += ["--backend", model.backend] if model.backend != "auto" else []
     words += ["--kernel-path", model.kernel_path] if model.kernel_path != "auto" else []
+    words += ["--numerics", model.numerics] if model.numerics != "auto" else []
     words += ["--quantization", model.quantization] if model.quantization != "none" else []
     words += ["--head-quantization", model.head_quantization] if model.head_quantization != "auto" else []
     words += ["--kv-cache-dtype", model.kv_cache_dtype] if model.kv_cache_dtype != "auto" else []

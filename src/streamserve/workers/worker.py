@@ -45,12 +45,13 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
-from streamserve.protocol.server_config import KVTransport
 from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
+from streamserve.transfer.network import NetworkTransport
+from streamserve.transfer.network_memory import NetworkMemory
 from streamserve.transfer.nixl import NixlMemory, NixlTransport
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
@@ -60,6 +61,7 @@ from streamserve.workers.journal import StepJournal
 from streamserve.workers.pinning import pin_threads
 from streamserve.workers.profile_refresh import ProfileRefresher, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
+from streamserve.workers.server_clock import to_local, to_server
 from streamserve.workers.throughput_log import ThroughputLog
 from streamserve.workers.tracer import Tracer
 
@@ -69,13 +71,8 @@ COMPILING_MILLISECONDS = 2
 """Interval at which an idle worker checks whether a grammar is compiled."""
 CHECKPOINT_EXIT_STATUS = 2
 CRASH_EXIT_STATUS = 70
-Memory = SharedMemory | NixlMemory
-Transport = SharedMemoryTransport | NixlTransport
-TRANSPORTS: dict[KVTransport, tuple[type[Memory], type[Transport]]] = {
-    "shm": (SharedMemory, SharedMemoryTransport),
-    "nixl": (NixlMemory, NixlTransport),
-}
-"""The memory that receives KV and the transport that sends it."""
+Memory = SharedMemory | NixlMemory | NetworkMemory
+Transport = SharedMemoryTransport | NixlTransport | NetworkTransport
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def _run_engine(
     grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
     try:
         refresher = ProfileRefresher(parts.loaded, parts.profile, user_profiles(), command_of(config.model))
-        _serve(loop, socket, refresher, grammar_queue)
+        _serve(loop, socket, refresher, grammar_queue, config.clock_offset)
     except Exception as error:
         _crash(config, error, journal, engine)
     finally:  # its thread may wait for a step that will never come
@@ -143,8 +140,7 @@ def _load(config: WorkerConfig) -> _Parts:
     """Load the model, on reserved cores if possible. A prefill or decode worker's KV is allocated in memory
     that other workers can reach. Raises CheckpointError or TransferError."""
     model, disaggregated = config.model, config.role in ("prefill", "decode")
-    make_memory, make_transport = TRANSPORTS[config.kv_transport]
-    memory = make_memory()
+    memory = _memory(config)
     cores = reserve_cores(model.threads or usable_processors().threads)
     make_vocabulary = partial(_vocabulary, model.path)
     cpus = cores.cpus if cores else ()
@@ -154,12 +150,30 @@ def _load(config: WorkerConfig) -> _Parts:
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
     pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
-    transport = make_transport(pools, fingerprint, config.kv_bytes_per_second) if disaggregated else None
+    transport = _transport(config, pools, fingerprint) if disaggregated else None
+    if isinstance(memory, NetworkMemory) and memory.size:
+        memory.serve(pools)
     cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
     if cores:
         pin_threads(cores, loaded)
     profile = load_or_measure_profile(model.path, loaded, user_profiles()) if model.profile else None
     return _Parts(loaded, memory, transport, cache, profile)
+
+
+def _memory(config: WorkerConfig) -> Memory:
+    """Return the memory that receives KV."""
+    if config.kv_network:
+        return NetworkMemory(config.kv_network)
+    return NixlMemory() if config.kv_transport == "nixl" else SharedMemory()
+
+
+def _transport(config: WorkerConfig, pools: Pools, fingerprint: str) -> Transport:
+    """Return the transport that sends KV. Raises TransferError if it cannot be used here."""
+    limit = config.kv_bytes_per_second
+    if config.kv_network:
+        return NetworkTransport(pools, fingerprint, config.kv_network, limit)
+    make = NixlTransport if config.kv_transport == "nixl" else SharedMemoryTransport
+    return make(pools, fingerprint, limit)
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
@@ -200,6 +214,7 @@ def _engine(
             transport=parts.transport,
             cache=parts.cache,
             reports_prefixes=config.reports_prefixes,
+            gate=parts.memory.gate if isinstance(parts.memory, NetworkMemory) else None,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),
             observer=tracer,
@@ -259,8 +274,10 @@ def _serve(
     socket: zmq.Socket[bytes],
     refresher: ProfileRefresher,
     grammar_queue: GrammarQueue,
+    clock_offset: float,
 ) -> None:
-    """Receive messages between turns until a Stop message arrives, and send what the turns yield."""
+    """Receive messages between turns until a Stop message arrives, and send what the turns yield. The
+    server's clock is `clock_offset` seconds ahead of this machine's."""
     engine = loop.engine
     throughput = ThroughputLog(engine.report(), time.monotonic())
     while True:
@@ -269,11 +286,12 @@ def _serve(
         received = _receive(socket, wait)
         if received is None:
             return
-        messages = [message for taken in received for message in grammar_queue.take(taken)]
+        local = (to_local(message, clock_offset) for message in received)
+        messages = [message for taken in local for message in grammar_queue.take(taken)]
         loop.begin_turn(messages + grammar_queue.ready())
         now = time.monotonic()
         for message in loop.end_turn(now, busy=wait < longest):
-            _send(socket, message)
+            _send(socket, to_server(message, clock_offset))
             if isinstance(message, Report) and (line := throughput.line(message, now)):
                 logger.info(line)
 

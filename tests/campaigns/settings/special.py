@@ -52,6 +52,7 @@ def _engine(environment: Environment) -> dict[str, Draw]:
         "backend": weighted(("auto", 3), ("native", 4), ("reference", 1), ("device", 2)),
         "tensor_parallel_size": weighted((1, 20), (2, 0.5), (64, 0.1)),
         "kernel_path": weighted(("auto", 10), ("portable", 1), ("avx2", 2), ("avx512", 2), ("amx", 0.3)),
+        "numerics": weighted(("auto", 8), ("native", 2), ("portable", 1)),
         "quantization": weighted(
             ("none", 5), ("int8", 3), ("int4", 2), ("int4:32", 1), ("w8a8", 1), ("int5", 0.2)
         ),
@@ -130,12 +131,17 @@ def _server(environment: Environment) -> dict[str, Draw]:
         "ssl_certfile": weighted((None, 8), (str(environment.folder / "missing"), 0.4)),
         "ssl_keyfile": weighted((None, 8), (str(keys), 0.4)),
         "router": _router,
-        "kv_transport": weighted(("shm", 8), ("nixl", 4 if nixl_package() else 0.3)),
+        "kv_transport": weighted(("auto", 6), ("shm", 4), ("tcp", 4), ("nixl", 4 if nixl_package() else 0.3)),
         "kv_bytes_per_second": lambda rng: 10.0 ** rng.uniform(6, 9),
         "timeline": weighted(
             (str(environment.folder / "timeline.json"), 6), (str(environment.folder / "no/where"), 0.2)
         ),
         "otlp_traces_endpoint": weighted((exporting, 1)),
+        "launcher": weighted(("local", 12), ("join", 0.2)),  # refused: there is no key
+        "listen": weighted((None, 12), ("7800", 0.1)),
+        "join_key": weighted((None, 12), (str(environment.folder / "missing.key"), 0.2)),
+        "join_clients": weighted((None, 12), (str(environment.folder / "missing"), 0.1)),
+        "join_lease": weighted((5.0, 12), (10.0, 0.2)),
         "cors_origin": weighted((("*",), 1), (("https://app.example",), 1)),
         **dict.fromkeys(("workers", "pairs", "prefill", "decode"), weighted((None, 100), (1, 1))),
     }

@@ -126,12 +126,27 @@ def test_a_path_can_be_forced(shared_checkpoint: Callable[..., FilePath], pool: 
         assert loaded.model_info.numerics == f"{own}, float32, streamserve {__version__}"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("numerics", "own"), [("native", "native"), ("portable", "native portable")])
+def test_a_class_of_bits_can_be_chosen_for_unlike_machines(
+    shared_checkpoint: Callable[..., FilePath], pool: MakePool, numerics: str, own: str, dtype: str
+) -> None:
+    if numerics == "native" and not pool(1).supports(Path.AVX2, torch.bfloat16):
+        pytest.skip("this processor has no AVX2")
+    folder = str(shared_checkpoint())
+    config = ModelConfig(path=folder, threads=1, num_blocks=9, numerics=numerics, dtype=dtype, draft="none")
+    assert load(config).model_info.numerics == f"{own}, {dtype}, streamserve {__version__}"
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
         ({"kernel_path": "amx", "dtype": "float32"}, "use auto, portable"),
         ({"kernel_path": "portable", "backend": "reference"}, "--backend native"),
         ({"kernel_path": "portable", "backend": "device"}, "--device cpu"),
+        ({"numerics": "native", "backend": "reference"}, "--backend native"),
+        ({"numerics": "portable", "backend": "device"}, "--device cpu"),
+        ({"numerics": "native", "kernel_path": "portable"}, "does not compute the bits of --numerics native"),
     ],
 )
 def test_a_path_that_is_not_there_is_refused(

@@ -223,6 +223,11 @@ class WorkerMetrics(Collector):
             "Tokens of received prompts that were in the receiver's prefix cache and not sent.",
             report.hit_tokens,
         )
+        yield self._counter(
+            "kv_transfer_refused_writes",
+            "Writes into blocks whose reservation was closed, which a lost worker attempted.",
+            report.refused_writes,
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))

@@ -211,6 +211,8 @@ def load_on_device(
     config, spec = source.config, source.spec
     if config.kernel_path != "auto":
         raise CheckpointError(f"--kernel-path {config.kernel_path} is for the CPU: use --device cpu")
+    if config.numerics != "auto":
+        raise CheckpointError(f"--numerics {config.numerics} is for the CPU: use --device cpu")
     if config.backend in ("native", "reference"):
         raise CheckpointError(f"--backend {config.backend} runs on the CPU: use --device cpu")
     for model_spec in (source.spec, source.draft.spec):

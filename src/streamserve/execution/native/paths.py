@@ -79,12 +79,14 @@ def choose(rates: Mapping[Path, float]) -> Path:
 
 
 @functools.cache
-def best_path(library: ctypes.CDLL) -> Path:
-    """Return the path for this processor, from the stored rates or from those measured now."""
+def best_path(library: ctypes.CDLL, numerics: str = "") -> Path | None:
+    """Return the path for this processor, from the stored rates or from those measured now: the best of those
+    that compute the bits called `numerics`, if given; None if there is none."""
     pool = ThreadPool(library, 1)
     supported = [path for path in Path if pool.supports(path, torch.bfloat16)]
     rates = _ensure_rates(library, pool, supported)
-    return choose({path: rates.get(name_of(path), 0.0) for path in supported})
+    wanted = [path for path in supported if numerics in ("", numerics_of(path))]
+    return choose({path: rates.get(name_of(path), 0.0) for path in wanted}) if wanted else None
 
 
 def _ensure_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> Mapping[str, float]:

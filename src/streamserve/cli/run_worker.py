@@ -1,0 +1,50 @@
+"""Run the agent of `streamserve worker` until a signal."""
+
+import asyncio
+import socket
+
+import typer
+from msgspec.structs import replace
+
+from streamserve import __version__
+from streamserve.cluster.agent import Agent, AgentConfig
+from streamserve.cluster.membership import JoinError
+from streamserve.protocol.curve import Endpoint
+from streamserve.protocol.errors import StartError
+from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.server_config import LogLevel
+from streamserve.protocol.stop_signals import stop_signals
+from streamserve.settings.cluster import JoinSettings
+from streamserve.settings.options import SettingsError
+
+
+def run(settings: JoinSettings, log_level: LogLevel) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises StartError if the server refuses this machine for good,
+    SettingsError if its address is unknown."""
+    configure_logging(log_level, "text")
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: JoinSettings) -> None:
+    machine = settings.machine
+    machine = replace(machine, address=machine.address or _own_address(settings.head))
+    agent = Agent(AgentConfig(settings.head, settings.head_key, settings.own, machine, settings.model))
+    for number in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(number, agent.stop)
+    typer.echo(f"streamserve {__version__}: {machine.name} joins {settings.head.address} …")
+    try:
+        await agent.run()
+    except JoinError as error:
+        raise StartError(str(error)) from None
+
+
+def _own_address(head: Endpoint) -> str:
+    """Return this machine's address on the way to the head."""
+    host = head.host.strip("[]")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, head.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise SettingsError(f"{host} has no route from here ({error.strerror}): check --join") from error

@@ -1,0 +1,236 @@
+"""The launcher of workers on other machines: agents join the head over TCP, and start the workers there.
+
+FleetDriver ◀── Launcher ──▶ JoinLauncher ◀── effects ── Registry ◀── ClusterListener ◀══ agents ══ workers
+
+Each worker is started by an agent with a free slot. It is lost when its agent says that its process has
+ended, or when the agent's lease ends; then it counts as dead when as much time again has passed, in which the
+machine ends it without the head.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from streamserve.cluster.listener import ClusterListener, Received
+from streamserve.cluster.placement import Place, choose
+from streamserve.cluster.registry import Agent, Body, Effect, Joined, Left, Registry, Reply
+from streamserve.cluster.remote_worker import RemoteWorker
+from streamserve.fleet.process_state import ProcessState
+from streamserve.fleet.tasks import TaskSupervisor
+from streamserve.protocol.cluster import (
+    MAX_SMALL_BYTES,
+    Beat,
+    Ended,
+    Forward,
+    FromMachine,
+    Launch,
+    Started,
+    ToMachine,
+    decode_from_agent,
+    decode_from_machine,
+    encode,
+)
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.curve import KeyPair
+
+logger = logging.getLogger(__name__)
+
+JOIN_SECONDS = 15.0
+"""How long a restart waits for an agent with a free slot; the first start waits for ever."""
+TICKS = 10
+"""Checks in the time of a lease."""
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """Where agents join, with which key `pair` and for which `allowed` keys (names by hexadecimal digits).
+    The `lease` is in seconds. `epoch` is the head's."""
+
+    endpoint: str
+    pair: KeyPair
+    allowed: Mapping[str, str]
+    lease: float
+    epoch: int
+
+
+class JoinLauncher:
+    """Starts `workers` on the machines of agents that join. Made in a running event loop, which it uses."""
+
+    def __init__(self, config: JoinConfig, workers: Mapping[str, ProcessState[Any]]) -> None:
+        """Raises OSError if the address cannot be used."""
+        self.registry = Registry(config.epoch, config.lease, secrets.token_bytes)
+        self.listener = ClusterListener(config.endpoint, config.pair, config.allowed, config.lease)
+        self.remote: dict[str, RemoteWorker] = {}
+        """The workers that were started, by NAME/INCARNATION, until they are certainly dead."""
+        self._config = config
+        self._workers = workers
+        self._messages: asyncio.Queue[tuple[str, int, bytes] | Exception] = asyncio.Queue()
+        self._joined = asyncio.Condition()
+        self._tasks = TaskSupervisor(self._messages.put_nowait)
+        self._tasks.run_loop(self._receive, "cluster receive")
+        self._tasks.run_loop(self._tick, "cluster tick")
+        self._tasks.run_loop(self.listener.log_failures, "cluster monitor")
+        logger.info("machines can join at %s", self.listener.address)
+
+    @property
+    def endpoint(self) -> str:
+        """Where agents join; their workers connect to the agents."""
+        return self.listener.address
+
+    async def start(self, config: WorkerConfig) -> RemoteWorker:
+        """Start a worker on a machine with a free slot; the first start of each waits until there is one.
+        Raises OSError if there is none, or if the process cannot be started."""
+        name, _, incarnation = config.worker.rpartition("/")
+        agent = await self._agent_for(name, None if incarnation == "1" else JOIN_SECONDS)
+        worker = RemoteWorker(config.worker, agent, self._command, self._config.lease)
+        self.remote[config.worker] = worker
+        await self._command(agent, Launch(config))
+        logger.info("worker %s: on machine %s", config.worker, agent.name)
+        try:
+            await worker.until_started()
+        except OSError:
+            del self.remote[config.worker]
+            raise
+        return worker
+
+    async def send(self, worker: str, data: bytes) -> None:
+        """Send a message to a worker's present process, if it has one."""
+        remote = self.remote.get(f"{worker}/{self._workers[worker].incarnation}")
+        if remote and not remote.over:
+            await self._command(remote.agent, Forward(remote.name, data))
+
+    async def receive(self) -> tuple[str, int, bytes]:
+        """Return the next message of a worker's present process. Raises what ended this launcher's tasks."""
+        message = await self._messages.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    async def close(self) -> None:
+        """End the agents' sessions, and free all resources."""
+        for agent in list(self.registry.agents.values()):
+            await self._apply(self.registry.end(agent, "the head is shutting down"))
+        await self._tasks.close()
+        self.listener.close()
+
+    def _places(self) -> list[tuple[Agent, Place]]:
+        running: dict[bytes, set[str]] = {token: set() for token in self.registry.agents}
+        for worker in self.remote.values():
+            if not worker.over and worker.agent.token in running:
+                running[worker.agent.token].add(worker.name.rpartition("/")[0])
+        return [
+            (agent, Place(agent.machine.identity, agent.machine.slots, running[token]))
+            for token, agent in self.registry.agents.items()
+        ]
+
+    def _free(self, worker: str) -> Agent | None:
+        places = self._places()
+        chosen = choose(worker, [place for _, place in places])
+        return None if chosen is None else places[chosen][0]
+
+    async def _agent_for(self, worker: str, timeout: float | None) -> Agent:  # noqa: ASYNC109
+        """Wait for an agent with a free slot. Raises OSError after `timeout` seconds."""
+        if self._free(worker) is None:
+            logger.warning("worker %s waits for a machine: `streamserve worker --join` offers one", worker)
+        try:
+            async with asyncio.timeout(timeout), self._joined:
+                await self._joined.wait_for(lambda: self._free(worker) is not None)
+                agent = self._free(worker)
+                assert agent is not None
+                return agent
+        except TimeoutError:
+            raise OSError(
+                "no machine with a free slot has joined: start `streamserve worker --join` on one"
+            ) from None
+
+    async def _command(self, agent: Agent, command: ToMachine) -> None:
+        await self._apply(self.registry.send(agent, encode(command)))
+
+    async def _receive(self) -> None:
+        while True:
+            received = await self.listener.receive()
+            now = time.monotonic()
+            await self._apply(self._heard(received, now))
+
+    def _heard(self, received: Received, now: float) -> Iterable[Effect]:
+        """Charge for a message, decode it, then process it."""
+        registry, peer = self.registry, received.peer
+        size = len(received.data) if received.data else 0
+        charged = list(registry.charge(peer, received.key, size, now))
+        if charged:
+            return charged
+        if received.data is None:
+            return registry.unreadable(peer, "unreadable", "a message must have exactly one part")
+        if size > MAX_SMALL_BYTES and not registry.is_registered(peer):
+            return registry.unreadable(peer, "size", f"at most {MAX_SMALL_BYTES} bytes before it has joined")
+        try:
+            message = decode_from_agent(bytes(received.data))
+        except msgspec.DecodeError as error:
+            return registry.unreadable(peer, "unreadable", f"{type(error).__name__}: {error}"[:200])
+        return list(registry.heard(peer, received.key, message, now))
+
+    async def _apply(self, effects: Iterable[Effect]) -> None:
+        for effect in list(effects):
+            match effect:
+                case Reply(peer, message):
+                    await self.listener.send(peer, encode(message))
+                case Joined(agent):
+                    logger.info("machine %s has joined, with %d slots", agent.name, agent.machine.slots)
+                    await self._changed()
+                case Body(agent, data):
+                    await self._take(agent, data)
+                case Left(agent, reason):
+                    logger.error("machine %s has left: %s", agent.name, reason)
+                    for worker in [w for w in self.remote.values() if w.agent is agent]:
+                        worker.lose(reason)
+
+    async def _take(self, agent: Agent, data: bytes) -> None:
+        """Process a message of an agent. One that cannot be decoded ends its session."""
+        try:
+            message = decode_from_machine(data)
+        except msgspec.DecodeError as error:
+            await self._apply(self.registry.unreadable(agent.peer, "unreadable", str(error)[:200]))
+            return
+        worker = self.remote.get(message.worker)
+        if worker is None or worker.agent is not agent:
+            logger.debug(
+                "ignored a message of %r, which does not run on %s (any more)", message.worker, agent.name
+            )
+            return
+        await self._hear(worker, message)
+
+    async def _hear(self, worker: RemoteWorker, message: FromMachine) -> None:
+        match message:
+            case Forward(_, data):
+                name, _, incarnation = worker.name.rpartition("/")
+                state = self._workers.get(name)
+                if state is not None and incarnation == str(state.incarnation):
+                    self._messages.put_nowait((name, state.incarnation, data))
+            case Started(_, pid):
+                worker.started(pid)
+            case Beat():
+                worker.heard(message, time.monotonic())
+            case Ended():
+                worker.ended(message)
+                await self._changed()
+
+    async def _changed(self) -> None:
+        """Wake those who wait for a slot; forget workers that are certainly dead."""
+        for name in [name for name, worker in self.remote.items() if worker.is_dead]:
+            del self.remote[name]
+        async with self._joined:
+            self._joined.notify_all()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.lease / TICKS)
+            await self._apply(self.registry.tick(time.monotonic()))
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._changed()

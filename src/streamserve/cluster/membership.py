@@ -1,0 +1,184 @@
+"""An agent's membership in a cluster, without I/O: how it joins a head, resumes, and when its lease ends.
+
+    messages of the head, the clock ──▶ Membership ──▶ messages to send; `events`: Begun, Command, Lost
+
+    knocking ── Challenge ──▶ registering ── Welcome ──▶ joined ── lease ends, session over ──▶ knocking
+
+The lease counts from when an answered Alive was *sent*: it ends here before it ends at the head.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from streamserve import __version__
+from streamserve.cluster.session import Session, SessionError
+from streamserve.protocol.cluster import (
+    CLUSTER_VERSION,
+    Alive,
+    Challenge,
+    FromAgent,
+    FromHead,
+    Knock,
+    Machine,
+    Packet,
+    Refused,
+    Register,
+    Resume,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+KNOCK_SECONDS = 3.0
+"""Above the round trip of a slow link: a further Knock makes the answer to the one before useless."""
+RESUME_SECONDS = 0.1
+RENEWALS = 6
+"""Renewals in the time of a lease."""
+FASTEST_RENEWAL, SLOWEST_RENEWAL = 0.05, 1.0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The agent has joined a head."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the head, still encoded."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The session is over: workers must end."""
+
+    reason: str
+
+
+class JoinError(Exception):
+    """The head refuses this agent for good; the message says what to do."""
+
+
+class Membership:
+    """The membership of this `machine`. `expires` is when the lease ends, on this machine's clock."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.expires = 0.0
+        self.offset = 0.0
+        """What to add to this machine's clock for the head's, from the quickest answer so far."""
+        self.session: Session | None = None
+        self._quickest = float("inf")
+        self._token = b""
+        self._lease = 0.0
+        self._epoch = self._highest_epoch = 0
+        self._acted = self._resumed = float("-inf")
+        self._refusal = ""
+
+    @property
+    def joined(self) -> bool:
+        """Whether there is a session."""
+        return self.session is not None
+
+    def tick(self, now: float) -> Iterator[FromAgent | Lost]:
+        """Return what is due: a Knock, an Alive, or the end of the lease."""
+        if self.session is None:
+            if now - self._acted >= KNOCK_SECONDS:
+                self._acted = now
+                yield Knock(CLUSTER_VERSION, __version__)
+            return
+        if now > self.expires:
+            yield self._lose("the head has not answered: the lease is over")
+        elif now - self._acted >= min(max(self._lease / RENEWALS, FASTEST_RENEWAL), SLOWEST_RENEWAL):
+            yield self._alive(now)
+
+    def heard(self, message: FromHead, now: float) -> Iterator[FromAgent | Begun | Command | Lost]:
+        """Process a message of the head. Raises JoinError if it does not want this agent."""
+        match message:
+            case Challenge() if self.session is None:
+                if message.epoch < self._highest_epoch:
+                    logger.warning("ignored a head of epoch %d: there is one of %d", message.epoch,
+                                   self._highest_epoch)  # fmt: skip
+                    return
+                self._epoch = self._highest_epoch = message.epoch
+                self._acted = now
+                yield Register(message.nonce, self.machine)
+            case Welcome() if self.session is None:
+                self._token, self._lease = message.session, message.lease
+                # The lease began when the head took the registration, which was sent after `_acted`.
+                self.session, self.expires = Session(), self._acted + message.lease
+                self._quickest = float("inf")
+                yield Begun(self._epoch)
+                yield self._alive(now)
+            case Refused():
+                yield from self._refused(message, now)
+            case Packet() if self.session:
+                body = self.session.take(message)
+                if body is not None:
+                    yield Command(body)
+            case Alive() if self.session:
+                yield from self._renewed(self.session, message, now)
+            case _:
+                logger.debug("ignored %s of the head", type(message).__name__)
+
+    def reconnected(self, now: float) -> Iterator[FromAgent]:
+        """Continue on a new connection."""
+        self._resumed = now
+        if self.session is None:
+            self._acted = float("-inf")
+            return
+        yield Resume(self._token)
+        yield self._alive(now, missing=True)
+
+    def send(self, body: bytes) -> Iterator[FromAgent | Lost]:
+        """Send a message to the head; dropped without a session."""
+        if self.session is None:
+            return
+        try:
+            yield self.session.send(body)
+        except SessionError as error:
+            yield self._lose(str(error))
+
+    def _alive(self, now: float, missing: bool = False) -> Alive:
+        assert self.session
+        self._acted = now
+        return Alive(self.session.sent, self.session.received, now, missing=missing)
+
+    def _renewed(self, session: Session, alive: Alive, now: float) -> Iterator[FromAgent | Lost]:
+        try:
+            again = session.answer(alive)
+        except SessionError as error:
+            yield self._lose(str(error))
+            return
+        if not alive.at <= now:
+            return
+        self.expires = max(self.expires, alive.at + self._lease)
+        if now - alive.at < self._quickest:
+            self._quickest = now - alive.at
+            self.offset = alive.clock - (alive.at + now) / 2
+        yield from again
+        if session.lacks(alive):
+            yield self._alive(now, missing=True)
+
+    def _refused(self, refused: Refused, now: float) -> Iterator[FromAgent | Lost]:
+        if refused.reason == "version":
+            raise JoinError(f"the head refuses this machine: {refused.text}")
+        if self.session is None:
+            if refused.text != self._refusal:
+                logger.warning("the head refuses this machine, which tries again: %s", refused.text)
+            self._refusal = refused.text
+        elif refused.reason == "connection":
+            if now - self._resumed >= RESUME_SECONDS:
+                yield from self.reconnected(now)
+        elif refused.reason == "session":
+            yield self._lose(refused.text)
+        else:
+            logger.warning("the head refused a message: %s", refused.text)
+
+    def _lose(self, reason: str) -> Lost:
+        self.session, self._acted, self.expires = None, float("-inf"), 0.0
+        return Lost(reason)

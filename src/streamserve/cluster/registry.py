@@ -1,0 +1,250 @@
+"""The agents that have joined a head, without I/O: registrations, sessions and leases.
+
+    messages of peers, the clock ──▶ Registry ──▶ Reply, Joined, Body, Left
+
+    unknown ── Knock ──▶ challenged ── Register ──▶ joined ── lease ends, misbehaves ──▶ left
+                                          Resume ──▶   ▲ (from another connection, with the same key)
+
+A peer is one connection; its key was checked by CURVE before its first message. A registration is valid once,
+on the connection that its challenge was sent to.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from streamserve import __version__
+from streamserve.cluster.session import Session, SessionError
+from streamserve.protocol.cluster import (
+    CLUSTER_VERSION,
+    Alive,
+    Challenge,
+    FromAgent,
+    FromHead,
+    Knock,
+    Machine,
+    Packet,
+    Reason,
+    Refused,
+    Register,
+    Resume,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+CHALLENGE_SECONDS = 10.0
+MAX_CHALLENGES = 256
+MAX_AGENTS = 256
+JOIN_RATE, JOIN_BURST = 5.0, 50.0
+"""Messages a second of unregistered peers with the same key."""
+RATE, BURST = 20_000.0, 40_000.0
+"""Messages a second of an agent."""
+BYTE_RATE, BYTE_BURST = float(256 << 20), float(512 << 20)
+"""Bytes a second of an agent."""
+
+
+class Bucket:
+    """A token bucket."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._level, self._at = burst, 0.0
+
+    def take(self, amount: float, now: float) -> bool:
+        """Take an amount; return False if there is not enough."""
+        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+        self._at = now
+        if amount > self._level:
+            return False
+        self._level -= amount
+        return True
+
+
+@dataclass(eq=False)
+class Agent:
+    """An agent that has joined. `peer` is its present connection; it was last heard at `seen_at`."""
+
+    token: bytes
+    key: str
+    machine: Machine
+    peer: bytes
+    seen_at: float
+    session: Session = field(default_factory=Session)
+    messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
+    size: Bucket = field(default_factory=lambda: Bucket(BYTE_RATE, BYTE_BURST))
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Send a message to a peer."""
+
+    peer: bytes
+    message: FromHead
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An agent has joined."""
+
+    agent: Agent
+
+
+@dataclass(frozen=True)
+class Body:
+    """A message of an agent, still encoded."""
+
+    agent: Agent
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Left:
+    """An agent's session is over. Its workers may still run until its lease and the grace have passed."""
+
+    agent: Agent
+    reason: str
+
+
+Effect = Reply | Joined | Body | Left
+
+
+class Registry:
+    """The agents of the head with this `epoch`, each with a lease of `lease` seconds. `tokens` makes what
+    must be unpredictable."""
+
+    def __init__(self, epoch: int, lease: float, tokens: Callable[[int], bytes]) -> None:
+        self.epoch, self.lease = epoch, lease
+        self.agents: dict[bytes, Agent] = {}
+        """The agents by session."""
+        self.refused: dict[Reason, int] = {}
+        self.challenged = 0
+        self._tokens = tokens
+        self._by_peer: dict[bytes, Agent] = {}
+        self._challenges: dict[bytes, tuple[bytes, float]] = {}
+        self._buckets: dict[str, Bucket] = {}
+
+    def is_registered(self, peer: bytes) -> bool:
+        """Return whether a peer is a registered agent."""
+        return peer in self._by_peer
+
+    def charge(self, peer: bytes, key: str, size: int, now: float) -> Iterator[Effect]:
+        """Charge a peer for a message before it is decoded; it is refused if this has any effect."""
+        agent = self._by_peer.get(peer)
+        if agent is None:
+            bucket = self._buckets.setdefault(key, Bucket(JOIN_RATE, JOIN_BURST))
+            if not bucket.take(1, now):
+                yield self.refuse(peer, "rate", f"at most {JOIN_RATE:g} registrations a second")
+        elif not (agent.messages.take(1, now) and agent.size.take(size, now)):
+            yield self.refuse(peer, "rate", f"at most {RATE:g} messages and {BYTE_RATE:g} bytes a second")
+            yield from self.end(agent, "it sent too much")
+
+    def unreadable(self, peer: bytes, reason: Reason, text: str) -> Iterator[Effect]:
+        """Refuse a message that was not decoded; the session of an agent that sends one is over."""
+        yield self.refuse(peer, reason, text)
+        if agent := self._by_peer.get(peer):
+            yield from self.end(agent, text)
+
+    def heard(self, peer: bytes, key: str, message: FromAgent, now: float) -> Iterator[Effect]:
+        """Process a message of a peer with this public key."""
+        agent = self._by_peer.get(peer)
+        match message:
+            case Knock():
+                yield self._challenge(peer, message, now)
+            case Register() if agent is None:
+                yield from self._register(peer, key, message, now)
+            case Resume():
+                yield from self._resume(peer, key, message, now)
+            case Packet() | Alive() if agent is None:
+                yield Reply(peer, Refused("connection", "this connection has no session"))
+            case Packet() if agent:
+                body = agent.session.take(message)
+                if body is not None:
+                    yield Body(agent, body)
+            case Alive() if agent:
+                yield from self._alive(agent, message, now)
+            case _:
+                yield self.refuse(peer, "unexpected", "this connection has a session")
+
+    def send(self, agent: Agent, body: bytes) -> Iterator[Effect]:
+        """Send a message to an agent."""
+        if agent.token not in self.agents:
+            return
+        try:
+            yield Reply(agent.peer, agent.session.send(body))
+        except SessionError as error:
+            yield from self.end(agent, str(error))
+
+    def tick(self, now: float) -> Iterator[Effect]:
+        """End the sessions whose leases have ended."""
+        for agent in list(self.agents.values()):
+            if now - agent.seen_at > self.lease:
+                yield from self.end(agent, f"its machine has not been heard for {self.lease:g} s")
+        self._challenges = {p: c for p, c in self._challenges.items() if now - c[1] < CHALLENGE_SECONDS}
+
+    def end(self, agent: Agent, reason: str) -> Iterator[Effect]:
+        """End an agent's session."""
+        if self.agents.pop(agent.token, None) is not None:
+            self._by_peer.pop(agent.peer, None)
+            yield Reply(agent.peer, Refused("session", reason))
+            yield Left(agent, reason)
+
+    def refuse(self, peer: bytes, reason: Reason, text: str) -> Reply:
+        """Count, log and return a refusal."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        logger.warning("refused a machine that wants to join: %s", text)
+        return Reply(peer, Refused(reason, text))
+
+    def _challenge(self, peer: bytes, knock: Knock, now: float) -> Effect:
+        if knock.version != CLUSTER_VERSION or knock.release != __version__:
+            return self.refuse(
+                peer,
+                "version",
+                f"it runs streamserve {knock.release[:32]!r} (protocol {knock.version}), but the head runs "
+                f"{__version__} (protocol {CLUSTER_VERSION}): install the head's version there",
+            )
+        while len(self._challenges) >= MAX_CHALLENGES:
+            del self._challenges[next(iter(self._challenges))]
+        nonce = self._tokens(16)
+        self.challenged += 1
+        self._challenges[peer] = nonce, now
+        return Reply(peer, Challenge(nonce, self.epoch))
+
+    def _register(self, peer: bytes, key: str, message: Register, now: float) -> Iterator[Effect]:
+        nonce, asked = self._challenges.pop(peer, (b"", 0.0))
+        if nonce != message.nonce or now - asked > CHALLENGE_SECONDS:
+            yield self.refuse(peer, "challenge", "its registration is old, repeated, or was not asked for")
+            return
+        if len(self.agents) >= MAX_AGENTS:
+            yield self.refuse(peer, "rate", f"at most {MAX_AGENTS} machines can join")
+            return
+        agent = Agent(self._tokens(16), key, message.machine, peer, now)
+        self.agents[agent.token] = self._by_peer[peer] = agent
+        yield Reply(peer, Welcome(agent.token, self.lease))
+        yield Joined(agent)
+
+    def _resume(self, peer: bytes, key: str, message: Resume, now: float) -> Iterator[Effect]:
+        agent = self.agents.get(message.session)
+        if agent is None or agent.key != key:
+            yield self.refuse(peer, "session", "its session is over")
+            return
+        self._by_peer.pop(agent.peer, None)
+        agent.peer = peer
+        agent.seen_at = now
+        self._by_peer[peer] = agent
+
+    def _alive(self, agent: Agent, alive: Alive, now: float) -> Iterator[Effect]:
+        session = agent.session
+        try:
+            again = session.answer(alive)
+        except SessionError as error:
+            yield from self.end(agent, str(error))
+            return
+        agent.seen_at = now
+        yield from (Reply(agent.peer, packet) for packet in again)
+        missing = session.lacks(alive)
+        yield Reply(agent.peer, Alive(session.sent, session.received, alive.at, now, missing))

@@ -1,0 +1,37 @@
+"""The launcher of child processes: workers on this machine, reached through a socket in a private folder."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamserve.fleet.control_socket import ControlSocket
+from streamserve.fleet.launcher import Launch, Launched
+from streamserve.fleet.process_state import ProcessState
+from streamserve.fleet.worker_process import SharedWeightsMemory
+from streamserve.protocol.config import WorkerConfig
+
+
+class LocalLauncher:
+    """Starts `workers` with `launch`; by default they share the memory of their weights. Messages go through
+    the `control` socket."""
+
+    def __init__(self, workers: Mapping[str, ProcessState[Any]], launch: Launch | None = None) -> None:
+        self.control = ControlSocket(workers)
+        self._weights = SharedWeightsMemory()
+        self._launch = launch or self._weights.start_worker
+
+    @property
+    def endpoint(self) -> str:
+        return self.control.endpoint
+
+    async def start(self, config: WorkerConfig) -> Launched:
+        return await self._launch(config)
+
+    async def send(self, worker: str, data: bytes) -> None:
+        await self.control.send(worker, data)
+
+    async def receive(self) -> tuple[str, int, bytes]:
+        return await self.control.receive()
+
+    async def close(self) -> None:
+        self.control.close()
+        self._weights.close()

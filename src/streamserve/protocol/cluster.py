@@ -1,0 +1,190 @@
+"""Messages between a head and the agents of other machines, over TCP with CURVE keys.
+
+    agent ── Knock ─────▶ head      the versions
+          ◀─ Challenge ──           a number used once, the head's epoch
+          ── Register ──▶           the number, the machine
+          ◀─ Welcome ────           a session, its lease
+          ══ Packet, Alive ══       numbered messages; what was received, which renews the lease
+
+After the connection was lost, `Resume` continues a session whose lease has not ended. `Refused` says why
+something is not done. Packets carry the commands of the launcher and the messages of workers, encoded.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from streamserve.protocol.config import WorkerConfig
+
+CLUSTER_VERSION = 1
+MAX_CLUSTER_BYTES = 64 << 20
+"""Bytes of a message between head and agent; a connection that sends a larger one is closed."""
+MAX_SMALL_BYTES = 4096
+"""Bytes of a message of a peer that is not registered."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+WorkerName = Annotated[str, msgspec.Meta(max_length=64)]
+Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Reason = Literal["version", "challenge", "connection", "session", "rate", "size", "unreadable", "unexpected"]
+
+
+class Knock(msgspec.Struct, tag=True, frozen=True):
+    """First message of a connection: the versions of this protocol and of the package."""
+
+    version: Number
+    release: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Challenge(msgspec.Struct, tag=True, frozen=True):
+    """Register with this number, once. The head with the highest `epoch` is the present one."""
+
+    nonce: Token
+    epoch: Number
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """An agent's machine: `name` for people; processes with an equal `identity` can share memory. Other
+    machines reach it at `address`. It runs at most `slots` workers."""
+
+    name: Name
+    identity: Annotated[str, msgspec.Meta(max_length=128)]
+    address: Annotated[str, msgspec.Meta(max_length=256)]
+    slots: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+
+
+class Register(msgspec.Struct, tag=True, frozen=True):
+    """Join: offer a machine, with the number of the Challenge."""
+
+    nonce: Token
+    machine: Machine
+
+
+class Welcome(msgspec.Struct, tag=True, frozen=True):
+    """The agent is registered. It has to renew its session every `lease` seconds, and ends its workers if it
+    cannot."""
+
+    session: Token
+    lease: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Resume(msgspec.Struct, tag=True, frozen=True):
+    """Continue a session on another connection."""
+
+    session: Token
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """Not done, and why. "session": that session is over; "connection": this connection has none, resume."""
+
+    reason: Reason
+    text: Text
+
+
+class Packet(msgspec.Struct, tag=True, frozen=True):
+    """Message `number` of a session in this direction, from 1 on."""
+
+    number: Number
+    body: bytes
+
+
+class Alive(msgspec.Struct, tag=True, frozen=True):
+    """Sent by the agent several times a lease, and answered. The sender has sent `sent` packets and received
+    `received` without a gap; `missing` asks for the later ones again. `at` is the agent's clock when it
+    asked, the same in the answer; `clock` is the head's in the answer."""
+
+    sent: Number
+    received: Number
+    at: float
+    clock: float = 0.0
+    missing: bool = False
+
+
+FromAgent = Knock | Register | Resume | Packet | Alive
+FromHead = Challenge | Welcome | Refused | Packet | Alive
+
+
+class Launch(msgspec.Struct, tag=True, frozen=True):
+    """Start a worker with this configuration; the agent adds what only its machine knows."""
+
+    config: WorkerConfig
+
+
+class Forward(msgspec.Struct, tag=True, frozen=True):
+    """A message to or from a worker's process, named NAME/INCARNATION."""
+
+    worker: WorkerName
+    data: bytes
+
+
+class End(msgspec.Struct, tag=True, frozen=True):
+    """End a worker's process: at once, or when it has not exited `grace` seconds after its Stop."""
+
+    worker: WorkerName
+    kill: bool
+    grace: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+
+
+ToMachine = Launch | Forward | End
+
+
+class Started(msgspec.Struct, tag=True, frozen=True):
+    """A worker's process runs."""
+
+    worker: WorkerName
+    pid: int
+
+
+class Beat(msgspec.Struct, tag=True, frozen=True):
+    """A worker's last sign of life, `age` seconds ago. It made its last progress `still` seconds ago."""
+
+    worker: WorkerName
+    age: float
+    phase: Annotated[str, msgspec.Meta(max_length=32)]
+    still: float
+    predicted: float
+
+
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    """A worker's process has ended, or could not be started: events.WorkerLost, of another machine."""
+
+    worker: WorkerName
+    reason: Text
+    suspects: Annotated[list[int], msgspec.Meta(max_length=4096)] | None
+    phase: Annotated[str, msgspec.Meta(max_length=32)] = ""
+    report: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
+
+FromMachine = Started | Forward | Beat | Ended
+
+_encoder = msgspec.msgpack.Encoder()
+_from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
+_from_head: msgspec.msgpack.Decoder[FromHead] = msgspec.msgpack.Decoder(FromHead)
+_to_machine: msgspec.msgpack.Decoder[ToMachine] = msgspec.msgpack.Decoder(ToMachine)
+_from_machine: msgspec.msgpack.Decoder[FromMachine] = msgspec.msgpack.Decoder(FromMachine)
+
+
+def encode(message: FromAgent | FromHead | ToMachine | FromMachine) -> bytes:
+    """Return one message as msgpack bytes."""
+    return _encoder.encode(message)
+
+
+def decode_from_agent(data: bytes) -> FromAgent:
+    """Decode a message on the head's side. Raises msgspec.DecodeError on anything else."""
+    return _from_agent.decode(data)
+
+
+def decode_from_head(data: bytes) -> FromHead:
+    """Decode a message on the agent's side. Raises msgspec.DecodeError on anything else."""
+    return _from_head.decode(data)
+
+
+def decode_to_machine(data: bytes) -> ToMachine:
+    """Decode a packet's body on the agent's side. Raises msgspec.DecodeError on anything else."""
+    return _to_machine.decode(data)
+
+
+def decode_from_machine(data: bytes) -> FromMachine:
+    """Decode a packet's body on the head's side. Raises msgspec.DecodeError on anything else."""
+    return _from_machine.decode(data)

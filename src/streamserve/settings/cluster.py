@@ -1,0 +1,92 @@
+"""Settings of workers on other machines: of the server that they join, and of `streamserve worker`."""
+
+import socket
+from dataclasses import dataclass
+
+from streamserve.protocol.cluster import Machine
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoint, read_clients, read_key_pair
+from streamserve.protocol.machine import identity
+from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.checkpoints import locate
+from streamserve.settings.options import SettingsError
+
+NEW_KEY = "create one with `streamserve keys new FILE`"
+
+
+@dataclass(frozen=True)
+class JoinSettings:
+    """How `streamserve worker` joins a head: AgentConfig of cluster/agent.py, without the cluster package."""
+
+    head: Endpoint
+    head_key: bytes
+    own: KeyPair
+    machine: Machine
+    model: str | None
+
+
+def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
+    """Refuse settings of joining machines that contradict each other. Raises SettingsError."""
+    if server.launcher == "local":
+        return
+    try:
+        endpoint = parse_endpoint(server.listen)
+        if server.join_key:
+            read_key_pair(server.join_key)
+        if server.join_clients:
+            read_clients(server.join_clients)
+    except ValueError as error:
+        raise SettingsError(f"launcher = {server.launcher!r}: {error}") from None
+    if endpoint.server_key:
+        raise SettingsError(
+            "listen: the address must not contain a key: give this server's own key as join_key"
+        )
+    if not server.join_key:
+        raise SettingsError(f"launcher = {server.launcher!r}: join_key is required: {NEW_KEY}")
+    if server.kv_transport == "nixl":
+        raise SettingsError(
+            "kv_transport = 'nixl': its TCP has no keys, so it is not used between machines: leave it out"
+        )
+    if model.draft.startswith("tcp://") and model.draft_key:
+        raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")
+
+
+def allowed_keys(server: ServerConfig) -> dict[str, str]:
+    """Return the names of the machines that may join, by their public keys in hexadecimal."""
+    assert server.join_key
+    if server.join_clients:
+        return {key.hex(): name for key, name in read_clients(server.join_clients).items()}
+    return {read_key_pair(server.join_key).public.hex(): "join_key"}
+
+
+def resolve_join(
+    join: str, key: str | None, name: str | None, address: str | None, slots: int, model: str | None
+) -> JoinSettings:
+    """Resolve the settings of `streamserve worker`.
+
+    Raises SettingsError for invalid ones, CheckpointError if the model is not found.
+    """
+    try:
+        head = parse_endpoint(join)
+        if key is None:
+            raise ValueError(
+                "--key is required: give a copy of the server's --join-key file, or a key of this machine "
+                f"that the server lists in --join-clients ({NEW_KEY})"
+            )
+        own = read_key_pair(key)
+        if not head.port:
+            raise ValueError(f"{join!r} has no port: give the port that the server listens on")
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    try:
+        machine = Machine(name or _host_name(), identity(), address or "", slots)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    # With a copy of the server's file, the server's public key is this one.
+    return JoinSettings(
+        head, head.server_key or own.public, own, machine, str(locate(model)) if model else None
+    )
+
+
+def _host_name() -> str:
+    return "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname())[:64] or "machine"

@@ -1,0 +1,89 @@
+"""Machines as network and process namespaces on one bridge: each with an address and its own processes, and a
+link that can be cut."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class Namespaces:
+    """`count` machines, numbered from 1 on, on a bridge that this machine is on too."""
+
+    def __init__(self, count: int) -> None:
+        self._tag = f"{os.getpid() % 100000}"
+        self._net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+        self._bridge = f"ssb{self._tag}"
+        self._count = count
+
+    def address(self, number: int) -> str:
+        return f"{self._net}.{number}"
+
+    def name(self, number: int) -> str:
+        return f"ss{self._tag}-{number}"
+
+    def _outer(self, number: int) -> str:
+        return f"ssv{self._tag}.{number}"
+
+    def command(self, number: int, *command: str) -> list[str]:
+        """Return the command that runs another in a machine, as its first process."""
+        alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+        return ["ip", "netns", "exec", self.name(number), *alone, *command]
+
+    def up(self) -> None:
+        """Raises OSError or CalledProcessError if namespaces are not permitted."""
+        _ip(f"link add {self._bridge} type bridge")
+        _ip(f"addr add {self.address(254)}/24 dev {self._bridge}")
+        _ip(f"link set {self._bridge} up")
+        for number in range(1, self._count + 1):
+            name, outer = self.name(number), self._outer(number)
+            _ip(f"netns add {name}")
+            _ip(f"link add {outer} type veth peer name eth0 netns {name}")
+            _ip(f"link set {outer} master {self._bridge} up")
+            _ip(f"-n {name} addr add {self.address(number)}/24 dev eth0")
+            _ip(f"-n {name} link set lo up")
+            _ip(f"-n {name} link set eth0 up")
+
+    def cut(self, number: int) -> None:
+        _ip(f"-n {self.name(number)} link set eth0 down")
+
+    def restore(self, number: int) -> None:
+        _ip(f"-n {self.name(number)} link set eth0 up")
+
+    def limit(self, number: int, rate: str) -> None:
+        """Limit what a machine sends, such as "1gbit"."""
+        command = f"qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
+        subprocess.run(["tc", "-n", self.name(number), *command.split()], check=True, capture_output=True)
+
+    def down(self) -> None:
+        for number in range(1, self._count + 1):
+            # A namespace ends with its last process: its link is removed now.
+            for command in (f"link del {self._outer(number)}", f"netns del {self.name(number)}"):
+                with suppress(subprocess.CalledProcessError, OSError):
+                    _ip(command)
+        with suppress(subprocess.CalledProcessError, OSError):
+            _ip(f"link del {self._bridge}")
+
+
+def _ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
+
+
+@contextmanager
+def namespaces(count: int) -> Iterator[Namespaces]:
+    made = Namespaces(count)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def why_not_permitted() -> str:
+    """Return why there are no namespaces here; empty if there are."""
+    try:
+        with namespaces(1) as made:
+            subprocess.run(made.command(1, "true"), check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"network namespaces are not permitted here: {error}"
+    return ""
