@@ -19,7 +19,8 @@ from tests.simulate.settings_fuzz import ADAPTERS
 
 SIMULATED, LIVE = ("simulated",), ("live",)
 SERVICE = "tcp://127.0.0.1:7700"
-"""A draft service; a live row replaces the address by that of a running one."""
+SERVICES = f"{SERVICE},tcp://127.0.0.1:7701"
+"""A draft service, and two of them; a live row replaces the addresses by those of running ones."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ AXES: dict[str, dict[str, Value]] = {
         "self": Value({"draft": "self:1"}, {"drafter": "plain"}, ("drafted",)),
         "model": Value({"draft": "embedded-draft"}, {"drafter": "kv"}, ("drafted",)),
         "service": Value({"draft": SERVICE}, {"drafter": "service"}, ("served_trees",)),
+        "services": Value({"draft": SERVICES}, {"drafter": "services"}, ("shared_trees",)),
     },
     "policy": {"default": Value({}, {"policy": "goodput"})}
     | {name: _policy(name) for name in POLICIES if name != "goodput"},

@@ -4,6 +4,7 @@ Of each row all texts are those of a plain engine with the same weights and KV, 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from streamserve.protocol.sampling import Slo
 from tests.campaigns.settings import Trials, random_model
 from tests.campaigns.settings.workload import TrialRequest
-from tests.combinations.axes import SERVICE, axes, refusal, settings, shown
+from tests.combinations.axes import SERVICE, SERVICES, axes, refusal, settings, shown
 from tests.combinations.covering import Row, cover, draw_three
 from tests.conftest import Scale
 from tests.draft_service.network import drafting
@@ -29,6 +30,7 @@ COUNTERS = {
     "drafted": "drafted_tokens",
     "accepted": "accepted_draft_tokens",
     "served_trees": "service_trees",
+    "shared_trees": "service_trees",
     "preempted": "preemptions",
     "swapped": "swaps",
 }
@@ -42,16 +44,22 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
 
 
 @pytest.fixture(scope="module")
-def service(trials: Trials) -> Iterator[str]:
-    """The address of a draft service."""
+def services(trials: Trials, scale: Scale) -> Iterator[list[str]]:
+    """The addresses of as many draft services as the rows need."""
     model = trials.models["llama"].environment.drafts[0]
-    with drafting(model, "--threads", "1", "--no-admission") as running:
-        yield running.address
+    needed = max(_services(row) for row in live_rows(scale))
+    with ExitStack() as stack:
+        flags = "--threads", "1", "--no-admission"
+        yield [stack.enter_context(drafting(model, *flags)).address for _ in range(needed)]
 
 
-def overrides(row: Row, service: str, draft: str) -> dict[str, Any]:
+def _services(row: Row) -> int:
+    return {"service": 1, "services": 2}.get(str(row["draft"]), 0)
+
+
+def overrides(row: Row, services: list[str], draft: str) -> dict[str, Any]:
     """Return the settings of a row, with the addresses and folders that there are."""
-    there = {SERVICE: service, "embedded-draft": draft}
+    there = {SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), "embedded-draft": draft}
     chosen = FIXED | settings(row)
     return chosen | {"draft": there.get(chosen["draft"], chosen["draft"])}
 
@@ -74,10 +82,10 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
     return shape
 
 
-def run_row(row: Row, seed: int, trials: Trials, service: str) -> dict[str, int]:
+def run_row(row: Row, seed: int, trials: Trials, services: list[str]) -> dict[str, int]:
     """Serve a row; returns its counts. Raises AssertionError where a text is wrong, or something of the row
     was not used."""
-    chosen = overrides(row, service, trials.models["llama"].environment.drafts[0])
+    chosen = overrides(row, services, trials.models["llama"].environment.drafts[0])
     outcome = trials.run_settings(seed, "llama", chosen, shape_of(row))
     assert outcome.verdict == "passed", (row, outcome)
     assert outcome.counts["compared"] > 0
@@ -102,9 +110,11 @@ def live_rows(scale: Scale) -> list[Row]:
 
 
 def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
-    trials: Trials, service: str, scale: Scale, record: Callable[..., None]
+    trials: Trials, services: list[str], scale: Scale, record: Callable[..., None]
 ) -> None:
     rows, compared = live_rows(scale), 0
     for number, row in enumerate(rows):
-        compared += run_row({"transport": "default", **row}, scale.seed + number, trials, service)["compared"]
+        compared += run_row({"transport": "default", **row}, scale.seed + number, trials, services)[
+            "compared"
+        ]
     record(rows=len(rows), compared=compared)

@@ -2,6 +2,7 @@
 their draft models run in the virtual time of the engine's executor."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,8 @@ class ServiceDrafter:
         self.client = Client(TargetIdentity("t", "v", "target", vocabulary), addresses, seed)
         self.trees = 0
         """Trees of services that the engine was given."""
+        self._by_service: Counter[int | None] = Counter()
+        self._taken: dict[int, tuple[int, TokenTree]] = {}
 
     def maintain(self) -> None:
         """Do what a worker does between steps."""
@@ -95,7 +98,14 @@ class ServiceDrafter:
         """Tokens that services read before trees were requested."""
         return sum(simulated.read for simulated in self.services)
 
+    @property
+    def shared_trees(self) -> int:
+        """Trees of the service that gave the fewest, 0 with a single one."""
+        count = len(self.services)
+        return min(self._by_service[number] for number in range(count)) if count > 1 else 0
+
     def begin(self, requests: Sequence[DraftRequest]) -> None:
+        self._learn(requests)
         self.maintain()
         self._exchange(self.client.begin(requests, self.now, 1.0, 0.01, 0.01))
 
@@ -104,22 +114,31 @@ class ServiceDrafter:
             self.run_services()
         trees = self.client.take()
         self.trees += len(trees)
+        self._by_service.update(self.client.sequences.by_id[id].drafted_by for id in trees)
+        self._taken = {id: (self.client.sequences.by_id[id].length, tree) for id, tree in trees.items()}
         return trees
 
     def release(self, ids: Sequence[int]) -> None:
         self.client.release(ids)
 
     def run_services(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Let the services work until nothing waits."""
+        """Let the services work, at the same time, until nothing waits."""
         working = True
         while working and not until():
             working = False
+            answers = [simulated.run(self.now) for simulated in self.services]
+            self.now += BATCH_SECONDS
+            self._executor.seconds += BATCH_SECONDS
             for number, simulated in enumerate(self.services):
-                answers = simulated.run(self.now)
-                working |= simulated.service.loop.backlog() > 0 or bool(answers)
-                self.now += BATCH_SECONDS
-                self._executor.seconds += BATCH_SECONDS
-                self._hear(number, answers)
+                working |= simulated.service.loop.backlog() > 0 or bool(answers[number])
+                self._hear(number, answers[number])
+
+    def _learn(self, requests: Sequence[DraftRequest]) -> None:
+        for request in requests:
+            if request.id in self._taken:
+                length, tree = self._taken[request.id]
+                accepted = len(tree.follow(request.tokens[length : request.length])) - 1
+                self.client.gained(request.id, accepted, self.now)
 
     def _exchange(self, outs: Sequence[ToService]) -> None:
         for out in outs:

@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -32,10 +32,10 @@ def draft_token(tokens: list[int], accepted: float = 0.8) -> int:
     return token if int.from_bytes(chance, "little") < accepted * 65536 else (token + 1) % VOCAB
 
 
-def chain(tokens: list[int], depth: int) -> TokenTree:
+def chain(tokens: list[int], depth: int, accepted: float = 0.8) -> TokenTree:
     grown = list(tokens)
     for _ in range(depth):
-        grown.append(draft_token(grown))
+        grown.append(draft_token(grown, accepted))
     size = depth + 1
     accept = tuple(0.8**level for level in range(size))
     return TokenTree(tuple(grown[-size:]), tuple(range(-1, depth)), (1.0,) + (0.8,) * depth, accept)
@@ -45,7 +45,8 @@ class FakeDrafter:
     """engine.plan.Drafter whose KV is the tokens that were written, block by block, so that its tokens
     are wrong as soon as a block is stale or of another sequence."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, accepted: float = 0.8) -> None:
+        self.accepted = accepted
         self._size = block_size
         self._kv = [-1] * (num_blocks * block_size)
         self.known: dict[int, tuple[int, list[int]]] = {}
@@ -65,7 +66,7 @@ class FakeDrafter:
             self._kv[self._slot(request, place)] = tokens[place]
         read = [self._kv[self._slot(request, place)] for place in range(len(tokens))]
         assert read == tokens, "the KV is of other tokens"
-        return chain(read, request.depth)
+        return chain(read, request.depth, self.accepted)
 
     def _slot(self, request: DraftRequest, place: int) -> int:
         return request.blocks[place // self._size] * self._size + place % self._size
@@ -81,9 +82,30 @@ class Network:
     jitter: float = 0.0
 
 
+@dataclass(frozen=True)
+class Place:
+    """What differs between services: the seconds of a batch are `slower` times those of others, messages take
+    `far` seconds more, and its draft tokens are the target's with probability `accepted`."""
+
+    slower: float = 1.0
+    far: float = 0.0
+    accepted: float = 0.8
+
+
+@dataclass(eq=False)
+class Text:
+    """A sequence of a target."""
+
+    id: int
+    tokens: list[int]
+    epoch: int = 0
+    outputs: int = 0
+
+
 @dataclass(eq=False)
 class Target:
-    """A target with one sequence at a time: requests, waits for `max_wait` seconds, verifies for `verify`."""
+    """A target with `width` sequences at a time: requests, waits for `max_wait` seconds, verifies for
+    `verify`."""
 
     name: str
     client: Client
@@ -92,16 +114,23 @@ class Target:
     max_wait: float = 0.2
     depth: int = 4
     length: int = 60
-    tokens: list[int] = field(default_factory=list)
-    epoch: int = 0
-    id: int = 0
-    outputs: int = 0
+    width: int = 1
+    texts: list[Text] = field(default_factory=list)
+    opened: int = 0
     accepted: int = 0
     rounds: int = 0
     finished: list[list[int]] = field(default_factory=list)
     accepted_at: list[tuple[float, int]] = field(default_factory=list)
     waiting_since: float | None = None
-    last: float | None = None
+
+    @property
+    def max_waits(self) -> dict[int, float]:
+        return {link.number: self.max_wait for link in self.client.links}
+
+    def placed(self) -> list[int | None]:
+        """Return the service of each sequence."""
+        known = self.client.sequences.by_id
+        return [known[text.id].service if text.id in known else None for text in self.texts]
 
 
 class Star:
@@ -115,13 +144,14 @@ class Star:
         services: int = 1,
         network: Network = Network(),
         cost: Callable[[Batch], float] | None = None,
+        places: Sequence[Place] = (),
         **fields: float,
     ) -> None:
         self.rng = rng
         self.now = 0.0
         self.network = network
         self.config = config
-        self.identities = itertools.count()
+        self.places = list(places) or [Place()] * services
         self.edits = 0.0
         self.needs = True
         self._cost = cost or (lambda batch: 0.002 * max((r.depth for r in batch.requests), default=1) + 1e-5)
@@ -133,7 +163,7 @@ class Star:
         self._lives = [0] * services
         for number in range(services):
             self.services.append(None)
-            self.drafters.append(FakeDrafter(config.num_blocks, config.block_size))
+            self.drafters.append(FakeDrafter(0, 0))
             self._busy.append(False)
             self.start(number)
         self.targets = [self._target(number, services, fields) for number in range(targets)]
@@ -145,7 +175,9 @@ class Star:
         self._lives[number] += 1
         secret = lambda: self.rng.randbytes(16)  # noqa: E731
         self.services[number] = Service(IDENTITY, self.config, secret)
-        self.drafters[number] = FakeDrafter(self.config.num_blocks, self.config.block_size)
+        config = self.config
+        accepted = self.places[number].accepted
+        self.drafters[number] = FakeDrafter(config.num_blocks, config.block_size, accepted)
         self._busy[number] = False
 
     def kill(self, number: int) -> None:
@@ -174,25 +206,27 @@ class Star:
         addresses = [f"tcp://host{n}:1" for n in range(services)]
         client = Client(TargetIdentity("t", "v", name, VOCAB), addresses, self.rng.getrandbits(32))
         target = Target(name, client, number, **fields)  # type: ignore[arg-type]
-        self._open(target)
+        target.texts = [self._open(target) for _ in range(target.width)]
         return target
 
-    def _open(self, target: Target) -> None:
-        target.id += 1
-        target.tokens = [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 90))]
-        target.outputs, target.epoch = 0, 0
+    def _open(self, target: Target) -> Text:
+        target.opened += 1
+        return Text(target.opened, [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(1, 90))])
 
-    def _carry(self, action: Callable[[], None]) -> None:
+    def _carry(self, number: int, action: Callable[[], None]) -> None:
         network = self.network
         if self.rng.random() < network.lost:
             return
         for _ in range(2 if self.rng.random() < network.twice else 1):
-            self.after(network.delay + self.rng.random() * network.jitter, action)
+            delay = network.delay + self.places[number].far + self.rng.random() * network.jitter
+            self.after(delay, action)
 
     def _to_services(self, target: Target, outs: list) -> None:
         for out in outs:
             data, life = encode(out.message), self._lives[out.link]
-            self._carry(lambda out=out, data=data, life=life: self._arrive(out.link, target, data, life))
+            self._carry(
+                out.link, lambda out=out, data=data, life=life: self._arrive(out.link, target, data, life)
+            )
 
     def _arrive(self, number: int, target: Target, data: bytes, life: int) -> None:
         service = self.services[number]
@@ -204,11 +238,11 @@ class Star:
     def _to_targets(self, number: int, outs: list) -> None:
         for out in outs:
             target, data = self.targets[int(out.peer)], encode(out.message)
-            self._carry(lambda target=target, data=data: self._hear(target, number, data))
+            self._carry(number, lambda target=target, data=data: self._hear(target, number, data))
 
     def _hear(self, target: Target, number: int, data: bytes) -> None:
         self._to_services(target, target.client.heard(number, decode_to_target(data), self.now))
-        if target.waiting_since is not None and not target.client.outstanding(self.now, target.max_wait):
+        if target.waiting_since is not None and not target.client.outstanding(self.now, target.max_waits):
             self._collect(target)
 
     def _draft(self, number: int) -> None:
@@ -229,60 +263,75 @@ class Star:
             self._to_targets(number, service.loop.drafted(batch, trees, self.now))
             self._draft(number)
 
-        self.after(self._cost(batch), done)
+        self.after(self.places[number].slower * self._cost(batch), done)
 
     def _begin(self, target: Target) -> None:
-        if self.rng.random() < self.edits and target.outputs:
-            self._edit(target)
-        request = DraftRequest(
-            target.id, target.epoch, target.tokens, len(target.tokens), 0, target.outputs,
-            SamplingParams(temperature=0.0), target.depth, 1, target.depth, 0, [],
-        )  # fmt: skip
+        for text in target.texts:
+            if self.rng.random() < self.edits and text.outputs:
+                self._edit(text)
+        params = SamplingParams(temperature=0.0, max_tokens=target.length)
+        requests = [
+            DraftRequest(
+                text.id, text.epoch, text.tokens, len(text.tokens), 0, text.outputs, params,
+                target.depth, 1, target.depth, 0, [],
+            )
+            for text in target.texts
+        ]  # fmt: skip
         client = target.client
         outs = client.tick(self.now)
-        outs += client.begin([request], self.now, target.max_wait, target.verify, target.verify)
+        outs += client.begin(requests, self.now, target.max_wait, target.verify, target.verify)
         self._to_services(target, outs)
         target.waiting_since = since = self.now
-        if not client.outstanding(self.now, target.max_wait):
+        if not client.outstanding(self.now, target.max_waits):
             self._collect(target)
             return
         self.after(target.max_wait, lambda: self._collect(target) if target.waiting_since == since else None)
 
-    def _edit(self, target: Target) -> None:
+    def _edit(self, text: Text) -> None:
         """Change the last tokens, as an edit or a preemption does."""
-        retained = self.rng.randint(0, len(target.tokens) - 1)
-        target.tokens = target.tokens[:retained] + [self.rng.randrange(VOCAB) for _ in range(3)]
-        target.epoch, target.outputs = target.epoch + 1, 0
+        retained = self.rng.randint(0, len(text.tokens) - 1)
+        text.tokens = text.tokens[:retained] + [self.rng.randrange(VOCAB) for _ in range(3)]
+        text.epoch, text.outputs = text.epoch + 1, 0
 
     def _collect(self, target: Target) -> None:
         """Verify the received trees; continue afterwards."""
         target.waiting_since = None
-        tree = target.client.take().get(target.id)
-        new = [next_token(target.tokens)]
+        trees = target.client.take()
+        new = [(text, self._verify(text, trees.get(text.id))) for text in target.texts]
+        drafted = set(trees)
+        self.after(target.verify, lambda: self._commit(target, new, drafted))
+
+    def _verify(self, text: Text, tree: TokenTree | None) -> list[int]:
+        """Return the new tokens of a sequence, of which a tree has all but the last."""
+        new = [next_token(text.tokens)]
         if tree is not None:
-            assert tree.tokens[0] == target.tokens[-1], "a tree for other tokens"
-            self._check(tree, target.tokens)
+            assert tree.tokens[0] == text.tokens[-1], "a tree for other tokens"
+            self._check(tree, text.tokens)
             node = tree.child(0, new[-1])
             while node is not None:
-                new.append(next_token(target.tokens + new))
+                new.append(next_token(text.tokens + new))
                 node = tree.child(node, new[-1])
-        self.after(target.verify, lambda: self._commit(target, new))
+        return new
 
     def _check(self, tree: TokenTree, tokens: list[int]) -> None:
-        """Assert that every draft token is the draft model's after exactly these tokens."""
+        """Assert that every draft token is a draft model's after exactly these tokens."""
         for node in range(1, len(tree)):
             path = [tree.tokens[n] for n in tree.path(node)]
-            assert draft_token(tokens + path[1:-1]) == path[-1], "a draft token after other tokens"
+            drafted = {draft_token(tokens + path[1:-1], place.accepted) for place in self.places}
+            assert path[-1] in drafted, "a draft token after other tokens"
 
-    def _commit(self, target: Target, new: list[int]) -> None:
-        target.tokens += new
-        target.outputs += len(new)
-        target.accepted += len(new) - 1
+    def _commit(self, target: Target, new: list[tuple[Text, list[int]]], drafted: set[int]) -> None:
         target.rounds += 1
-        if len(new) > 1:
-            target.accepted_at.append((self.now, len(new) - 1))
-        if target.outputs >= target.length:
-            target.finished.append(target.tokens)
-            target.client.release([target.id])
-            self._open(target)
+        for text, tokens in new:
+            text.tokens += tokens
+            text.outputs += len(tokens)
+            target.accepted += len(tokens) - 1
+            if text.id in drafted:
+                target.client.gained(text.id, len(tokens) - 1, self.now)
+            if len(tokens) > 1:
+                target.accepted_at.append((self.now, len(tokens) - 1))
+            if text.outputs >= target.length:
+                target.finished.append(text.tokens)
+                target.client.release([text.id])
+                target.texts[target.texts.index(text)] = self._open(target)
         self._begin(target)

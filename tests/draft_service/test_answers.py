@@ -126,7 +126,7 @@ def test_impossible_answers_are_dropped_and_counted(fault: str, message) -> None
     assert side.client.rejected == {fault: 1}
     link = side.client.links[0]
     assert link.usable(side.now)
-    assert math.isfinite(link.times.expected)
+    assert math.isfinite(link.times.queue + link.times.round_trip + link.times.batch.seconds)
     side.answer(delta.number, 4, root=3)
     assert side.take() == (3, 4)
 
@@ -160,7 +160,7 @@ def test_several_wrong_answers_put_a_service_on_probation(caplog: pytest.LogCapt
     link = side.client.links[0]
     assert link.on_probation(side.now)
     assert not link.open
-    assert side.client.choice.current is None
+    assert side.client.placement.measured({}, side.now) == []
     assert side.begin([4], retained=3) == [], "nothing is requested of it"
     side.answer(delta.number, 4, root=3)
     assert side.take() is None, "its answers are ignored"
@@ -209,13 +209,11 @@ def test_rare_wrong_answers_do_not_lead_to_probation() -> None:
 def test_another_service_is_used_while_one_is_on_probation() -> None:
     side = Side(links=2)
     side.open()
-    first = side.client.choice.current.number
-    side.begin([1, 2, 3])
+    ((first, _),) = side.begin([1, 2, 3])
     tag = side.client.links[first].tag
     for _ in range(STRIKES):
         foreign = Drafts(tag=tag, drafts=[Draft(1, 0, 99, None)], waited=0.0, seconds=0.0, queue=0.0)
         side.client.heard(first, foreign, side.now)
-    assert side.client.choice.current.number == 1 - first
     ((link, delta),) = side.begin([4], retained=3)
     assert (link, delta.tokens) == (1 - first, [1, 2, 3, 4])
 

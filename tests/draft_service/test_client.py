@@ -3,6 +3,8 @@
 import itertools
 import logging
 
+import msgspec
+
 from streamserve.draft_service.target.client import Client, Identity
 from streamserve.draft_service.target.links import RESEND_SECONDS, SILENCE_SECONDS
 from streamserve.engine.plan import DraftRequest
@@ -209,48 +211,81 @@ def test_other_draft_models_than_those_allowed_are_not_used():
     side = Side(models=["right"])
     (hello,) = side.client.tick(0.0)
     side.client.heard(0, welcome(hello.message.nonce, 1, "wrong"), 0.0)
-    assert side.client.choice.current is None
+    assert side.begin([1]) == []
     (hello,) = side.client.tick(40.0)
     side.client.heard(0, welcome(hello.message.nonce, 1, "right"), 40.0)
-    assert side.client.choice.current is side.client.links[0]
+    assert len(side.begin([2], retained=1)) == 1
 
 
-def test_sessions_move_when_their_service_fails_or_another_is_clearly_better():
+def pings(side: Side, queues: dict[int, float]) -> list[tuple[int, list[int]]]:
+    """Answer Pings for a second with these queues; return the sequences that services are to forget."""
+    released = []
+    side.now += 1.0
+    for out in side.client.tick(side.now):
+        if isinstance(out.message, DraftRequests):
+            released.append((out.link, out.message.released))
+        if isinstance(out.message, Ping):
+            tag = side.client.links[out.link].tag
+            side.client.heard(out.link, Pong(tag, side.now, queues[out.link], 0.01, 1), side.now)
+    return released
+
+
+def test_a_sequence_moves_when_its_service_fails_or_another_is_clearly_better():
     side = Side(links=2)
     side.open()
-    first = side.client.choice.current.number
+    ((first, _),) = side.begin([1, 2])
     other = 1 - first
-    assert side.begin([1, 2])[0][0] == first
-    dropped = []
-    for _ in range(9):
-        side.now += 1.0
-        for out in side.client.tick(side.now):
-            if isinstance(out.message, DraftRequests):
-                dropped.append((out.link, out.message.released))
-            if isinstance(out.message, Ping):
-                queue = 0.5 if out.link == first else 0.0
-                tag = side.client.links[out.link].tag
-                side.client.heard(out.link, Pong(tag, side.now, queue, 0.01, 1), side.now)
-    assert side.client.choice.current.number == other
-    assert side.client.choice.moves == 1
-    ((link, delta),) = side.begin([3], retained=2)
-    assert (link, delta.base, delta.tokens) == (other, 0, [1, 2, 3])
-    assert dropped == [(first, [1])], "the one that was left forgets"
+    released, requests = [], []
+    for turn in range(9):
+        requests += side.begin([3], retained=2 + turn)
+        released += pings(side, {first: 0.5, other: 0.0})
+    links = [link for link, _ in requests]
+    moved = links.index(other)
+    assert links == [first] * moved + [other] * (len(links) - moved), "once"
+    assert (requests[moved][1].base, requests[moved][1].retained) == (0, 0)
+    assert side.client.placement.moves == 1
+    assert released == [(first, [1])], "the one that was left forgets"
     side.client.unreachable(other, side.now)
-    assert side.client.choice.current.number == first
-    ((link, delta),) = side.begin([4], retained=3)
+    ((link, delta),) = side.begin([4], retained=11)
     assert (link, delta.base) == (first, 0)
+    assert side.client.placement.moves == 1, "it did not leave it for a better one"
 
 
-def test_a_service_that_is_hardly_better_is_not_moved_to():
+def test_a_sequence_does_not_move_to_a_service_that_is_hardly_better():
     side = Side(links=2)
     side.open()
-    first = side.client.choice.current.number
-    for _ in range(20):
-        side.now += 1.0
-        for out in side.client.tick(side.now):
-            if isinstance(out.message, Ping):
-                queue = 0.5 if out.link == first else 0.4
-                tag = side.client.links[out.link].tag
-                side.client.heard(out.link, Pong(tag, side.now, queue, 0.01, 1), side.now)
-    assert side.client.choice.current.number == first
+    ((first, _),) = side.begin([1, 2])
+    for turn in range(20):
+        side.begin([3], retained=2 + turn)
+        pings(side, {first: 0.5, 1 - first: 0.45})
+    assert side.client.sequences.by_id[1].service == first
+
+
+def test_a_sequence_goes_to_a_service_whose_context_is_long_enough():
+    side = Side(links=2)
+    for out in side.client.tick(side.now):
+        welcome_of = welcome(out.message.nonce, 1 + out.link)
+        if out.link == 1:
+            welcome_of = msgspec.structs.replace(welcome_of, max_model_len=400)
+        side.client.heard(out.link, welcome_of, side.now)
+    assert [link for link, _ in side.begin([1] * 200)] == [1]
+    short = {side.begin([1] * 9, id=id)[0][0] for id in range(2, 6)}
+    assert short == {0, 1}
+
+
+def test_released_sequences_are_forgotten_by_their_service_alone():
+    side = Side(links=2)
+    side.open()
+    links = {id: side.begin([1, 2], id=id)[0][0] for id in range(1, 5)}
+    assert sorted(links.values()) == [0, 0, 1, 1], "equal services share them"
+    side.client.release([1, 2, 3, 4])
+    side.begin([1], id=5)
+    side.now += 1.0
+    told = {
+        (out.link, id)
+        for out in side.client.tick(side.now)
+        if isinstance(out.message, DraftRequests)
+        for id in out.message.released
+    }
+    idle = 1 - side.client.sequences.by_id[5].service
+    assert told == {(idle, id) for id, link in links.items() if link == idle}

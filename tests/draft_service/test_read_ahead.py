@@ -92,7 +92,7 @@ def test_a_client_sends_what_is_new_of_a_prompt_and_again_to_another_session() -
     assert not sent(side.client.tick(side.now)), "once"
     side.client.foresee([foreseen(26)])
     assert [(d.retained, len(d.tokens)) for d in sent(side.client.tick(side.now))] == [(20, 6)]
-    side.client.sequences.reset()  # as for a restarted service
+    side.client.sequences.by_id[1].reset()  # as for a restarted service
     assert [(d.base, len(d.tokens)) for d in sent(side.client.tick(side.now))] == [(0, 26)]
 
 

@@ -74,9 +74,11 @@ def test_an_answer_that_no_honest_service_sends_is_named(draft: Draft, fault: st
 def test_a_sequence_that_is_lost_again_and_again_is_reported() -> None:
     sequences = SyncedSequences()
     ((_, sequence),) = sequences.sync([request([5, 6])])
+    sequence.service = 1
     for _ in range(LOST_IN_A_ROW):
         sequence.delta(request([5, 6]), 0.0)
-        assert list(sequences.lose([1, 99])) == []
+        assert list(sequences.lose(1, [1, 99])) == []
         assert sequence.sent == 0
     sequence.delta(request([5, 6]), 0.0)
-    assert list(sequences.lose([1])) == [1]
+    assert list(sequences.lose(0, [1])) == [], "it is another service's"
+    assert list(sequences.lose(1, [1])) == [1]

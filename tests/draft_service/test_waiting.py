@@ -18,9 +18,10 @@ def test_it_pays_to_wait_as_long_as_the_tokens_would_take_by_plain_steps():
 
 def test_slow_answers_are_not_waited_for_except_for_retries():
     waiting = known(0.02, 3)
-    limits = [waiting.limit(0.5) for _ in range(2 * RETRY_STEPS)]
+    limits = [waiting.limit(0, 0.5) for _ in range(2 * RETRY_STEPS)]
     assert [limit > 0 for limit in limits].count(True) == 2
-    assert waiting.limit(0.01) == waiting.max_wait
+    assert waiting.limit(0, 0.01) == waiting.max_wait
+    assert waiting.limit(1, 0.5) == 0.0, "another service has had no retry"
 
 
 def test_gaps_with_other_steps_count_little():

@@ -90,7 +90,7 @@ FLEET_FIELDS: dict[str, Draw] = {
 
 OTHER_FIELDS: dict[str, Draw] = {
     "policy": lambda rng: rng.choice(POLICIES),
-    "drafter": lambda rng: rng.choice(("none", "plain", "kv", "kv", "kv", "service")),
+    "drafter": lambda rng: rng.choice(("none", "plain", "kv", "kv", "kv", "service", "services")),
     "accuracy": lambda rng: rng.choice((0.0, 0.5, 0.9, 1.0)),
     "late": lambda rng: rng.choice((0.0, 0.0, 0.1, 0.5)),
     "wire_seconds": lambda rng: rng.choice((0.0, 0.003, 0.1)),
@@ -136,7 +136,9 @@ class TrialCounts:
     """Tokens of requests with a LoRA adapter."""
     served_trees: int = 0
     read_ahead: int = 0
-    """Trees of draft services, and tokens that they read before a tree was requested."""
+    shared_trees: int = 0
+    """Trees of draft services, tokens that they read before a tree was requested, and trees of the service
+    that gave the fewest where there are two."""
 
 
 def trial(seed: int, fixed: Mapping[str, Any] | None = None) -> TrialCounts:
@@ -188,15 +190,16 @@ def _drafter(
     added to `services`."""
     accuracy, late = drawn["accuracy"], drawn["late"]
 
-    def of_service(executor: CostExecutor) -> ServiceDrafter:
-        services.append(ServiceDrafter(executor, accuracy, late, seed + len(services)))
+    def of_services(executor: CostExecutor, count: int) -> ServiceDrafter:
+        services.append(ServiceDrafter(executor, accuracy, late, seed + len(services), count))
         return services[-1]
 
     kinds: dict[str, Callable[[CostExecutor], Drafter] | None] = {
         "none": None,
         "plain": RandomDrafter,
         "kv": partial(SimulatedDrafter, accuracy=accuracy, late=late, seed=seed),
-        "service": of_service,
+        "service": partial(of_services, count=1),
+        "services": partial(of_services, count=2),
     }
     return kinds[drawn["drafter"]]
 
@@ -306,6 +309,7 @@ def _check(
         adapted=sum(len(tokens) for (name, _), tokens in texts.items() if submitted[name].adapter),
         served_trees=sum(service.trees for service in services),
         read_ahead=sum(service.read_ahead for service in services),
+        shared_trees=sum(service.shared_trees for service in services),
     )
 
 

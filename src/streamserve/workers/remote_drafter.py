@@ -96,7 +96,7 @@ class RemoteDrafter:
         now = time.monotonic()
         if self._collected is not None:
             self.waiting.worked(now - self._collected, self._had_trees)
-        self._learn(requests)
+        self._learn(requests, now)
         self._receive(0)
         waiting = self.waiting
         self._reconnect(now)
@@ -110,9 +110,11 @@ class RemoteDrafter:
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         """Return the trees that arrive within the time for which waiting pays, and by `deadline`."""
         self._receive(0)
-        limit = self.waiting.limit(self.client.usual())
-        until = min(deadline, (now := time.monotonic()) + limit)
-        while now < until and self.client.outstanding(now, limit):
+        limits = {
+            service: self.waiting.limit(service, usual) for service, usual in self.client.usual().items()
+        }
+        until = min(deadline, (now := time.monotonic()) + max(limits.values(), default=0.0))
+        while now < until and self.client.outstanding(now, limits):
             self._receive(until - now)
             now = time.monotonic()
         self._returned_trees = self.client.take()
@@ -139,7 +141,7 @@ class RemoteDrafter:
             accepted=self._accepted,
             fallback_trees=self._fallback_trees,
             fallback_accepted=self._fallback_accepted,
-            moves=self.client.choice.moves,
+            moves=self.client.placement.moves,
             rejected=dict(self.client.rejected),
             probations=sum(link.reputation.probations for link in self.client.links),
         )
@@ -152,7 +154,7 @@ class RemoteDrafter:
                 socket.close(linger=200)
         self._context.term()
 
-    def _learn(self, requests: Sequence[DraftRequest]) -> None:
+    def _learn(self, requests: Sequence[DraftRequest], now: float) -> None:
         """Update the acceptance statistics of the trees that were returned last."""
         lengths, self._lengths = self._lengths, {request.id: request.length for request in requests}
         for request in requests:
@@ -161,6 +163,7 @@ class RemoteDrafter:
             if tree is not None:
                 accepted = len(tree.follow(new)) - 1
                 self.waiting.gained(accepted)
+                self.client.gained(request.id, accepted, now)
                 self._trees += 1
                 self._accepted += accepted
             other = self._fallback_returned.pop(request.id, None)

@@ -1,18 +1,18 @@
 """A target's client for draft services, without sockets: the engine's draft requests go in, messages and
 trees come out.
 
-There is one link per service. All sequences of the target are drafted by one service, the *current* one. It
-is changed when it fails, or when another is expected to answer clearly sooner. A request that is in flight is
-not repeated. A late tree is used as far as the target's committed tokens agree with it.
+There is one link per service. Each sequence is drafted by one service at a time. Another one takes over when
+that one fails, or when the sequence would end clearly sooner there (placement.py). A request that is in
+flight is not repeated. A late tree is used as far as the target's committed tokens agree with it.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from streamserve.draft_service.target.answers import Fault, timing_error
-from streamserve.draft_service.target.choice import ServiceChoice
 from streamserve.draft_service.target.links import Link, Out
+from streamserve.draft_service.target.placement import Placement
 from streamserve.draft_service.target.synced import SyncedSequences, WrongAnswerError
 from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import (
@@ -67,51 +67,78 @@ class Client:
         ]
         for link in self.links:
             link.nonce = rng.getrandbits(48)
-        self.choice = ServiceChoice(self.links, rng)
+        self.placement = Placement(self.links, rng)
         self.sequences = SyncedSequences()
+        self._verify = 0.0
+        """Seconds of the target's verification."""
         self.rejected: dict[str, int] = {}
         """The number of rejected answers, by fault."""
 
     def tick(self, now: float) -> list[Out]:
-        """Return the handshakes, pings and prompts to read that are due, after a check whether to change the
-        service."""
+        """Return the handshakes, pings and prompts to read that are due, after a check whether sequences
+        should move to another service."""
         outs = [out for link in self.links for out in link.tick(now)]
-        self._choose(now)
+        self.placement.leave_closed(self.sequences.by_id, now)
+        self.placement.check(self.sequences.by_id, now, self._verify)
         return outs + self._read_ahead(now)
 
     def foresee(self, requests: Sequence[DraftRequest]) -> None:
-        """Store prompts for which trees will be requested: `tick` lets the current service read them."""
+        """Store prompts for which trees will be requested: `tick` lets services read them."""
         self.sequences.foresee(requests)
 
     def begin(
         self, requests: Sequence[DraftRequest], now: float, need: float, verify: float, plain: float
     ) -> list[Out]:
-        """Send draft requests to the current service; the trees are useful for `need` seconds."""
+        """Send draft requests to the services of their sequences; the trees are useful for `need` seconds."""
+        self._verify = verify or plain
         synced = self.sequences.sync(requests)
-        link = self.choice.current
-        if link is None or not link.usable(now):
-            return []
-        deltas = [
-            sequence.delta(request, now)
-            for request, sequence in synced
-            if request.depth
-            and sequence.may_request(link.times.usual, now)
-            and sequence.length + request.nodes <= link.max_model_len
-        ]
-        released = self.sequences.take_released() if deltas else []
-        return self._requests(link, deltas, released, now, need, verify, plain)
+        self.placement.leave_closed(self.sequences.by_id, now)
+        ids = [request.id for request, _ in synced if request.depth]
+        self.placement.place(ids, self.sequences.by_id, now, self._verify)
+        outs = []
+        for link in self._usable(now):
+            deltas = [
+                sequence.delta(request, now)
+                for request, sequence in synced
+                if sequence.service == link.number
+                and request.depth
+                and sequence.may_request(link.times.usual, now)
+                and sequence.length + request.nodes <= link.max_model_len
+            ]
+            released = self.sequences.take_released(link.number)
+            if not deltas:  # `tick` sends them
+                link.abandon(released)
+            outs += self._requests(link, deltas, released, now, need, verify, plain)
+        return outs
+
+    def gained(self, id: int, accepted: int, now: float) -> None:
+        """Record how many draft tokens of the tree of a sequence that was taken last were accepted."""
+        sequence = self.sequences.by_id.get(id)
+        if sequence is None or sequence.drafted_by is None:
+            return
+        acceptance = self.links[sequence.drafted_by].acceptance
+        acceptance.add(accepted, now)
+        sequence.verified(accepted, acceptance.accepted / acceptance.trees)
+        sequence.drafted_by = None
+
+    def _usable(self, now: float) -> list[Link]:
+        return [link for link in self.links if link.usable(now)]
 
     def _read_ahead(self, now: float) -> list[Out]:
-        """Return the messages with prompts that the current service is to read before trees are requested."""
-        link = self.choice.current
-        if link is None or not link.usable(now):
-            return []
-        deltas = [
-            sequence.delta(sequence.ahead, now)
-            for sequence in self.sequences.by_id.values()
-            if sequence.ahead and sequence.may_read_ahead() and sequence.length <= link.max_model_len
-        ]
-        return self._requests(link, deltas, [], now)
+        """Return the messages with prompts that services are to read before trees are requested."""
+        ahead = {id: each for id, each in self.sequences.by_id.items() if each.may_read_ahead()}
+        self.placement.place(ahead, self.sequences.by_id, now, self._verify)
+        outs = []
+        for link in self._usable(now):
+            deltas = [
+                sequence.delta(sequence.ahead, now)
+                for sequence in ahead.values()
+                if sequence.service == link.number
+                and sequence.ahead
+                and sequence.length <= link.max_model_len
+            ]
+            outs += self._requests(link, deltas, [], now)
+        return outs
 
     def _requests(
         self,
@@ -141,7 +168,7 @@ class Client:
     def unreachable(self, number: int, now: float) -> None:
         """Record that a message for link `number` could not be sent: nothing listens there."""
         self.links[number].fail(now)
-        self._choose(now)
+        self.placement.leave_closed(self.sequences.by_id, now)
 
     def heard(self, number: int, message: ToTarget, now: float) -> list[Out]:
         """Process a message of link `number`; return the messages to send at once."""
@@ -153,21 +180,17 @@ class Client:
             return []
         match message:
             case Drafts():
-                if link.heard(message, now) and link is self.choice.current:
-                    for draft in message.drafts:
-                        self._drafted(link, draft, message, now)
+                if link.heard(message, now):
+                    self._trees(link, message, now)
             case Lost(_, names):
-                if link.heard(message, now) and link is self.choice.current:
-                    for _ in self.sequences.lose(names):
+                if link.heard(message, now):
+                    for _ in self.sequences.lose(number, names):
                         self.reject(number, "lost", "it repeatedly loses a sequence", now)
             case Pong() if not link.answers_ping(message):
                 self.reject(number, "foreign", "it answers a ping that was never sent", now)
             case Welcome() | Refused() | Busy() | Pong() | Unknown():
-                was_usable = link.usable(now)
                 link.heard(message, now)
-                if was_usable and not link.usable(now) and link is self.choice.current:
-                    self._leave()
-        self._choose(now)
+        self.placement.leave_closed(self.sequences.by_id, now)
         return []
 
     def size(self, number: int, size: int, now: float) -> bool:
@@ -186,18 +209,16 @@ class Client:
         link = self.links[number]
         self.rejected[fault] = self.rejected.get(fault, 0) + 1
         if link.punish(now, f"{fault}: {text}", certain):
-            if link is self.choice.current:
-                self._leave()
-            self._choose(now)
+            self.placement.leave_closed(self.sequences.by_id, now)
 
-    def outstanding(self, now: float, max_wait: float) -> list[int]:
+    def outstanding(self, now: float, max_waits: Mapping[int, float]) -> list[int]:
         """Return the sequences of the latest `begin` that are worth waiting for: those that have no usable
-        tree yet and were requested less than `max_wait` seconds ago."""
-        return self.sequences.outstanding(now, max_wait)
+        tree yet and were requested less than the seconds `max_waits` of their service ago."""
+        return self.sequences.outstanding(now, max_waits)
 
-    def usual(self) -> float:
-        """Return the seconds that the current service usually takes to answer."""
-        return self.choice.current.times.usual if self.choice.current else 0.0
+    def usual(self) -> dict[int, float]:
+        """Return the seconds that the services of the latest `begin` usually take to answer."""
+        return {number: self.links[number].times.usual for number in self.sequences.services()}
 
     def take(self) -> dict[int, TokenTree]:
         """Return the trees received for the latest `begin`."""
@@ -211,32 +232,27 @@ class Client:
         """End all sessions."""
         return [out for link in self.links for out in link.close(now)]
 
-    def _drafted(self, link: Link, draft: Draft, message: Drafts, now: float) -> None:
+    def _trees(self, link: Link, message: Drafts, now: float) -> None:
+        """Process trees, and measure their service by them."""
+        sent = [self._drafted(link, draft, message, now) for draft in message.drafts]
+        known = [tokens for tokens in sent if tokens is not None]
+        if known:
+            link.times.drafted(message, max(known), now)
+
+    def _drafted(self, link: Link, draft: Draft, message: Drafts, now: float) -> int | None:
+        """Process one tree; return how many tokens were sent to get it, None if it is not used."""
         sequence = self.sequences.by_id.get(draft.sequence)
-        if sequence is None:
-            return
+        if sequence is None or sequence.service != link.number:
+            return None
         try:
             seconds = sequence.accept(draft, self._vocab_size, now)
         except WrongAnswerError as wrong:
             self.reject(link.number, wrong.fault, str(wrong), now)
-            return
-        if seconds is not None:
-            link.answered(seconds, message)
-
-    def _leave(self) -> None:
-        """Leave the current service; nothing is synced any more."""
-        self.choice.leave()
-        self.sequences.reset()
-
-    def _choose(self, now: float) -> None:
-        """Change the current service if needed. Nothing is synced to another one."""
-        previous = self.choice.current
-        self.choice.update(now)
-        if previous is None or previous is self.choice.current:
-            return
-        if previous.usable(now):  # it was left for a better one
-            previous.abandon(list(self.sequences.by_id))
-        self.sequences.reset()
+            return None
+        if seconds is None:
+            return None
+        link.answered(seconds, message)
+        return len(sequence.last_delta.tokens) if sequence.last_delta else None
 
 
 def _parts(deltas: Sequence[Delta], max_bytes: int) -> list[list[Delta]]:

@@ -1,4 +1,4 @@
-"""A target's link to one draft service: handshake, timeouts, and estimates of its answer time."""
+"""A target's link to one draft service: handshake and timeouts."""
 
 import logging
 from collections import deque
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamserve.draft_service.target.answers import Flood, Reputation
+from streamserve.draft_service.target.measures import Acceptance, AnswerTimes
 from streamserve.protocol.drafting import (
     DRAFT_VERSION,
     Busy,
@@ -38,8 +39,6 @@ SILENCE_SECONDS = 3.0
 """Seconds without an answer after which a service counts as gone."""
 PINGS = 16
 """Maximum number of Pings in flight."""
-RATE = 0.2
-"""Weight of the newest value in a moving mean."""
 
 
 @dataclass(frozen=True)
@@ -48,41 +47,6 @@ class Out:
 
     link: int
     message: ToService
-
-
-@dataclass
-class AnswerTimes:
-    """Estimates of how long a service takes to answer, in seconds: `usual`, of which the network's part is
-    `transit`. As the service reports them, `queue` seconds of work wait, and a batch takes `seconds`."""
-
-    usual: float = 0.0
-    transit: float = 0.0
-    queue: float = 0.0
-    seconds: float = 0.0
-    answers: int = 0
-
-    @property
-    def expected(self) -> float:
-        """The expected seconds until it would answer."""
-        return self.queue + self.seconds + self.transit
-
-    def answered(self, seconds: float, drafts: Drafts) -> None:
-        """Record that trees arrived `seconds` after their request."""
-        self.usual = seconds if not self.answers else self.usual + RATE * (seconds - self.usual)
-        self.answers += 1
-        self.queue, self.seconds = drafts.queue, drafts.seconds
-        self._moved(seconds - drafts.waited - drafts.seconds)
-
-    def ponged(self, pong: Pong, now: float) -> None:
-        """Record the answer to a Ping."""
-        self.queue, self.seconds = pong.queue, pong.seconds
-        self._moved(now - pong.sent)
-
-    def _moved(self, seconds: float) -> None:
-        """Update the recent minimum: most answers are seen too late, because they are read between steps
-        only."""
-        seconds = max(seconds, 0.0)
-        self.transit = seconds if not self.transit else min(seconds, 1.05 * self.transit)
 
 
 @dataclass
@@ -151,6 +115,7 @@ class Link:
     reputation: Reputation = field(default_factory=Reputation)
     flood: Flood = field(default_factory=Flood)
     times: AnswerTimes = field(default_factory=AnswerTimes)
+    acceptance: Acceptance = field(default_factory=Acceptance)
     absence: Absence = field(init=False)
     _logged: tuple[str, float] = ("", float("-inf"))
     _pings: deque[float] = field(default_factory=lambda: deque(maxlen=PINGS))
@@ -268,6 +233,11 @@ class Link:
         """Leave the session open, but let the service forget these sequences."""
         self._to_release += sequences
 
+    def resume(self, sequence: int) -> None:
+        """Use the service for a sequence again, which it need not forget any more."""
+        if sequence in self._to_release:
+            self._to_release.remove(sequence)
+
     def close(self, now: float) -> list[Out]:
         """End the session."""
         if not self.open:
@@ -287,6 +257,7 @@ class Link:
             return False
         if welcome.model != self.model:
             logger.info("the draft service at %s has model %s", self.address, printable(welcome.model))
+            self.acceptance.clear()
         self.opened, self.had_trees = now, False
         self.max_bytes = welcome.max_bytes
         self._pings.clear()

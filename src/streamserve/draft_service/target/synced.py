@@ -1,11 +1,11 @@
-"""A target's sequences: what of them is synced to the current draft service, and the trees it has sent.
+"""A target's sequences: what of each is synced to its draft service, and the trees it has sent.
 
 length   ────────────────────────────┐        of the engine's list of tokens
 sent     ───────────────────────┐        the service has these tokens
 at       ────────────────────┐           the tree begins after these
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +20,9 @@ from streamserve.speculation.tree import TokenTree
 OVERDUE_FACTOR = 4.0
 """A request counts as lost after this many times the usual answer time ..."""
 MIN_OVERDUE_SECONDS = 0.25
+PRIOR_ACCEPTED, MAX_EXPECTED = 8.0, 64.0
+"""Accepted tokens after which those of a sequence count as much as those of all, and after which older ones
+count by half."""
 
 
 class WrongAnswerError(Exception):
@@ -53,6 +56,22 @@ class SyncedSequence:
     at: int = 0
     ahead: DraftRequest | None = None
     """What the service is to read before a tree is requested."""
+    output: int = 0
+    """Number of its next output token."""
+    reach: int = 0
+    """Its tokens, with the draft tokens that are requested."""
+    service: int | None = None
+    """The number of the service that drafts for it."""
+    active_at: float = float("-inf")
+    """When it last sent tokens to a service, or was given one."""
+    better_checks: int = 0
+    """Checks in a row in which another service was better."""
+    drafted_by: int | None = None
+    """The service whose tree the engine was given last, to be verified."""
+    tree_of: int | None = None
+    accepted: float = 0.0
+    expected: float = 0.0
+    """Accepted tokens of its trees, and what their services' means were."""
 
     def sync(self, request: DraftRequest) -> None:
         """Update the tokens from the engine's request."""
@@ -61,7 +80,20 @@ class SyncedSequence:
             self.epoch, self.params = request.epoch, needed_params(request.params)
             self.tree = None
             self.reset()
-        self.tokens, self.length = request.tokens, request.length
+        self.tokens, self.length, self.output = request.tokens, request.length, request.output
+        self.reach = request.length + request.nodes
+
+    @property
+    def ratio(self) -> float:
+        """How well its draft tokens are accepted, compared with others of the same services."""
+        return (self.accepted + PRIOR_ACCEPTED) / (self.expected + PRIOR_ACCEPTED)
+
+    def verified(self, accepted: int, expected: float) -> None:
+        """Record the accepted tokens of a tree of a service whose mean is `expected`."""
+        if self.expected > MAX_EXPECTED:
+            self.accepted, self.expected = 0.5 * self.accepted, 0.5 * self.expected
+        self.accepted += accepted
+        self.expected += expected
 
     def reset(self) -> None:
         """Record that the service has nothing of it."""
@@ -111,7 +143,7 @@ class SyncedSequence:
             params=None if self.base else self.params,
             need=request.need,
         )
-        self.base, self.sent = self.number, self.length
+        self.base, self.sent, self.active_at = self.number, self.length, now
         if request.depth:
             self.requested_at, self.requested_length, self.ahead = now, self.length, None
         self.last_delta = delta
@@ -135,7 +167,7 @@ class SyncedSequence:
                 self.tree = validated_tree(draft.tree, root, self.last_delta, vocab_size)
             except ValueError as error:
                 raise WrongAnswerError("tree", str(error)) from None
-            self.at, self.lost = self.requested_length, 0
+            self.at, self.lost, self.tree_of = self.requested_length, 0, self.service
         return seconds
 
 
@@ -147,7 +179,7 @@ class SyncedSequences:
         self.used = 0
         self.by_id: dict[int, SyncedSequence] = {}
         self._requests: dict[int, DraftRequest] = {}
-        self._released: list[int] = []
+        self._released: dict[int, list[int]] = {}
 
     def sync(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftRequest, SyncedSequence]]:
         """Store the latest requests; return each with its sequence."""
@@ -159,15 +191,17 @@ class SyncedSequences:
         for request in requests:
             self._sync(request).ahead = request
 
-    def outstanding(self, now: float, max_wait: float) -> list[int]:
+    def outstanding(self, now: float, max_waits: Mapping[int, float]) -> list[int]:
         """Return the sequences of the latest requests that have no usable tree yet and were requested less
-        than `max_wait` seconds ago: requests that were waited for in vain are not waited for again."""
+        than the seconds `max_waits` of their service ago: requests that were waited for in vain are not
+        waited for again."""
         return [
             id
             for id, request in self._requests.items()
             if (sequence := self.by_id[id]).requested_at is not None
+            and sequence.service is not None
             and request.depth > 0
-            and now - sequence.requested_at < max_wait
+            and now - sequence.requested_at < max_waits.get(sequence.service, 0.0)
             and sequence.ready() is None
         ]
 
@@ -182,32 +216,33 @@ class SyncedSequences:
             self.used += 1
             self.late += sequence.at < sequence.length
             trees[id] = tree
-            sequence.tree = None
+            sequence.tree, sequence.drafted_by = None, sequence.tree_of
         self._requests = {}
         return trees
+
+    def services(self) -> set[int]:
+        """Return the numbers of the services of the latest requests."""
+        services = (self.by_id[id].service for id in self._requests)
+        return {service for service in services if service is not None}
 
     def release(self, ids: Iterable[int]) -> None:
         """Forget these sequences."""
         for id in ids:
-            if self.by_id.pop(id, None):
-                self._released.append(id)
+            sequence = self.by_id.pop(id, None)
+            if sequence is not None and sequence.service is not None:
+                self._released.setdefault(sequence.service, []).append(id)
 
-    def take_released(self) -> list[int]:
-        """Return the sequences that the service may forget."""
-        released, self._released = self._released, []
-        return released
+    def take_released(self, service: int) -> list[int]:
+        """Return the sequences that a service may forget."""
+        return self._released.pop(service, [])
 
-    def reset(self) -> None:
-        """Record that the service has nothing of any sequence."""
-        self._released = []
-        for sequence in self.by_id.values():
-            sequence.reset()
-
-    def lose(self, names: Iterable[int]) -> Iterator[int]:
-        """Record that the service has lost the state of these sequences; those in flight are synced again.
+    def lose(self, service: int, names: Iterable[int]) -> Iterator[int]:
+        """Record that a service has lost the state of these sequences; those in flight are synced again.
         Yield those that it lost too often in a row."""
         in_flight = [
-            name for name in names if name in self.by_id and self.by_id[name].requested_at is not None
+            name
+            for name in names
+            if (known := self.by_id.get(name)) and known.service == service and known.requested_at is not None
         ]
         for name in in_flight:
             self.by_id[name].reset()

@@ -36,7 +36,8 @@ class Waiting:
     plain: _Mean = field(default_factory=lambda: _Mean(INITIAL_PLAIN_SECONDS))
     gain: _Mean = field(default_factory=lambda: _Mean(INITIAL_GAIN))
     verify: _Mean = field(default_factory=lambda: _Mean(0.0))
-    _skipped_waits: int = 0
+    _skipped_waits: dict[int, int] = field(default_factory=dict)
+    """Steps without waiting since the last one with it, by service."""
 
     def worked(self, seconds: float, trees: bool) -> None:
         """Record the seconds from one collection of trees to the next request, with or without trees."""
@@ -52,10 +53,11 @@ class Waiting:
         """The seconds for which waiting pays."""
         return min(self.gain.value * self.plain.value, LONGEST)
 
-    def limit(self, usual: float) -> float:
-        """Return the seconds to wait for answers that usually take `usual` seconds."""
+    def limit(self, service: int, usual: float) -> float:
+        """Return the seconds to wait for answers of a service that usually take `usual` seconds."""
         if usual <= self.max_wait:
-            self._skipped_waits = 0
+            self._skipped_waits[service] = 0
             return self.max_wait
-        self._skipped_waits += 1
-        return self.max_wait if self._skipped_waits % RETRY_STEPS == 0 else 0.0
+        skipped = self._skipped_waits.get(service, 0) + 1
+        self._skipped_waits[service] = skipped
+        return self.max_wait if skipped % RETRY_STEPS == 0 else 0.0
