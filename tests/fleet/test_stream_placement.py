@@ -1,11 +1,15 @@
 """Prompt streams in the fleet: placed by content, no load while idle, moved at their end."""
 
+import pytest
+
 from streamserve.baselines.routers import ROUTERS
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Command, Edit, Open, Send, WorkerLost, WorkerMessage
+from streamserve.fleet.events import Close, Command, Edit, Open, Send, Tick, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.worker_state import costs_of, pairs, unified
-from streamserve.protocol.messages import Events, Progress, Submit
+from streamserve.fleet.requests import OpenRequest
+from streamserve.fleet.view import router_view
+from streamserve.fleet.worker_state import costs_of, pairs, pools, unified
+from streamserve.protocol.messages import Cancel, Events, Progress, Submit
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.routing import Arrival, Decision, RouteCandidate
 from tests.fleet.test_fleet import READY
@@ -102,6 +106,83 @@ def test_a_stream_stays_where_a_move_would_cost_more() -> None:
     computed(fleet, 1, 39)
     assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
     assert (fleet.requests["s"].worker, fleet.dispatcher.rerouted) == (first, 0)
+    latest, placed = router_view(fleet, "round-robin", 1.0).decisions
+    (other,) = set(fleet.workers) - {first}
+    assert fleet.placement.recent[-1].decision.chosen == list(fleet.workers).index(other), "the router's"
+    assert (latest.request, latest.chosen) == ("s", first), "what was taken"
+    assert latest.reason.startswith("stays")
+    assert (placed.chosen, placed.reason) != (latest.chosen, latest.reason)
+
+
+def test_both_steps_of_a_decision_among_pools_show_where_a_stream_stays() -> None:
+    fleet = started(FleetConfig(pools(2, 3), router=ROUTERS["round-robin"]))
+    fleet.handle(STREAM, 0.0)
+    fleet.handle(Edit("s", 1, 0, list(range(40))), 0.1)
+    there = f"{fleet.requests['s'].worker} → {fleet.requests['s'].decode}"
+    computed(fleet, 1, 39)
+    assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
+    latest = router_view(fleet, "round-robin", 1.0).decisions[:2]
+    assert [decision.chosen for decision in latest] == [there, there]
+    assert all(decision.reason.startswith("stays") for decision in latest)
+
+
+def test_a_prompt_that_a_decode_worker_continues_is_shown_there() -> None:
+    fleet = started(FleetConfig(pairs(1), continue_tokens=64))
+    prompt = list(range(40))
+    hashes = fleet.placement._hashes("decode-0", OpenRequest(Open("a", prompt, PARAMS), 0.0, 0), prompt)
+    fleet.placement.view.learn("decode-0", hashes, 100)
+    ((worker, _),) = submitted(fleet.handle(Open("a", prompt, PARAMS), 0.0))
+    (decision,) = router_view(fleet, "flowguard", 1.0).decisions
+    assert worker == decision.chosen == "decode-0"
+    assert decision.reason == "it has the prefix cached"
+
+
+def pushing() -> tuple[Fleet, str]:
+    """Return a fleet in which a push of a stream has begun, and the push's name."""
+    fleet = started(FleetConfig(pairs(2), router=ROUTERS["round-robin"]))
+    fleet.handle(STREAM, 0.0)
+    fleet.handle(Edit("s", 1, 0, list(range(400))), 0.1)
+    ((worker, submit),) = submitted(computed(fleet, 1, 300))
+    assert worker == fleet.requests["s"].decode
+    assert list(fleet.transfers.copies.open) == [submit.request]
+    return fleet, submit.request
+
+
+def cancelled(commands: list[Command], name: str) -> list[str]:
+    return [
+        c.worker
+        for c in commands
+        if isinstance(c, Send) and isinstance(c.message, Cancel) and c.message.request == name
+    ]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_push_in_progress_is_dropped_when_its_stream_is_cancelled(written: bool) -> None:
+    fleet, push = pushing()
+    request = fleet.requests["s"]
+    if written:
+        fleet.transfers.copies.open[push].planned = True
+    both = sorted(request.workers)
+    assert cancelled(fleet.handle(Close("s", None), 2.0), push) == both
+    assert not fleet.transfers.copies.open
+    assert not fleet.transfers.pushes._pushes
+    assert cancelled(fleet.handle(Tick({}), 3.0), push) == [], "once"
+
+
+def test_a_push_in_progress_is_dropped_when_its_stream_starts_over() -> None:
+    fleet, push = pushing()
+    writer, owner = fleet.requests["s"].worker, fleet.requests["s"].decode
+    assert writer
+    commands = fleet.handle(WorkerLost(writer, 1, "gone"), 2.0)
+    assert cancelled(commands, push) == [owner]
+    assert not fleet.transfers.pushes._pushes
+    assert not fleet.transfers.copies.open
+
+
+def test_a_push_in_progress_goes_on_while_its_stream_is_edited() -> None:
+    fleet, push = pushing()
+    assert cancelled(fleet.handle(Edit("s", 2, 400, [1, 2, 3]), 2.0), push) == []
+    assert list(fleet.transfers.copies.open) == [push]
 
 
 def test_seconds_of_one_worker_are_not_compared_with_tokens_of_another() -> None:

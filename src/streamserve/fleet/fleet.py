@@ -94,7 +94,9 @@ class Fleet:
 
     def handle(self, event: FleetEvent, now: float) -> list[Command]:
         """Process one event; return the resulting commands in order."""
-        return [*self._handle(event, now), *self.adapters.sweep(self.requests.values())]
+        commands = self._handle(event, now)
+        commands += self.transfers.pushes.sweep(self.requests)
+        return [*commands, *self.adapters.sweep(self.requests.values())]
 
     def _handle(self, event: FleetEvent, now: float) -> list[Command]:
         match event:

@@ -8,7 +8,7 @@ OpenRequest ──▶ Placement.choose ──▶ Route: worker, decode worker or
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.requests import OpenRequest
@@ -43,7 +43,8 @@ class Route:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """A routing decision and its inputs."""
+    """A routing decision and its inputs. Where the request did not go where the router said, `taken` is where
+    it went, and `reason` why."""
 
     time: float
     request: str
@@ -51,6 +52,8 @@ class RoutingRecord:
     candidates: tuple[str, ...]
     cached: tuple[int, ...]
     decision: Decision
+    taken: str = ""
+    reason: str = ""
 
 
 class PrefixView:
@@ -102,6 +105,7 @@ class Placement:
         self.view = PrefixView()
         self._router = router
         self._turn = self._pool_turn = 0
+        self._recorded = 0
 
     def choose(
         self,
@@ -119,16 +123,26 @@ class Placement:
         if not self._availability.topology.complete(ready):
             return None
         hashes = self._hashes(min(ready), request, request.opened.prompt)
+        recorded = self._recorded
         front, decode = self._choose_candidate(request, ready, hashes, now)
+        steps = self._recorded - recorded
         back = None if decode == front else decode
         self._turn += 1
         if back and self._continues(request, front, back, hashes):
             front, back = back, None
+            self._overrule(steps, (front, back), "it has the prefix cached")
         if stay and stay != (front, back) and self._stays(request, stay, (front, back), hashes, allowed, now):
             front, back = stay
+            self._overrule(steps, stay, "stays: the move costs more than it gains")
         known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
         self._learn(front, hashes)
         return Route(front, back, max(len(request.opened.prompt) - known, 1))
+
+    def _overrule(self, steps: int, taken: tuple[str, str | None], reason: str) -> None:
+        """Record that a request goes elsewhere than the router decided for it in its latest `steps`."""
+        label = " → ".join(filter(None, taken))
+        for step in range(1, steps + 1):
+            self.recent[-step] = replace(self.recent[-step], taken=label, reason=reason)
 
     def _stays(
         self,
@@ -247,6 +261,7 @@ class Placement:
         arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
         decision = self._router(arrival, options, self._turn if turn is None else turn)
         named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
+        self._recorded += 1
         self.recent.append(RoutingRecord(now, opened.request, tokens, named, tuple(cached), decision))
         return candidates[decision.chosen]
 

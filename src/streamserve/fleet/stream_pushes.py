@@ -3,6 +3,7 @@
 Progress ──▶ StreamPushes.advance ──▶ a cache copy of the blocks computed so far, one at a time for a stream
 Edit     ──▶ OpenRequest.edit: what was pushed of the retained prefix stays of use
 finish   ──▶ the decode worker reserves blocks for what its cache lacks: the last part of the prompt
+the end  ──▶ StreamPushes.sweep: a push of a stream that is over, or tried again, is dropped
 
 The decode worker's blocks are cached, not reserved: it takes them for other requests where memory is short,
 and gets them again at the end.
@@ -81,6 +82,14 @@ class StreamPushes:
                 arriving.pushed = arriving.push_end
             arriving.push_failed = not landed
             yield from self.advance(push.request, now)
+
+    def sweep(self, requests: Mapping[str, OpenRequest]) -> Iterator[Send]:
+        """Drop the pushes of streams that are not among the open `requests` any more, or have begun another
+        attempt."""
+        for name, push in list(self._pushes.items()):
+            if not push.current or requests.get(push.request.name) is not push.request:
+                del self._pushes[name]
+                yield from self._copies.drop(name)
 
     def finish(self, request: OpenRequest) -> Iterator[Send]:
         """End the push of a stream that is finished, unless its blocks are being written."""

@@ -32,7 +32,7 @@ class CandidateView(msgspec.Struct, frozen=True):
 
 
 class DecisionView(msgspec.Struct, frozen=True):
-    """Where a request was routed `seconds_ago`, and why."""
+    """Where a request went `seconds_ago`, and why: by the score, or as more of it is computed there."""
 
     request: str
     seconds_ago: float
@@ -85,7 +85,7 @@ def _decision(record: RoutingRecord, now: float) -> DecisionView:
         request=record.request,
         seconds_ago=round(now - record.time, 3),
         prompt_tokens=record.prompt_tokens,
-        chosen=record.candidates[record.decision.chosen],
-        reason=record.decision.reason,
+        chosen=record.taken or record.candidates[record.decision.chosen],
+        reason=record.reason or record.decision.reason,
         candidates=candidates,
     )
