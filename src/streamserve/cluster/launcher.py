@@ -12,7 +12,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from streamserve.cluster.listener import ClusterListener, Received
 from streamserve.cluster.placement import Place, choose
 from streamserve.cluster.registry import Agent, Body, Effect, Joined, Left, Registry, Reply
 from streamserve.cluster.remote_worker import RemoteWorker
+from streamserve.fleet.launcher import MachineState
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.protocol.cluster import (
@@ -70,6 +72,7 @@ class JoinLauncher:
         self.remote: dict[str, RemoteWorker] = {}
         """The workers that were started, by NAME/INCARNATION, until they are certainly dead."""
         self._config = config
+        self._waiting: Counter[str] = Counter()
         self._workers = workers
         self._messages: asyncio.Queue[tuple[str, int, bytes] | Exception] = asyncio.Queue()
         self._joined = asyncio.Condition()
@@ -113,6 +116,20 @@ class JoinLauncher:
             raise message
         return message
 
+    def machines(self) -> Sequence[MachineState]:
+        """Return the machines that have joined; a further agent with the name of another has a number."""
+        named: Counter[str] = Counter()
+        states = []
+        for agent, place in self._places():
+            named[agent.name] += 1
+            name = agent.name if named[agent.name] == 1 else f"{agent.name}#{named[agent.name]}"
+            workers = tuple(sorted(place.workers))
+            states.append(MachineState(name, place.slots, workers, agent.joined_at, agent.seen_at))
+        return states
+
+    def waiting(self) -> Sequence[str]:
+        return sorted(+self._waiting)
+
     async def close(self) -> None:
         """End the agents' sessions, and free all resources."""
         for agent in list(self.registry.agents.values()):
@@ -139,6 +156,7 @@ class JoinLauncher:
         """Wait for an agent with a free slot. Raises OSError after `timeout` seconds."""
         if self._free(worker) is None:
             logger.warning("worker %s waits for a machine: `streamserve worker --join` offers one", worker)
+        self._waiting[worker] += 1
         try:
             async with asyncio.timeout(timeout), self._joined:
                 await self._joined.wait_for(lambda: self._free(worker) is not None)
@@ -149,6 +167,8 @@ class JoinLauncher:
             raise OSError(
                 "no machine with a free slot has joined: start `streamserve worker --join` on one"
             ) from None
+        finally:
+            self._waiting[worker] -= 1
 
     async def _command(self, agent: Agent, command: ToMachine) -> None:
         await self._apply(self.registry.send(agent, encode(command)))

@@ -7,7 +7,7 @@ clients ── submit, edit, cancel ──▶ FleetRuntime ──▶ FleetDriver
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.driver import FleetDriver, Hooks, WorkerSettings
 from streamserve.fleet.events import AddAdapter, Close, Drain, Edit, Open, Refuse, RemoveAdapter
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.launcher import MakeLauncher
+from streamserve.fleet.launcher import MachineState, MakeLauncher
 from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.mailbox import Mailboxes
 from streamserve.fleet.tracing.recorder import Recorder
@@ -81,6 +81,14 @@ class FleetRuntime:
         """The fleet's driver, once it has been started."""
         assert self._driver is not None, "the runtime has not been started"
         return self._driver
+
+    def machines(self) -> Sequence[MachineState]:
+        """Return the machines that can run workers now; none before the start."""
+        return self._driver.launcher.machines() if self._driver else ()
+
+    def waiting(self) -> Sequence[str]:
+        """Return the names of workers whose start waits for a machine."""
+        return self._driver.launcher.waiting() if self._driver else ()
 
     def process_id(self, worker: str) -> int:
         """Return the id of a worker's present process."""
