@@ -45,7 +45,8 @@ from streamserve.protocol.curve import KeyPair
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 15.0
-"""How long a restart waits for an agent with a free slot; the first start waits for ever."""
+"""How long a restart waits for an agent with a free slot. A worker that was never ready waits for ever, or
+until it is removed."""
 TICKS = 10
 """Checks in the time of a lease."""
 
@@ -88,10 +89,9 @@ class JoinLauncher:
         return self.listener.address
 
     async def start(self, config: WorkerConfig) -> RemoteWorker:
-        """Start a worker on a machine with a free slot; the first start of each waits until there is one.
+        """Start a worker on a machine with a free slot; one that was never ready waits until there is one.
         Raises OSError if there is none, or if the process cannot be started."""
-        name, _, incarnation = config.worker.rpartition("/")
-        agent = await self._agent_for(name, None if incarnation == "1" else JOIN_SECONDS)
+        agent = await self._agent_for(config.worker)
         worker = RemoteWorker(config.worker, agent, self._command, self._config.lease)
         self.remote[config.worker] = worker
         await self._command(agent, Launch(config))
@@ -105,7 +105,8 @@ class JoinLauncher:
 
     async def send(self, worker: str, data: bytes) -> None:
         """Send a message to a worker's present process, if it has one."""
-        remote = self.remote.get(f"{worker}/{self._workers[worker].incarnation}")
+        state = self._workers.get(worker)
+        remote = self.remote.get(f"{worker}/{state.incarnation}") if state else None
         if remote and not remote.over:
             await self._command(remote.agent, Forward(remote.name, data))
 
@@ -152,16 +153,25 @@ class JoinLauncher:
         chosen = choose(worker, [place for _, place in places])
         return None if chosen is None else places[chosen][0]
 
-    async def _agent_for(self, worker: str, timeout: float | None) -> Agent:  # noqa: ASYNC109
-        """Wait for an agent with a free slot. Raises OSError after `timeout` seconds."""
+    async def _agent_for(self, started: str) -> Agent:
+        """Wait for an agent with a free slot for NAME/INCARNATION. Raises OSError if none comes in time, or
+        if the worker is removed meanwhile."""
+        worker, _, incarnation = started.rpartition("/")
+        state = self._workers[worker]
+        timeout = None if state.load_seconds is None else JOIN_SECONDS
+
+        def wanted() -> bool:
+            return self._workers.get(worker) is state and str(state.incarnation) == incarnation
+
         if self._free(worker) is None:
             logger.warning("worker %s waits for a machine: `streamserve worker --join` offers one", worker)
         self._waiting[worker] += 1
         try:
             async with asyncio.timeout(timeout), self._joined:
-                await self._joined.wait_for(lambda: self._free(worker) is not None)
+                await self._joined.wait_for(lambda: not wanted() or self._free(worker) is not None)
                 agent = self._free(worker)
-                assert agent is not None
+                if agent is None or not wanted():
+                    raise OSError("it has been removed")
                 return agent
         except TimeoutError:
             raise OSError(
