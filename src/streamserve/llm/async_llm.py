@@ -151,6 +151,9 @@ class AsyncLLM:
         """Return whether requests are being served now."""
         fleet = self._runtime.fleet
         ready, detail = fleet.health()
+        waiting = self._runtime.waiting()
+        if waiting and not ready:
+            detail = f"waiting for machines to join, for worker {', '.join(waiting)}: {detail}"
         return Health(ready, detail, None if ready else fleet.availability.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
@@ -164,7 +167,8 @@ class AsyncLLM:
 
     def routing(self) -> RouterView:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
-        return router_view(self._runtime.fleet, self.settings.server.router, time.monotonic())
+        machines, now = self._runtime.machines(), time.monotonic()
+        return router_view(self._runtime.fleet, self.settings.server.router, machines, now)
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
