@@ -20,6 +20,7 @@ from streamserve.cluster.launcher import JoinConfig, JoinLauncher
 from streamserve.cluster.placement import partner
 from streamserve.cluster.ray_agent import RayAgent, RayAgentConfig
 from streamserve.cluster.remote_worker import RemoteWorker
+from streamserve.fleet.launcher import MachineState
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.protocol.config import WorkerConfig
@@ -70,8 +71,12 @@ class RayLauncher:
         self._groups: list[Any] = []
         self._closing = False
         self._tasks = TaskSupervisor(self._join.fail)
+        self._workers = workers
+        self._surplus: set[str] = set()
+        self._kept = set(workers)
         for names in groups(workers):
             self._tasks.spawn(self._keep_group(names))
+        self._tasks.run_loop(self._follow_workers, "Ray's actors")
 
     @property
     def endpoint(self) -> str:
@@ -85,6 +90,12 @@ class RayLauncher:
 
     async def receive(self) -> tuple[str, int, bytes]:
         return await self._join.receive()
+
+    def machines(self) -> Sequence[MachineState]:
+        return self._join.machines()
+
+    def waiting(self) -> Sequence[str]:
+        return self._join.waiting()
 
     async def close(self) -> None:
         """End the agents, their actors and placement groups."""
@@ -100,6 +111,21 @@ class RayLauncher:
             self._ray.util.remove_placement_group(group)
         if self._connected:
             await asyncio.to_thread(self._ray.shutdown)
+
+    async def _follow_workers(self) -> None:
+        """Have as many agents as there are workers, which may be added and removed. An agent is made for a
+        worker, but runs any: so one that is idle is ended."""
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            missing = len(self._workers) - len(self._kept)
+            for name in [name for name in self._workers if name not in self._kept][: max(missing, 0)]:
+                self._kept.add(name)
+                self._tasks.spawn(self._keep_group((name,)))
+            idle = [machine.name.rpartition(".")[2] for machine in self.machines() if not machine.workers]
+            for name in [name for name in idle if name in self._kept][: max(-missing, 0)]:
+                self._kept.discard(name)
+                self._surplus.add(name)
+                self._ray.kill(self._actors[name])
 
     async def _keep_group(self, names: Sequence[str]) -> None:
         """Keep an agent for each of these workers: of the two of a pair on one machine, where that is
@@ -131,7 +157,9 @@ class RayLauncher:
                 reason = refused or "it has ended"
             except self._ray.exceptions.RayError as error:
                 reason = str(error).strip().partition("\n")[0]
-            if self._closing:
+            if self._closing or worker in self._surplus:
+                self._surplus.discard(worker)
+                self._actors.pop(worker, None)
                 return
             logger.error("Ray's actor for worker %s is lost: %s", worker, reason)
             await self._join.end_machines(f".{worker}", "Ray has lost its actor")
