@@ -96,7 +96,7 @@ def test_commands_are_accepted(where: str, arguments: list[str], tmp_path: Path)
     server = resolve("embedded", environ=environ).server
     assert parse_endpoint(server.listen).port == 7800
     assert server.launcher == "join"
-    assert server.api_key, "nobody is served without a key"
+    assert server.api_key, "no client is served without a key"
     assert server.admin_key
     with pytest.raises(SettingsError, match="join_key"):
         resolve("embedded", environ={name: v for name, v in environ.items() if "JOIN_KEY" not in name})
