@@ -77,7 +77,7 @@ class JoinLauncher:
         self._workers = workers
         self._messages: asyncio.Queue[tuple[str, int, bytes] | Exception] = asyncio.Queue()
         self._joined = asyncio.Condition()
-        self._tasks = TaskSupervisor(self._messages.put_nowait)
+        self._tasks = TaskSupervisor(self.fail)
         self._tasks.run_loop(self._receive, "cluster receive")
         self._tasks.run_loop(self._tick, "cluster tick")
         self._tasks.run_loop(self.listener.log_failures, "cluster monitor")
@@ -137,6 +137,15 @@ class JoinLauncher:
             await self._apply(self.registry.end(agent, "the head is shutting down"))
         await self._tasks.close()
         self.listener.close()
+
+    def fail(self, error: Exception) -> None:
+        """Let `receive` raise an error that ends this launcher."""
+        self._messages.put_nowait(error)
+
+    async def end_machines(self, ending: str, reason: str) -> None:
+        """End the sessions of the machines whose names have this ending."""
+        for agent in [a for a in self.registry.agents.values() if a.name.endswith(ending)]:
+            await self._apply(self.registry.end(agent, reason))
 
     def _places(self) -> list[tuple[Agent, Place]]:
         running: dict[bytes, set[str]] = {token: set() for token in self.registry.agents}

@@ -96,7 +96,9 @@ class AsyncLLM:
         """Return the fleet of the settings, not started."""
         settings, server = self.settings, self.settings.server
         fleet = fleet_config(settings, tuple(self._adapters.by_name.values()))
-        return FleetRuntime(fleet, self._worker_config, recorder(server), make_launcher(server))
+        return FleetRuntime(
+            fleet, self._worker_config, recorder(server), make_launcher(server, settings.model)
+        )
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
