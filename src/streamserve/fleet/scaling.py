@@ -9,6 +9,7 @@ What is refused is refused before, by `add_refusal` and `remove_refusal`.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from streamserve.fleet.adapters import AdapterBook
 from streamserve.fleet.config import FleetConfig
@@ -22,8 +23,17 @@ from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.config import Role
 from streamserve.protocol.errors import RequestError
 
+AddedRole = Literal["unified", "prefill", "decode", "pair"]
 PAIR = "pair"
 PAIR_ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The workers that are to leave, and the requests that they still have."""
+
+    workers: tuple[str, ...]
+    open_requests: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class Scaling:
         self._adapters = adapters
         self._leaving: list[Leaving] = []
 
-    def free_names(self, role: str, count: int) -> tuple[str, ...]:
+    def free_names(self, role: AddedRole, count: int) -> tuple[str, ...]:
         """Return the names of so many new workers of a role, or of so many pairs."""
         roles = PAIR_ROLES if role == PAIR else (role,)
         names: list[str] = []

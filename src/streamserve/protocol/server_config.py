@@ -210,6 +210,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Workers, about("number of prefill workers, with --decode; instead of --pairs if the numbers differ")
     ] = 0
     decode: Annotated[Workers, about("number of decode workers, with --prefill")] = 0
+    max_workers: Annotated[
+        Workers | None,
+        about(
+            "number of workers that there can be at once, with those added by POST /admin/workers; each has "
+            "its share for as many of this machine's memory and processors; by default as many as at the "
+            "start"
+        ),
+    ] = None
     prefill_max_num_seqs: Annotated[
         Sequences | None, about("max_num_seqs of prefill workers, if different")
     ] = None

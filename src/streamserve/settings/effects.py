@@ -186,8 +186,9 @@ NEEDS = (
     ),
     Need(
         ("router",),
-        "`workers` or `pairs` of 2, or other pools",
-        lambda configured: len(configured.workers.candidates()) > 1,
+        "`workers` or `pairs` of 2, other pools, or `max_workers`",
+        lambda configured: len(configured.workers.candidates()) > 1
+        or (configured.server.max_workers or 0) > len(configured.workers.names),
         "all requests go to the same worker or pair: give 2 workers or pairs",
     ),
     Need(
