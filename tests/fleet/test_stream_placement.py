@@ -106,7 +106,7 @@ def test_a_stream_stays_where_a_move_would_cost_more() -> None:
     computed(fleet, 1, 39)
     assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
     assert (fleet.requests["s"].worker, fleet.dispatcher.rerouted) == (first, 0)
-    latest, placed = router_view(fleet, "round-robin", 1.0).decisions
+    latest, placed = router_view(fleet, "round-robin", (), 1.0).decisions
     (other,) = set(fleet.workers) - {first}
     assert fleet.placement.recent[-1].decision.chosen == list(fleet.workers).index(other), "the router's"
     assert (latest.request, latest.chosen) == ("s", first), "what was taken"
@@ -121,7 +121,7 @@ def test_both_steps_of_a_decision_among_pools_show_where_a_stream_stays() -> Non
     there = f"{fleet.requests['s'].worker} → {fleet.requests['s'].decode}"
     computed(fleet, 1, 39)
     assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
-    latest = router_view(fleet, "round-robin", 1.0).decisions[:2]
+    latest = router_view(fleet, "round-robin", (), 1.0).decisions[:2]
     assert [decision.chosen for decision in latest] == [there, there]
     assert all(decision.reason.startswith("stays") for decision in latest)
 
@@ -132,7 +132,7 @@ def test_a_prompt_that_a_decode_worker_continues_is_shown_there() -> None:
     hashes = fleet.placement._hashes("decode-0", OpenRequest(Open("a", prompt, PARAMS), 0.0, 0), prompt)
     fleet.placement.view.learn("decode-0", hashes, 100)
     ((worker, _),) = submitted(fleet.handle(Open("a", prompt, PARAMS), 0.0))
-    (decision,) = router_view(fleet, "flowguard", 1.0).decisions
+    (decision,) = router_view(fleet, "flowguard", (), 1.0).decisions
     assert worker == decision.chosen == "decode-0"
     assert decision.reason == "it has the prefix cached"
 
