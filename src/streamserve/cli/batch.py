@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
+from streamserve.cli.flags import Config, Flags, PrintConfig, settings_for, with_flags
 from streamserve.cli.help import setting_groups
+from streamserve.settings.commands import other_options
 from streamserve.settings.options import SettingsError
 
 Model = Annotated[
@@ -14,7 +15,7 @@ Model = Annotated[
 ]
 
 
-@with_flags(setting_groups())
+@with_flags(setting_groups("batch"), other_options("batch"))
 def batch(
     file: Annotated[Path, typer.Argument(help="requests in OpenAI's batch format, one in JSON on each line")],
     *,
@@ -34,7 +35,7 @@ def batch(
     If the output exists, the requests that have a result in it are skipped: the same command goes on after an
     interrupt. Exit status 1 if any request failed.
     """
-    settings = server_settings(model, flags, config, print_config)
+    settings = settings_for("batch", model, flags, config, print_config)
     target = output or file.with_name(f"{file.name}.results.jsonl")
     if target.resolve() == file.resolve():
         raise SettingsError("--output must not be the input file")
