@@ -368,3 +368,8 @@ def test_wrong_values_are_told_in_words(values: dict[str, Any], message: str) ->
 )
 def test_whole_numbers_keep_their_digits(value: float, text: str) -> None:
     assert plain(value) == text
+
+
+def test_a_misspelt_packaged_model_is_recognized() -> None:
+    with pytest.raises(CheckpointError, match="there is no folder embeded: did you mean embedded"):
+        resolve("embeded", environ=NONE)

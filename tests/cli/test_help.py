@@ -55,3 +55,11 @@ def test_a_setting_that_begins_no_group_is_in_that_of_the_one_before() -> None:
         "Settings": ["a"],
         "Second": ["b", "c"],
     }
+
+
+@pytest.mark.parametrize("group", [[], ["models"], ["keys"], ["bench"]])
+def test_the_list_of_commands_has_whole_sentences(group: list[str]) -> None:
+    section = run(*group, "--help").partition("\nCommands:\n")[2]
+    lines = [line for line in section.splitlines() if line]
+    assert lines
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines), lines

@@ -17,8 +17,9 @@ from streamserve.settings.options import Option, Settings, SettingsError
 Model = Annotated[
     str | None,
     typer.Argument(
+        metavar="MODEL",
         help="a checkpoint folder, a .gguf file, a Hugging Face hub name (owner/model), or `embedded`, the "
-        "packaged model"
+        "packaged model",
     ),
 ]
 Config = Annotated[str | None, typer.Option(help="TOML file with settings", metavar="FILE")]

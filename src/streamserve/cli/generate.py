@@ -27,7 +27,9 @@ Model = Annotated[
 
 @with_flags(setting_groups("llm"), other_options("llm"))
 def generate(
-    prompt: Annotated[str, typer.Argument(help="the text to continue; - reads standard input")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="the text to continue; - reads standard input")
+    ],
     *,
     model: Model = None,
     max_tokens: MaxTokens = 128,

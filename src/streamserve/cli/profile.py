@@ -9,11 +9,12 @@ from streamserve.settings.commands import other_options
 def profile(
     model: Model = None, *, config: Config = None, print_config: PrintConfig = False, flags: Flags
 ) -> None:
-    """Measure step times of a model and its draft model on this machine, and memory and matrix throughput.
+    """Measure a model's step times on this machine.
 
-    Takes seconds for a small model, and stores the result in ~/.cache/streamserve/profiles. It is used to
-    estimate the cost of speculation, and to compare step times with their lower bound (`/metrics`, log). A
-    server without a profile measures a coarse one when it first loads a model.
+    Its draft model's too, and memory and matrix throughput. Takes seconds for a small model, and stores the
+    result in ~/.cache/streamserve/profiles. It is used to estimate the cost of speculation, and to compare
+    step times with their lower bound (`/metrics`, log). A server without a profile measures a coarse one when
+    it first loads a model.
     """
     settings = settings_for("profile", model, flags, config, print_config)
     from streamserve.cli.run_profile import run
