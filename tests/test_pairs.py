@@ -15,7 +15,6 @@ import pytest
 
 from streamserve.fleet.events import Send
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.worker_state import unified
 from streamserve.llm.async_llm import AsyncLLM, worker_model
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
@@ -24,7 +23,7 @@ from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
 from streamserve.settings.options import Settings, SettingsError
-from streamserve.settings.resolve import resolve, topology
+from streamserve.settings.resolve import resolve
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
@@ -271,16 +270,15 @@ async def test_tampered_transfer_reservations_are_refused_and_the_prompts_recomp
 def test_each_role_has_its_own_limits(checkpoint: Path) -> None:
     overrides = {"pairs": 2, "max_chunk": 32, "prefill_max_chunk": 256, "decode_max_num_seqs": 7}
     settings = resolve(str(checkpoint), overrides | {"draft": "self:1"})
-    shape = topology(settings.server)
-    prefill, decode = (worker_model(settings, name, shape) for name in ("prefill-1", "decode-0"))
+    prefill, decode = (worker_model(settings, name) for name in ("prefill-1", "decode-0"))
     assert (prefill.max_chunk, prefill.max_num_seqs) == (256, settings.model.max_num_seqs)
     assert (decode.max_chunk, decode.max_num_seqs) == (32, 7)
     assert (prefill.draft, decode.draft) == ("none", "self:1")
     for file in ("/models/draft", "/models/draft.gguf"):
         model = msgspec.structs.replace(settings.model, draft=file)
-        prefill = worker_model(Settings(settings.name, model, settings.server), "prefill-0", shape)
+        prefill = worker_model(Settings(settings.name, model, settings.server), "prefill-0")
         assert prefill.draft == file, "the KV of a draft model is sent with the target's"
-    unified_model = worker_model(resolve(str(checkpoint)), "unified-0", unified(1))
+    unified_model = worker_model(resolve(str(checkpoint)), "unified-0")
     assert (unified_model.max_chunk, unified_model.threads) == (512, usable_processors().threads)
 
 
