@@ -205,8 +205,8 @@ class NetworkTransport:
         )
         try:
             sources = push.sources[part.start : part.stop]
-            rows = self._pools.rows[part.first : part.last]
-            frames = [row.index_select(0, sources).view(torch.uint8).numpy() for row in rows]
+            rows = [self._pools.read(row, sources) for row in range(part.first, part.last)]
+            frames = [row.view(torch.uint8).numpy() for row in rows]
         except (IndexError, RuntimeError) as error:  # blocks that the pool does not have
             push.error = str(error)
             return 0

@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.cli.main import app
 from streamserve.engine.engine import Engine
 from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.sharding import Shard
@@ -160,6 +162,13 @@ def test_what_is_not_divided_is_refused_by_name(
     folder = shared_checkpoint("llama", **SIZES)
     with pytest.raises(CheckpointError, match=named):
         load(ModelConfig(path=str(folder), num_blocks=40, **{"backend": "device", **fields}))
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp"])
+def test_the_degree_has_vllms_flags(flag: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "embedded", flag, "4", "--print-config"])
+    assert result.exit_code == 0, result.output
+    assert "tensor_parallel_size = 4" in result.output
 
 
 @pytest.mark.parametrize(("name", "reason"), [("olmo2", "one vector"), ("phi3", "joined matrices")])
