@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import torch
@@ -205,7 +206,7 @@ class NetworkTransport:
         )
         try:
             sources = push.sources[part.start : part.stop]
-            rows = [self._pools.read(row, sources) for row in range(part.first, part.last)]
+            rows: list[Any] = [self._pools.read(row, sources) for row in range(part.first, part.last)]
             frames = [row.view(torch.uint8).numpy() for row in rows]
         except (IndexError, RuntimeError) as error:  # blocks that the pool does not have
             push.error = str(error)
