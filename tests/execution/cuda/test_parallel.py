@@ -16,10 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from streamserve.baselines.speculation import parse_policy
-from streamserve.cli.main import app
 from streamserve.engine.engine import Engine
 from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.sharding import Shard
@@ -36,6 +34,13 @@ SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     "gemma2": {"sliding_window": 20, "query_pre_attn_scalar": 24},
+    "mistral": {"sliding_window": 20},
+    "qwen3": {},
+    "granite": {
+        "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.4,
+        "logits_scaling": 0.9,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 80,
@@ -162,13 +167,6 @@ def test_what_is_not_divided_is_refused_by_name(
     folder = shared_checkpoint("llama", **SIZES)
     with pytest.raises(CheckpointError, match=named):
         load(ModelConfig(path=str(folder), num_blocks=40, **{"backend": "device", **fields}))
-
-
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp"])
-def test_the_degree_has_vllms_flags(flag: str) -> None:
-    result = CliRunner().invoke(app, ["serve", "embedded", flag, "4", "--print-config"])
-    assert result.exit_code == 0, result.output
-    assert "tensor_parallel_size = 4" in result.output
 
 
 @pytest.mark.parametrize(("name", "reason"), [("olmo2", "one vector"), ("phi3", "joined matrices")])
