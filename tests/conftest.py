@@ -26,8 +26,15 @@ OUTCOMES = ("passed", "failed", "error", "skipped")
 MARKERS = (
     "each_value: without --full, run the fewest cases in which every value of every parameter occurs",
     "each_pair: without --full, run the fewest cases in which every pair of values of two parameters occurs",
-    "slow_file: start this file's tests first: it takes long",
 )
+SLOW_FILES = (
+    "test_pairs.py", "test_draft_service.py", "execution/cuda/test_parallel.py",
+    "execution/cuda/test_compile.py", "effects/test_effects.py", "combinations/test_combinations.py",
+    "combinations/test_live.py", "exact/test_against_transformers.py", "api/test_page_browser.py",
+    "test_embeddings.py", "test_examples.py", "api/test_stream_lifecycle.py",
+    "execution/cuda/kernels/test_attention.py", "matrix/test_checkpoints.py", "exact/test_speculation.py",
+)  # fmt: skip
+"""Files whose tests start first: no process of pytest-xdist has one left when the others end."""
 FULL_TIMEOUT = 3600.0
 """Seconds that a test may take with --full; for small counts see pyproject.toml."""
 
@@ -82,9 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Move slow files to the start, so that no process of pytest-xdist has one left when the others end; skip
-    cases that a small run leaves out."""
-    items.sort(key=lambda item: item.get_closest_marker("slow_file") is None)
+    """Move slow files to the start, and skip cases that a small run leaves out."""
+    slow = {Path(__file__).parent / name: number for number, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: slow.get(item.path, len(slow)))
     if config.getoption("--full"):
         return
     for marker, strength in (("each_value", 1), ("each_pair", 2)):

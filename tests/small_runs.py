@@ -48,9 +48,7 @@ def values_of(case: pytest.Item) -> dict[str, str]:
 
 
 def _names(argument: str | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(argument, str):
-        return tuple(name.strip() for name in argument.split(",") if name.strip())
-    return tuple(argument)
+    return (argument,) if isinstance(argument, str) else tuple(argument)
 
 
 def _indices(case: pytest.Item) -> tuple[tuple[str, int], ...]:

@@ -15,7 +15,7 @@ def cases_of(axes: dict[str, list[Any]]) -> list[Any]:
     return [
         SimpleNamespace(
             callspec=SimpleNamespace(params=dict(zip(axes, values, strict=True))),
-            iter_markers=lambda name: [pytest.mark.parametrize(("a",), ()).mark],
+            iter_markers=lambda name: [pytest.mark.parametrize("a", []).mark],
         )
         for values in product(*axes.values())
     ]
@@ -38,7 +38,7 @@ def test_a_test_with_one_parameter_keeps_all_of_its_values() -> None:
 def test_parameters_given_together_are_one() -> None:
     case = SimpleNamespace(
         callspec=SimpleNamespace(params={"a": 1, "b": "x", "c": None}),
-        iter_markers=lambda name: [pytest.mark.parametrize("a, c", ()).mark],
+        iter_markers=lambda name: [pytest.mark.parametrize(("a", "c"), []).mark],
     )
     assert values_of(case) == {"a,c": "[1, None]", "b": "['x']"}  # type: ignore[arg-type]
 
