@@ -77,7 +77,7 @@ def test_a_users_trace_is_scaled_like_the_machine() -> None:
 def test_prompts_that_do_not_fit_are_swapped_where_that_is_cheap_and_recomputed_where_not(
     scale: Scale,
 ) -> None:
-    queries = TRACES["append"](scale.pick(16, 40), 3, SCALE, delay=10.0)
+    queries = TRACES["append"](scale.pick(24, 40), 3, SCALE, delay=10.0)
     fast, slow = (
         figures(run(queries, 4.0, DEFAULT, 4000, hardware)) for hardware in (HARDWARE[0], HARDWARE[1])
     )
