@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from streamserve.cluster.listener import ClusterListener
 from streamserve.fleet.events import Open
+from streamserve.fleet.view import router_view
 from streamserve.protocol import cluster as messages
 from streamserve.protocol.cluster import CLUSTER_VERSION, Knock, Refused, decode_from_head, encode
 from streamserve.protocol.curve import parse_endpoint
@@ -57,6 +58,24 @@ async def test_workers_start_on_machines_that_join_and_stop_with_the_head() -> N
         await made.runtime.close()
         assert first.workers[0].ended.is_set()
         assert second.workers[0].ended.is_set()
+
+
+async def test_the_view_names_the_machine_of_each_worker() -> None:
+    async with cluster(workers=3) as made:
+        runtime = made.runtime
+        await until(lambda: len(runtime.waiting()) == 3)
+        assert not runtime.machines()
+        await made.join("a", slots=2)
+        await until(lambda: len(runtime.waiting()) == 1)
+        await made.join("a")
+        await until(lambda: all(w.ready for w in runtime.fleet.workers.values()))
+        assert not runtime.waiting()
+        now = time.monotonic()
+        view = router_view(runtime.fleet, "random", runtime.machines(), now)
+        slots = {machine.name: (machine.slots, len(machine.workers)) for machine in view.machines}
+        assert slots == {"a": (2, 2), "a#2": (1, 1)}, "two agents of one name are told apart"
+        assert {worker.host for worker in view.workers} == {"a", "a#2"}
+        assert all(0 < machine.joined_seconds < 60 and machine.silence < 1 for machine in view.machines)
 
 
 FAULTS = {

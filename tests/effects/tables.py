@@ -130,6 +130,8 @@ TESTED: dict[str, str] = {
     "listen": "cluster/test_join.py::test_an_address_in_use_is_an_error_that_names_it",
     "join_key": "cluster/test_join.py::test_without_a_key_nothing_is_said_beyond_the_handshake",
     "join_clients": "cluster/test_join.py::test_keys_that_are_not_allowed_are_refused_and_logged",
+    "ray_address": "cluster/test_ray.py::test_ray_places_workers",
+    "ray_resources": "cluster/test_ray.py::test_ray_places_workers",
     "join_lease": "cluster/test_join.py::test_a_machine_comes_back_after_its_lease_and_serves_again",
     "draft_key": "test_draft_service.py::test_text_is_the_same_when_the_service_fails",
     "draft_model": "draft_service/test_client.py::test_other_draft_models_than_those_allowed_are_not_used",
@@ -158,5 +160,7 @@ OF_TEXT: dict[str, Any] = {
     "join_key": "/some/key",
     "join_clients": "/some/keys",
     "join_lease": 3.0,
+    "ray_address": "10.0.0.1:6379",
+    "ray_resources": ("fast=1",),
 }
 """Values of settings that need others, of those which are tested elsewhere."""

@@ -62,13 +62,16 @@ SILENCE_MILLISECONDS = 1500
 @dataclass(frozen=True)
 class AgentConfig:
     """The head's address, its public key, this agent's key pair, its machine, and the model's path here, if
-    it is not the head's."""
+    it is not the head's. A worker has so many `threads` and this share of the free memory; by default (0)
+    those of the machine are divided among its slots."""
 
     head: Endpoint
     head_key: bytes
     own: KeyPair
     machine: Machine
     model: str | None = None
+    threads: int = 0
+    memory_share: float = 0.0
 
 
 class LeasedWorker(Launched, Protocol):
@@ -233,14 +236,16 @@ class Agent:
     def _localized(self, config: WorkerConfig) -> WorkerConfig:
         """Return a worker's configuration with what only this machine knows."""
         machine, model = self._config.machine, config.model
-        threads = model.threads or max(1, usable_processors().threads // machine.slots)
+        threads = self._config.threads or usable_processors().threads // machine.slots
         network = config.kv_network
         return msgspec.structs.replace(
             config,
             kv_network=network and msgspec.structs.replace(network, address=machine.address),
             endpoint=self._control.endpoint,
-            model=msgspec.structs.replace(model, path=self._config.model or model.path, threads=threads),
-            memory_share=1 / machine.slots,
+            model=msgspec.structs.replace(
+                model, path=self._config.model or model.path, threads=model.threads or max(1, threads)
+            ),
+            memory_share=self._config.memory_share or 1 / machine.slots,
             leased=True,
             clock_offset=self.membership.offset,
             host=machine.name,

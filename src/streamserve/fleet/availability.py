@@ -10,10 +10,10 @@ UNKNOWN_RETRY_AFTER = 5.0
 """Retry-After in seconds while it is unknown when requests can be served."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Availability:
-    """The `workers` of one server, arranged in a `topology`. A worker that is silent for `stuck_after`
-    seconds counts as stuck."""
+    """The `workers` of one server, arranged in a `topology`, which the supervisor changes. A worker that is
+    silent for `stuck_after` seconds counts as stuck."""
 
     topology: Topology
     workers: Mapping[str, WorkerState]
@@ -35,6 +35,14 @@ class Availability:
         active = {name for name in serving if not self.workers[name].draining}
         return active if self.topology.complete(active) else serving
 
+    def staying(self) -> set[str]:
+        """Return the workers that can serve now and are not draining."""
+        return {name for name, worker in self.workers.items() if worker.healthy and not worker.draining}
+
+    def candidate_of(self, worker: str) -> frozenset[str]:
+        """Return the first route candidate that contains a worker."""
+        return self.topology.candidate_of(worker)
+
     def is_healthy(self, candidate: frozenset[str]) -> bool:
         """Return whether all workers of a route candidate are ready and not stuck."""
         return all(self.workers[name].healthy for name in candidate)
@@ -51,8 +59,7 @@ class Availability:
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and if not, why."""
-        healthy = {name for name, worker in self.workers.items() if worker.healthy and not worker.draining}
-        if self.topology.complete(healthy):
+        if self.topology.complete(self.staying()):
             return True, "ready"
         for name, worker in self.workers.items():
             if worker.failure:

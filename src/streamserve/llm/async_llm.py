@@ -94,7 +94,9 @@ class AsyncLLM:
         """Return the fleet of the settings, not started."""
         settings, server = self.settings, self.settings.server
         fleet = fleet_config(settings, tuple(self._adapters.by_name.values()))
-        return FleetRuntime(fleet, self._worker_config, recorder(server), make_launcher(server))
+        return FleetRuntime(
+            fleet, self._worker_config, recorder(server), make_launcher(server, settings.model)
+        )
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
@@ -149,6 +151,9 @@ class AsyncLLM:
         """Return whether requests are being served now."""
         fleet = self._runtime.fleet
         ready, detail = fleet.health()
+        waiting = self._runtime.waiting()
+        if waiting and not ready:
+            detail = f"waiting for machines to join, for worker {', '.join(waiting)}: {detail}"
         return Health(ready, detail, None if ready else fleet.availability.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
@@ -162,7 +167,8 @@ class AsyncLLM:
 
     def routing(self) -> RouterView:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
-        return router_view(self._runtime.fleet, self.settings.server.router, time.monotonic())
+        machines, now = self._runtime.machines(), time.monotonic()
+        return router_view(self._runtime.fleet, self.settings.server.router, machines, now)
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:

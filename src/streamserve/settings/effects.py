@@ -174,9 +174,15 @@ NEEDS = (
     ),
     Need(
         ("listen", "join_key", "join_clients", "join_lease"),
-        "`launcher = join`",
-        lambda configured: configured.server.launcher == "join",
+        "`launcher = join` or `ray`",
+        lambda configured: configured.server.launcher != "local",
         "only machines that join need it: give launcher = 'join'",
+    ),
+    Need(
+        ("ray_address", "ray_resources"),
+        "`launcher = ray`",
+        lambda configured: configured.server.launcher == "ray",
+        "only Ray needs it: give launcher = 'ray'",
     ),
     Need(
         ("router",),

@@ -141,6 +141,8 @@ def _server(environment: Environment) -> dict[str, Draw]:
         "listen": weighted((None, 12), ("7800", 0.1)),
         "join_key": weighted((None, 12), (str(environment.folder / "missing.key"), 0.2)),
         "join_clients": weighted((None, 12), (str(environment.folder / "missing"), 0.1)),
+        "ray_address": weighted((None, 12), ("10.0.0.1:6379", 0.1)),
+        "ray_resources": weighted(((), 12), (("fast=1",), 0.1), (("fast",), 0.1)),
         "join_lease": weighted((5.0, 12), (10.0, 0.2)),
         "cors_origin": weighted((("*",), 1), (("https://app.example",), 1)),
         **dict.fromkeys(("workers", "pairs", "prefill", "decode"), weighted((None, 100), (1, 1))),
