@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,25 +20,23 @@ from streamserve.cli.findings import (
     version_findings,
 )
 from streamserve.protocol.processors import Processors
-from tests.forks import forking
 
 ALL = Processors((0, 1, 2, 3))
 
 
-Report = tuple[int, dict[str, tuple[str, str]], list[str]]
-
-
-@pytest.fixture(scope="module")
-def doctor() -> Iterator[Callable[..., Report]]:
-    """A function that returns the exit status, verdict and text by subject, and the advice."""
-    with forking() as run:
-        yield lambda *flags, **environment: report(
-            run(["doctor", "--port", "0", *flags], os.environ | environment)
-        )
-
-
-def report(done: subprocess.CompletedProcess[str]) -> Report:
+def doctor(
+    *flags: str, before: str = "", **environment: str
+) -> tuple[int, dict[str, tuple[str, str]], list[str]]:
     """Return the exit status, verdict and text by subject, and the advice."""
+    code = f"import sys; {before}\nsys.argv[0] = 'streamserve'\nfrom streamserve.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor", "--port", "0", *flags],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert not done.stderr, done.stderr
     lines = [line for line in done.stdout.splitlines()[:-2] if line]
     found = [line.split(maxsplit=2) for line in lines if line[0] != " "]
@@ -47,7 +44,7 @@ def report(done: subprocess.CompletedProcess[str]) -> Report:
     return done.returncode, {subject: (verdict, text) for verdict, subject, text in found}, advice
 
 
-def test_this_machine_can_serve(doctor: Callable[..., Report]) -> None:
+def test_this_machine_can_serve() -> None:
     status, found, advice = doctor()
     assert status == 0
     subjects = {"versions", "torch", "processor", "kernels", "memory", "cache", "models", "address"}
@@ -57,7 +54,7 @@ def test_this_machine_can_serve(doctor: Callable[..., Report]) -> None:
     assert all(line.startswith("→ ") and len(line) > 10 for line in advice)
 
 
-def test_a_port_in_use_is_a_failure(doctor: Callable[..., Report]) -> None:
+def test_a_port_in_use_is_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, found, advice = doctor("--port", str(port))
@@ -69,24 +66,15 @@ def test_a_port_in_use_is_a_failure(doctor: Callable[..., Report]) -> None:
     assert any("--port" in line for line in advice)
 
 
-def test_without_torch_it_still_reports() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'streamserve'\n"
-        "from streamserve.__main__ import main; main()"
-    )
-    command = [sys.executable, "-c", code, "doctor", "--port", "0"]
-    status, found, advice = report(
-        subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    )
+def test_without_torch_it_still_reports(tmp_path: Path) -> None:
+    status, found, advice = doctor(before="sys.modules['torch'] = None")
     assert status == 1
     assert found["torch"][0] == "fail"
     assert found["address"][0] == "ok"
     assert any("pip install" in line for line in advice)
 
 
-def test_without_kernels_or_a_compiler_it_says_that_serving_is_slow(
-    doctor: Callable[..., Report], tmp_path: Path
-) -> None:
+def test_without_kernels_or_a_compiler_it_says_that_serving_is_slow(tmp_path: Path) -> None:
     status, found, advice = doctor(PATH=str(tmp_path), CXX="", XDG_CACHE_HOME=str(tmp_path))
     assert status == 0
     assert found["kernels"][0] == "slow"
@@ -94,9 +82,7 @@ def test_without_kernels_or_a_compiler_it_says_that_serving_is_slow(
     assert any("install g++" in line for line in advice)
 
 
-def test_kernels_that_are_not_compiled_yet_are_not_compiled_by_looking(
-    doctor: Callable[..., Report], tmp_path: Path
-) -> None:
+def test_kernels_that_are_not_compiled_yet_are_not_compiled_by_looking(tmp_path: Path) -> None:
     status, found, advice = doctor(XDG_CACHE_HOME=str(tmp_path))
     assert status == 0
     assert found["kernels"][0] == "slow"
@@ -104,7 +90,7 @@ def test_kernels_that_are_not_compiled_yet_are_not_compiled_by_looking(
     assert not list(tmp_path.rglob("*"))
 
 
-def test_a_cache_that_others_can_write_is_a_failure(doctor: Callable[..., Report], tmp_path: Path) -> None:
+def test_a_cache_that_others_can_write_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "streamserve" / "native").mkdir(parents=True)
     (tmp_path / "streamserve" / "native").chmod(0o777)
     status, found, _ = doctor(XDG_CACHE_HOME=str(tmp_path))

@@ -2,12 +2,12 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import forks
 from tests.checkpoints import make_checkpoint
 from tests.ggufs import write_gguf
 from tests.hub.server import FakeHub, Repository, folder_content, serving
@@ -72,17 +72,14 @@ def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
     return inherited | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
 
 
-@pytest.fixture(scope="session")
-def streamserve() -> Iterator[forks.Run]:
-    with forks.forking() as run:
-        yield run
-
-
 @pytest.fixture
-def models(environment: dict[str, str], streamserve: forks.Run) -> Run:
+def models(environment: dict[str, str]) -> Run:
     """Return a function that runs `streamserve models` with arguments, and variables as keywords."""
 
-    def run(*arguments: str, input: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-        return streamserve(["models", *arguments], environment | variables, input)
+    def run(*arguments: str, input: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "streamserve", "models", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, input=input, env=environment | variables, timeout=120
+        )
 
     return run
