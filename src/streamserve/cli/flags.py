@@ -30,6 +30,9 @@ Command = Callable[..., None]
 Flags = dict[str, Any]
 """The flags that were given: values by the names of the settings."""
 
+SHORT = {"tensor_parallel_size": "-tp"}
+"""Short forms of flags by the names of the settings."""
+
 
 def with_flags(
     panels: Mapping[str, Iterable[Option]], hidden: Iterable[Option] = ()
@@ -63,6 +66,7 @@ def _parameter(option: Option, title: str | None) -> inspect.Parameter:
     shown = f" (default: {option.default})" if option.default not in (None, (), "") else ""
     flag = typer.Option(
         names,
+        *filter(None, [SHORT.get(option.name)]),
         help=option.help + shown,
         show_default=False,
         rich_help_panel=title,
