@@ -128,7 +128,7 @@ def test_results_of_other_requests_are_not_touched(model: Path, tmp_path: Path) 
 def test_the_output_is_not_the_input(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "requests.jsonl", line("a"))
     assert run(model, file, "-o", str(file)).exit_code == 2
-    assert run(model, tmp_path / "missing.jsonl").exit_code == 1
+    assert run(model, tmp_path / "missing.jsonl").exit_code == 2
 
 
 def test_a_file_that_cannot_be_opened_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
