@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from streamserve.api.generator import Item
-from streamserve.fleet.view import CandidateView, DecisionView, RouterView, WorkerView
+from streamserve.fleet.view import CandidateView, DecisionView, MachineView, RouterView, WorkerView
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
@@ -52,13 +52,17 @@ def f(x):  # {EVIL}
 > quoted
 """
 WORKERS = [
-    WorkerView(f"{role}-0", True, False, 1, queued, 100, decoding, live, 1000, 0.1)
-    for role, queued, decoding, live in (("prefill", 3, 0, 120), ("decode", 0, 5, 640))
+    WorkerView(f"{role}-0", True, False, 1, queued, 100, decoding, live, 1000, 0.1, host)
+    for role, queued, decoding, live, host in (("prefill", 3, 0, 120, "red"), ("decode", 0, 5, 640, "blue"))
 ]
 DECISION = DecisionView(
     "r", 2.0, 345, "prefill-0 → decode-0", "best score", [CandidateView("prefill-0 → decode-0", 16, 0.87)]
 )
-PAIR = RouterView("flowguard", WORKERS, 1, [DECISION])
+MACHINES = [
+    MachineView("red", 2, ["prefill-0"], 75.0, 0.2),
+    MachineView("blue", 1, ["decode-0"], 12.0, 1.4),
+]
+PAIR = RouterView("flowguard", WORKERS, 1, [DECISION], MACHINES)
 
 
 class Playbook:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from streamserve.api.http.connection import Timeouts
 from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
+from streamserve.fleet.scaling import AddedRole, Removal
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.embedding import EmbeddingConfig
@@ -197,6 +199,7 @@ class ScriptedGenerator:
     incident_report: IncidentReport = field(default_factory=IncidentReport)
     router_view: RouterView = field(default_factory=lambda: RouterView("flowguard", [], 0, []))
     submitted: list[Submitted] = field(default_factory=list)
+    removals: list[tuple[str, float]] = field(default_factory=list)
     drained: list[tuple[str, bool]] = field(default_factory=list)
     served_names: tuple[str, ...] = ("scripted", "owner/scripted")
     root: str = "owner/scripted"
@@ -270,6 +273,17 @@ class ScriptedGenerator:
             raise RequestError(f"there is no worker {worker!r}", status=404)
         self.drained.append((worker, draining))
         return len(self.submitted)
+
+    async def add_workers(self, role: AddedRole, count: int = 1) -> tuple[str, ...]:
+        if role == "pair":
+            raise RequestError("without stream pairs", field="role")
+        return tuple(f"{role}-{number + 1}" for number in range(count))
+
+    async def remove_workers(self, name: str, within: float = inf) -> Removal:
+        if name != "unified-1":
+            raise RequestError(f"there is no worker {name!r}", status=404)
+        self.removals.append((name, within))
+        return Removal((name,), 3)
 
     async def load_adapter(self, name: str, path: str) -> None:
         self.adapters[name] = Adapter(name, path, name)

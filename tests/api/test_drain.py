@@ -1,6 +1,7 @@
 """Draining: new requests are refused, open requests run to completion, and health checks fail."""
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncGenerator
 
@@ -84,3 +85,36 @@ def test_an_operator_takes_one_worker_out_of_service_and_back(generator: Scripte
         assert server.http.post("/admin/workers/unknown/drain", headers=ADMIN).status_code == 404
         assert server.http.post(f"{route}/drain").status_code == 401
         assert len(replaced.drained) == 2
+
+
+def test_an_operator_adds_and_removes_workers(generator: ScriptedGenerator) -> None:
+    replaced = generator.replaced(drained=[], removals=[])
+    with scripted(replaced, SETTINGS) as server:
+        post, delete = server.http.post, server.http.delete
+        added = post("/admin/workers", headers=ADMIN, json={"role": "unified", "count": 2})
+        assert added.json() == {"workers": ["unified-1", "unified-2"]}
+        for body, field in (
+            ({}, "role"),
+            ({"role": "draft"}, "role"),
+            ({"role": "unified", "count": 0}, "count"),
+        ):
+            refused = post("/admin/workers", headers=ADMIN, json=body)
+            assert (refused.status_code, field in refused.json()["error"]["message"]) == (400, True)
+        refused = post("/admin/workers", headers=ADMIN, json={"role": "pair"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "role")
+        removed = delete("/admin/workers/unified-1?within=2.5", headers=ADMIN)
+        assert removed.json() == {"workers": ["unified-1"], "open_requests": 3}
+        assert delete("/admin/workers/unified-1", headers=ADMIN).status_code == 200
+        assert replaced.removals == [("unified-1", 2.5), ("unified-1", math.inf)]
+        assert delete("/admin/workers/unified-9", headers=ADMIN).status_code == 404
+        for within in ("-1", "soon", "inf", "nan"):
+            refused = delete(f"/admin/workers/unified-1?within={within}", headers=ADMIN)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "within")
+        assert post("/admin/workers", json={"role": "unified"}).status_code == 401
+    with scripted(generator) as server:
+        for refused in (
+            server.post("/admin/workers", role="unified"),
+            server.http.delete("/admin/workers/unified-1"),
+        ):
+            assert refused.status_code == 403
+            assert "--admin-key-file" in refused.json()["error"]["message"]

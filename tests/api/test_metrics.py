@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streamserve.api.generator import Item
 from streamserve.api.ops.metrics import VLLM_NAMES, VLLM_PREFIX
 from streamserve.api.ops.worker_metrics import PREFIX
+from streamserve.fleet.view import MachineView, RouterView, WorkerView
 from streamserve.protocol.reports import Report, SpeculationReport, StepParts, StepTokens
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
@@ -30,6 +31,17 @@ REPORT = Report(
     ),
 )  # fmt: skip
 
+VIEW = RouterView(
+    "random",
+    [
+        WorkerView("unified-0", True, False, 1, 0, 0, 0, 1, 8, 0.0, "red"),
+        WorkerView("unified-1", False, False, 1, 0, 0, 0, 0, 0, 0.0, ""),
+    ],
+    0,
+    [],
+    [MachineView("red", 2, ["unified-0"], 75.0, 0.25), MachineView("local", None, [], 9.0, 0.0)],
+)
+
 
 def samples(server: Served) -> dict[str, float]:
     """Every sample by its name and labels, once checked to be what Prometheus can parse."""
@@ -39,6 +51,18 @@ def samples(server: Served) -> dict[str, float]:
             labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
             metrics[sample.name + (str(labels) if labels else "")] = sample.value
     return metrics
+
+
+def test_workers_and_their_machines(generator: ScriptedGenerator) -> None:
+    with scripted(generator.replaced(router_view=VIEW)) as server:
+        shown = samples(server)
+    assert shown[f"{PREFIX}worker_ready{{'host': 'red', 'worker': 'unified-0'}}"] == 1
+    assert shown[f"{PREFIX}worker_ready{{'host': '', 'worker': 'unified-1'}}"] == 0
+    assert shown[f"{PREFIX}machine_slots{{'host': 'red'}}"] == 2
+    assert shown[f"{PREFIX}machine_workers{{'host': 'red'}}"] == 1
+    assert shown[f"{PREFIX}machine_joined_seconds{{'host': 'red'}}"] == 75
+    assert shown[f"{PREFIX}machine_silence_seconds{{'host': 'red'}}"] == 0.25
+    assert f"{PREFIX}machine_slots{{'host': 'local'}}" not in shown, "not limited"
 
 
 def test_the_phases_of_a_request(generator: ScriptedGenerator) -> None:
@@ -174,7 +198,7 @@ def board() -> dict[str, object]:
 
 
 def test_every_metric_of_the_dashboard_exists(generator: ScriptedGenerator) -> None:
-    with scripted(generator.replaced(latest_report=REPORT)) as server:
+    with scripted(generator.replaced(latest_report=REPORT, router_view=VIEW)) as server:
         server.post("/v1/completions", prompt="hi")
         there = {name.partition("{")[0] for name in samples(server)}
         named = set(re.findall(r"streamserve:\w+", BOARD.read_text()))

@@ -13,6 +13,8 @@ def test_a_request_is_listed_with_its_candidates(server: Served) -> None:
     (worker,) = shown["workers"]
     assert (worker["name"], worker["ready"], worker["starts"]) == ("unified-0", True, 1)
     assert worker["blocks_total"] > 0
+    (machine,) = shown["machines"]
+    assert (machine["name"], machine["slots"], machine["workers"]) == (worker["host"], None, ["unified-0"])
     decision = next(d for d in shown["decisions"] if d["request"].startswith(reply.json()["id"]))
     assert decision["chosen"] == "unified-0"
     assert decision["prompt_tokens"] == 3

@@ -40,7 +40,14 @@ def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:
             struct = ModelConfig if name in ModelConfig.__struct_fields__ else ServerConfig
             (field,) = (field for field in msgspec.structs.fields(struct) if field.name == name)
             msgspec.convert(value, field.type)
-    optional = {"kv_transport", "draft_model", "otlp_traces_endpoint", "listen", "join_clients"}
+    optional = {
+        "kv_transport",
+        "draft_model",
+        "otlp_traces_endpoint",
+        "listen",
+        "join_clients",
+        "ray_address",
+    }
     optional |= {"workers", "pairs", "prefill", "decode"}
     assert {name for name, values in seen.items() if not values} <= optional
 

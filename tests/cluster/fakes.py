@@ -122,6 +122,7 @@ async def cluster(
     endpoint: str = "tcp://127.0.0.1:0",
     epoch: int = 1,
     pair: KeyPair | None = None,
+    bound: int | None = None,
 ) -> AsyncGenerator[Cluster, None]:
     pair = pair or new_pair()
 
@@ -131,7 +132,7 @@ async def cluster(
         )
 
     make = partial(JoinLauncher, JoinConfig(endpoint, pair, {pair.public.hex(): "all"}, lease, epoch))
-    config = FleetConfig(topology=unified(workers))
+    config = FleetConfig(topology=unified(workers), max_workers=bound)
     async with asyncio.timeout(90), FleetRuntime(config, settings, launcher=make) as runtime:
         made = Cluster(runtime, pair)
         try:

@@ -1,25 +1,47 @@
 """A head in a process: answers batches of requests that standard input asks for, and prints what happened.
 
 python -m tests.cluster.head CHECKPOINT SETTINGS     settings as JSON
-◀ {"count": 16, "seed": 1}
-▶ ready | running | {"answers": …, "transfer": …, "deaths": …}
+◀ {"count": 16, "seed": 1, "deaths": 0}     the same batch again and again, until so many workers have died
+▶ ready | running | {"answers": …, "transfer": …, "deaths": …, "interrupted": …}
+
+`answers` has the answers of each batch that differ from those before. A batch may take less time than a
+fault: because of the repetition there are open requests, `interrupted`, when a worker is lost.
 """
 
 import asyncio
 import json
 import sys
 import time
+from typing import Any
 
 import msgspec
 
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.logs import configure_logging
 from streamserve.settings.resolve import resolve
-from tests.test_pairs import answers, fleet, make_requests, until, wait_until_idle
+from tests.test_pairs import Request, answers, fleet, make_requests, until, wait_until_idle
 
 
 def say(line: str) -> None:
     print(line, flush=True)
+
+
+async def repeated(llm: AsyncLLM, requests: list[Request], deaths: int) -> list[Any]:
+    """Answer the requests until so many workers have died, once at least; return the answers that differ."""
+    different: list[Any] = []
+    while not different or fleet(llm).supervisor.deaths < deaths:
+        answered = await answers(llm, requests)
+        if answered not in different:
+            different.append(answered)
+    return different
+
+
+async def lost(llm: AsyncLLM, deaths: int) -> int:
+    """Wait until so many workers have died; return how many requests were open then."""
+    if not deaths:
+        return 0
+    await until(lambda: fleet(llm).supervisor.deaths >= deaths)
+    return len(fleet(llm).requests)
 
 
 async def main() -> None:
@@ -34,9 +56,10 @@ async def main() -> None:
             asked = json.loads(line)
             requests = make_requests(asked["count"], asked["seed"])
             started = time.monotonic()
-            working = asyncio.create_task(answers(llm, requests))
+            working = asyncio.create_task(repeated(llm, requests, asked["deaths"]))
             await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
             say("running")
+            interrupted = await lost(llm, asked["deaths"])
             result = await working
             seconds = time.monotonic() - started
             if asked.get("idle", True):
@@ -45,7 +68,7 @@ async def main() -> None:
             report = llm.report()
             say(json.dumps({
                 "answers": result, "seconds": seconds, "deaths": fleet(llm).supervisor.deaths,
-                "ready_after": time.monotonic() - started,
+                "ready_after": time.monotonic() - started, "interrupted": interrupted,
                 "transfer": msgspec.to_builtins(report.transfer) if report else None,
             }))  # fmt: skip
     finally:

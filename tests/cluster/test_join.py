@@ -13,9 +13,11 @@ import zmq.asyncio
 
 from streamserve.cluster.listener import ClusterListener
 from streamserve.fleet.events import Open
+from streamserve.fleet.view import router_view
 from streamserve.protocol import cluster as messages
 from streamserve.protocol.cluster import CLUSTER_VERSION, Knock, Refused, decode_from_head, encode
 from streamserve.protocol.curve import parse_endpoint
+from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
 from tests.cluster.fakes import Cluster, cluster, new_pair
@@ -57,6 +59,50 @@ async def test_workers_start_on_machines_that_join_and_stop_with_the_head() -> N
         await made.runtime.close()
         assert first.workers[0].ended.is_set()
         assert second.workers[0].ended.is_set()
+
+
+async def test_the_view_names_the_machine_of_each_worker() -> None:
+    async with cluster(workers=3) as made:
+        runtime = made.runtime
+        await until(lambda: len(runtime.waiting()) == 3)
+        assert not runtime.machines()
+        await made.join("a", slots=2)
+        await until(lambda: len(runtime.waiting()) == 1)
+        await made.join("a")
+        await until(lambda: all(w.ready for w in runtime.fleet.workers.values()))
+        assert not runtime.waiting()
+        now = time.monotonic()
+        view = router_view(runtime.fleet, "random", runtime.machines(), now)
+        slots = {machine.name: (machine.slots, len(machine.workers)) for machine in view.machines}
+        assert slots == {"a": (2, 2), "a#2": (1, 1)}, "two agents of one name are told apart"
+        assert {worker.host for worker in view.workers} == {"a", "a#2"}
+        assert all(0 < machine.joined_seconds < 60 and machine.silence < 1 for machine in view.machines)
+
+
+async def test_workers_are_added_and_removed_on_machines() -> None:
+    async with cluster(workers=1, bound=3) as made:
+        runtime, workers = made.runtime, made.runtime.fleet.workers
+        await made.join("a")
+        await until(lambda: runtime.fleet.health()[0])
+        tasks = await ask_many(made)
+        await runtime.add_workers(("unified-1", "unified-2"))
+        await until(lambda: runtime.waiting() == ["unified-1", "unified-2"])
+        await runtime.remove_workers(("unified-2",), 0.0)
+        await until(lambda: runtime.waiting() == ["unified-1"])
+        second = await made.join("b", slots=2)
+        await until(lambda: workers["unified-1"].ready is not None)
+        with pytest.raises(RequestError, match="there are unified-0, unified-1"):
+            await runtime.remove_workers(("unified-2",), 0.0)
+        moved = await runtime.remove_workers(("unified-0",), 0.0)
+        assert moved == 0, "they continue on the other machine"
+        assert runtime.fleet.scaling.moved == 16
+        await until(lambda: made.agents[0].workers[0].ended.is_set())
+        assert await asyncio.gather(*tasks) == [list(range(TOKENS))] * 16
+        await runtime.add_workers(("unified-0",))
+        await until(lambda: workers["unified-0"].ready is not None)
+        assert workers["unified-0"].incarnation == 2
+        assert len(second.workers) + len(made.agents[0].workers) == 3
+        assert runtime.fleet.supervisor.deaths == 0
 
 
 FAULTS = {

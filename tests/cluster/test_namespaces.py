@@ -86,9 +86,9 @@ def line(head: Process) -> str:
     return text
 
 
-def ask(head: Process, count: int, seed: int) -> None:
+def ask(head: Process, count: int, seed: int, deaths: int = 0) -> None:
     assert head.stdin
-    head.stdin.write(json.dumps({"count": count, "seed": seed}) + "\n")
+    head.stdin.write(json.dumps({"count": count, "seed": seed, "deaths": deaths}) + "\n")
     head.stdin.flush()
     assert line(head) == "running"
 
@@ -117,7 +117,7 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
         assert line(head) == "ready"
         ask(head, count, scale.seed)
         plain = result(head)
-        assert plain["answers"] == texts
+        assert plain["answers"] == [texts]
         assert plain["deaths"] == 0
         assert plain["transfer"]["sent_bytes"] > 0
         assert plain["transfer"]["handed_over"] == plain["transfer"]["received"] > 0
@@ -125,7 +125,7 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
         recovered = {}
         faults = ("cut link", "killed worker", "stopped machine")[: scale.pick(1, 3)]
         for deaths, fault in enumerate(faults, 1):
-            ask(head, count, scale.seed)
+            ask(head, count, scale.seed, deaths)
             stop = [process.pid for process in made.workers(2)]
             match fault:
                 case "cut link":
@@ -143,8 +143,9 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
                     for process in below:
                         process.resume()
             outcome = result(head)
-            assert outcome["answers"] == texts, fault
+            assert outcome["answers"] == [texts], fault
             assert outcome["deaths"] == deaths, fault
+            assert outcome["interrupted"] > 0, fault
             recovered[fault] = round(outcome["ready_after"], 2)
         figures = {
             "requests": count, "lease": LEASE, "ready_again": recovered,

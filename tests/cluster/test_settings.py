@@ -32,7 +32,10 @@ from tests.cluster.fakes import key_file
         ),
         ({"listen": "tcp://0.0.0.0:7800"}, "give launcher = 'join'"),
         ({"join_lease": 2.0}, "give launcher = 'join'"),
-        ({"launcher": "slurm"}, "must be one of local, join"),
+        ({"launcher": "ray", "ray_resources": ("fast",)}, "must be NAME=AMOUNT"),
+        ({"launcher": "ray", "ray_resources": ("CPU=1",)}, "must be NAME=AMOUNT"),
+        ({"ray_resources": ("fast=1",)}, "give launcher = 'ray'"),
+        ({"launcher": "slurm"}, "must be one of local, join, ray"),
     ],
 )
 def test_contradictory_settings_are_refused(

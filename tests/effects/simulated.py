@@ -55,7 +55,7 @@ def _one_of_each_role(fleet: FleetConfig) -> Iterator[tuple[str, str]]:
 
 
 def _spec(settings: Settings, name: str, fleet: FleetConfig) -> WorkerSpec:
-    model = worker_model(settings, name, fleet.topology)
+    model = worker_model(settings, name)
     rate = settings.server.kv_bytes_per_second
     return WorkerSpec(
         engine(model),

@@ -101,7 +101,7 @@ def _application(context: AppContext) -> Starlette:
 def app_context(llm: Generator, settings: ApiSettings) -> AppContext:
     """Return the context of all routes. Raises TypeError as `create_app` does."""
     SamplingParams(**settings.default_sampling)
-    metrics = Metrics(llm.served_names[0], llm.report, llm.incidents)
+    metrics = Metrics(llm.served_names[0], llm.report, llm.incidents, llm.routing)
     stored = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
     )

@@ -1,8 +1,10 @@
 """The engine interface that the routes use, independent of its implementation and location."""
 
 from collections.abc import AsyncGenerator, Mapping
+from math import inf
 from typing import Protocol
 
+from streamserve.fleet.scaling import AddedRole, Removal
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.embedding import EmbeddingConfig
@@ -180,6 +182,15 @@ class Generator(Protocol):
 
     def routing(self) -> RouterView:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
+
+    async def add_workers(self, role: AddedRole, count: int = 1) -> tuple[str, ...]:
+        """Start workers, and return their names. Raises RequestError if they cannot be added."""
+
+    async def remove_workers(self, name: str, within: float = inf) -> Removal:
+        """Remove a worker or pair once its requests have ended, or continue elsewhere after `within` seconds.
+
+        Raises RequestError if it cannot be removed.
+        """
 
     async def drain(self, worker: str, draining: bool) -> int:
         """Drain a worker (send it no new requests), or resume it.

@@ -32,7 +32,7 @@ from streamserve.protocol.sampling import MAX_VOCABULARY, SamplingParams, check_
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.options import Settings
-from streamserve.settings.resolve import topology
+from streamserve.settings.resolve import topology, worker_bound
 from streamserve.settings.several import ServedModels
 
 _log = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ def memory_together(settings: Settings, ready: Ready) -> str:
 
 def _threads(settings: Settings) -> int:
     """Return how many threads all workers have together."""
-    workers = len(topology(settings.server).names)
+    workers = worker_bound(settings.server)
     return workers * threads_of_worker(settings.model, workers)
 
 

@@ -1,7 +1,6 @@
 """Run the agent of `streamserve worker` until a signal."""
 
 import asyncio
-import socket
 
 import typer
 from msgspec.structs import replace
@@ -12,6 +11,7 @@ from streamserve.cluster.membership import JoinError
 from streamserve.protocol.curve import Endpoint
 from streamserve.protocol.errors import StartError
 from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.machine import own_address
 from streamserve.protocol.server_config import LogLevel
 from streamserve.protocol.stop_signals import stop_signals
 from streamserve.settings.cluster import JoinSettings
@@ -40,11 +40,8 @@ async def _serve(settings: JoinSettings) -> None:
 
 def _own_address(head: Endpoint) -> str:
     """Return this machine's address on the way to the head."""
-    host = head.host.strip("[]")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, head.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
+        return own_address(head)
     except OSError as error:
+        host = head.host.strip("[]")
         raise SettingsError(f"{host} has no route from here ({error.strerror}): check --join") from error

@@ -63,13 +63,16 @@ SILENCE_MILLISECONDS = 1500
 @dataclass(frozen=True)
 class AgentConfig:
     """The head's address, its public key, this agent's key pair, its machine, and the model's path here, if
-    it is not the head's."""
+    it is not the head's. A worker has so many `threads`, and shares the memory of its machine as one of
+    `host_workers`; by default (0) both are divided among its slots."""
 
     head: Endpoint
     head_key: bytes
     own: KeyPair
     machine: Machine
     model: str | None = None
+    threads: int = 0
+    host_workers: int = 0
 
 
 class LeasedWorker(Launched, Protocol):
@@ -244,14 +247,16 @@ class Agent:
     def _localized(self, config: WorkerConfig, slot: int) -> WorkerConfig:
         """Return the configuration of the worker in a slot, with what only this machine knows."""
         machine, model = self._config.machine, config.model
-        threads = model.threads or max(1, usable_processors().threads // machine.slots)
+        threads = self._config.threads or usable_processors().threads // machine.slots
         network = config.kv_network
         return msgspec.structs.replace(
             config,
             kv_network=network and msgspec.structs.replace(network, address=machine.address),
             endpoint=self._control.endpoint,
-            model=msgspec.structs.replace(model, path=self._config.model or model.path, threads=threads),
-            host_workers=machine.slots,
+            model=msgspec.structs.replace(
+                model, path=self._config.model or model.path, threads=model.threads or max(1, threads)
+            ),
+            host_workers=self._config.host_workers or machine.slots,
             host_number=slot,
             leased=True,
             clock_offset=self.membership.offset,

@@ -12,7 +12,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from streamserve.cluster.listener import ClusterListener, Received
 from streamserve.cluster.placement import Place, choose
 from streamserve.cluster.registry import Agent, Body, Effect, Joined, Left, Registry, Reply
 from streamserve.cluster.remote_worker import RemoteWorker
+from streamserve.fleet.launcher import MachineState
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.protocol.cluster import (
@@ -43,7 +45,8 @@ from streamserve.protocol.curve import KeyPair
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 15.0
-"""How long a restart waits for an agent with a free slot; the first start waits for ever."""
+"""How long a restart waits for an agent with a free slot. A worker that was never ready waits for ever, or
+until it is removed."""
 TICKS = 10
 """Checks in the time of a lease."""
 
@@ -70,10 +73,11 @@ class JoinLauncher:
         self.remote: dict[str, RemoteWorker] = {}
         """The workers that were started, by NAME/INCARNATION, until they are certainly dead."""
         self._config = config
+        self._waiting: Counter[str] = Counter()
         self._workers = workers
         self._messages: asyncio.Queue[tuple[str, int, bytes] | Exception] = asyncio.Queue()
         self._joined = asyncio.Condition()
-        self._tasks = TaskSupervisor(self._messages.put_nowait)
+        self._tasks = TaskSupervisor(self.fail)
         self._tasks.run_loop(self._receive, "cluster receive")
         self._tasks.run_loop(self._tick, "cluster tick")
         self._tasks.run_loop(self.listener.log_failures, "cluster monitor")
@@ -85,10 +89,9 @@ class JoinLauncher:
         return self.listener.address
 
     async def start(self, config: WorkerConfig) -> RemoteWorker:
-        """Start a worker on a machine with a free slot; the first start of each waits until there is one.
+        """Start a worker on a machine with a free slot; one that was never ready waits until there is one.
         Raises OSError if there is none, or if the process cannot be started."""
-        name, _, incarnation = config.worker.rpartition("/")
-        agent = await self._agent_for(name, None if incarnation == "1" else JOIN_SECONDS)
+        agent = await self._agent_for(config.worker)
         worker = RemoteWorker(config.worker, agent, self._command, self._config.lease)
         self.remote[config.worker] = worker
         await self._command(agent, Launch(config))
@@ -102,7 +105,8 @@ class JoinLauncher:
 
     async def send(self, worker: str, data: bytes) -> None:
         """Send a message to a worker's present process, if it has one."""
-        remote = self.remote.get(f"{worker}/{self._workers[worker].incarnation}")
+        state = self._workers.get(worker)
+        remote = self.remote.get(f"{worker}/{state.incarnation}") if state else None
         if remote and not remote.over:
             await self._command(remote.agent, Forward(remote.name, data))
 
@@ -113,12 +117,35 @@ class JoinLauncher:
             raise message
         return message
 
+    def machines(self) -> Sequence[MachineState]:
+        """Return the machines that have joined; a further agent with the name of another has a number."""
+        named: Counter[str] = Counter()
+        states = []
+        for agent, place in self._places():
+            named[agent.name] += 1
+            name = agent.name if named[agent.name] == 1 else f"{agent.name}#{named[agent.name]}"
+            workers = tuple(sorted(place.workers))
+            states.append(MachineState(name, place.slots, workers, agent.joined_at, agent.seen_at))
+        return states
+
+    def waiting(self) -> Sequence[str]:
+        return sorted(+self._waiting)
+
     async def close(self) -> None:
         """End the agents' sessions, and free all resources."""
         for agent in list(self.registry.agents.values()):
             await self._apply(self.registry.end(agent, "the head is shutting down"))
         await self._tasks.close()
         self.listener.close()
+
+    def fail(self, error: Exception) -> None:
+        """Let `receive` raise an error that ends this launcher."""
+        self._messages.put_nowait(error)
+
+    async def end_machines(self, ending: str, reason: str) -> None:
+        """End the sessions of the machines whose names have this ending."""
+        for agent in [a for a in self.registry.agents.values() if a.name.endswith(ending)]:
+            await self._apply(self.registry.end(agent, reason))
 
     def _places(self) -> list[tuple[Agent, Place]]:
         running: dict[bytes, set[str]] = {token: set() for token in self.registry.agents}
@@ -135,20 +162,32 @@ class JoinLauncher:
         chosen = choose(worker, [place for _, place in places])
         return None if chosen is None else places[chosen][0]
 
-    async def _agent_for(self, worker: str, timeout: float | None) -> Agent:  # noqa: ASYNC109
-        """Wait for an agent with a free slot. Raises OSError after `timeout` seconds."""
+    async def _agent_for(self, started: str) -> Agent:
+        """Wait for an agent with a free slot for NAME/INCARNATION. Raises OSError if none comes in time, or
+        if the worker is removed meanwhile."""
+        worker, _, incarnation = started.rpartition("/")
+        state = self._workers[worker]
+        timeout = None if state.load_seconds is None else JOIN_SECONDS
+
+        def wanted() -> bool:
+            return self._workers.get(worker) is state and str(state.incarnation) == incarnation
+
         if self._free(worker) is None:
             logger.warning("worker %s waits for a machine: `streamserve worker --join` offers one", worker)
+        self._waiting[worker] += 1
         try:
             async with asyncio.timeout(timeout), self._joined:
-                await self._joined.wait_for(lambda: self._free(worker) is not None)
+                await self._joined.wait_for(lambda: not wanted() or self._free(worker) is not None)
                 agent = self._free(worker)
-                assert agent is not None
+                if agent is None or not wanted():
+                    raise OSError("it has been removed")
                 return agent
         except TimeoutError:
             raise OSError(
                 "no machine with a free slot has joined: start `streamserve worker --join` on one"
             ) from None
+        finally:
+            self._waiting[worker] -= 1
 
     async def _command(self, agent: Agent, command: ToMachine) -> None:
         await self._apply(self.registry.send(agent, encode(command)))

@@ -63,13 +63,15 @@ class Bucket:
 
 @dataclass(eq=False)
 class Agent:
-    """An agent that has joined. `peer` is its present connection; it was last heard at `seen_at`."""
+    """An agent that has joined, at `joined_at`. `peer` is its present connection; it was last heard at
+    `seen_at`."""
 
     token: bytes
     key: str
     machine: Machine
     peer: bytes
     seen_at: float
+    joined_at: float = 0.0
     session: Session = field(default_factory=Session)
     messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
     size: Bucket = field(default_factory=lambda: Bucket(BYTE_RATE, BYTE_BURST))
@@ -222,7 +224,7 @@ class Registry:
         if len(self.agents) >= MAX_AGENTS:
             yield self.refuse(peer, "rate", f"at most {MAX_AGENTS} machines can join")
             return
-        agent = Agent(self._tokens(16), key, message.machine, peer, now)
+        agent = Agent(self._tokens(16), key, message.machine, peer, now, now)
         self.agents[agent.token] = self._by_peer[peer] = agent
         yield Reply(peer, Welcome(agent.token, self.lease))
         yield Joined(agent)

@@ -77,9 +77,9 @@ class RemoteWorker:
     async def watch(self, worker: str, incarnation: int) -> WorkerLost:
         end = await asyncio.shield(self._end)
         if isinstance(end, str):
-            return WorkerLost(worker, incarnation, end, frozenset(), dead=False)
+            return WorkerLost(worker, incarnation, self._placed(end), frozenset(), dead=False)
         suspects = None if end.suspects is None else frozenset(end.suspects)
-        return WorkerLost(worker, incarnation, end.reason, suspects, end.phase, end.report)
+        return WorkerLost(worker, incarnation, self._placed(end.reason), suspects, end.phase, end.report)
 
     async def dead(self) -> None:
         await self._dead.wait()
@@ -94,6 +94,9 @@ class RemoteWorker:
         await self._command(self.agent, End(self.name, kill=False, grace=grace))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._end), grace + 2 * STOP_SECONDS)
+
+    def _placed(self, reason: str) -> str:
+        return f"{reason} (machine {self.agent.name})"
 
     def _spawn(self, command: ToMachine) -> None:
         task = asyncio.get_running_loop().create_task(self._send(command))

@@ -1,7 +1,7 @@
 """Whether requests can be served, by which workers, and when again if not: questions about the workers'
 present states, which change nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from streamserve.fleet.worker_state import Topology, WorkerState
@@ -11,9 +11,20 @@ UNKNOWN_RETRY_AFTER = 5.0
 
 
 @dataclass(frozen=True)
+class Where(Container[str]):
+    """The workers for which a condition holds. It is found out for one at a time: a fleet may have a
+    thousand, and most questions are answered by the first."""
+
+    holds: Callable[[str], bool]
+
+    def __contains__(self, worker: object) -> bool:
+        return isinstance(worker, str) and self.holds(worker)
+
+
+@dataclass
 class Availability:
-    """The `workers` of one server, arranged in a `topology`. A worker that is silent for `stuck_after`
-    seconds counts as stuck."""
+    """The `workers` of one server, arranged in a `topology`, which the supervisor changes. A worker that is
+    silent for `stuck_after` seconds counts as stuck."""
 
     topology: Topology
     workers: Mapping[str, WorkerState]
@@ -26,7 +37,7 @@ class Availability:
     @property
     def can_serve(self) -> bool:
         """Whether requests can be served now, or once starting workers are ready."""
-        return self.topology.complete(self.serving())
+        return self.topology.complete(Where(lambda name: not self.workers[name].down))
 
     def open(self) -> set[str]:
         """Return the serving workers that may get new requests. Draining workers are left out if the others
@@ -35,24 +46,44 @@ class Availability:
         active = {name for name in serving if not self.workers[name].draining}
         return active if self.topology.complete(active) else serving
 
+    def takes_new(self, worker: str) -> bool:
+        """Return whether a worker is in `open()`."""
+        state = self.workers[worker]
+        return not state.down and (not state.draining or not self._others_serve)
+
+    @property
+    def _others_serve(self) -> bool:
+        """Whether the workers that are not draining can serve without the others."""
+        return self.topology.complete(Where(self._active))
+
+    def _active(self, worker: str) -> bool:
+        state = self.workers[worker]
+        return not state.down and not state.draining
+
+    def staying(self) -> set[str]:
+        """Return the workers that can serve now and are not draining."""
+        return {name for name, worker in self.workers.items() if worker.healthy and not worker.draining}
+
+    def candidate_of(self, worker: str) -> frozenset[str]:
+        """Return the first route candidate that contains a worker."""
+        return self.topology.candidate_of(worker)
+
     def is_healthy(self, candidate: frozenset[str]) -> bool:
         """Return whether all workers of a route candidate are ready and not stuck."""
         return all(self.workers[name].healthy for name in candidate)
 
     def unavailable_reason(self) -> str:
         """Return why no new request can be served, now or soon; empty if one can."""
-        serving = self.serving()
-        if not self.topology.complete(serving):
+        if not self.can_serve:
             return self.health()[1]
-        draining = {name for name, worker in self.workers.items() if worker.draining}
-        if self.topology.complete(serving - draining):
+        if self._others_serve:
             return ""
+        draining = {name for name, worker in self.workers.items() if worker.draining}
         return f"draining: {', '.join(sorted(draining))}"
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and if not, why."""
-        healthy = {name for name, worker in self.workers.items() if worker.healthy and not worker.draining}
-        if self.topology.complete(healthy):
+        if self.topology.complete(self.staying()):
             return True, "ready"
         for name, worker in self.workers.items():
             if worker.failure:

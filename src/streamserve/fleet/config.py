@@ -16,7 +16,8 @@ class FleetConfig:
     transfer failed as often, is not tried again. A decode worker that has all but `continue_tokens` tokens of
     a prompt cached, and more than the prefill worker, computes the rest itself. `slo_admission` is that of
     the workers: where a decode worker may refuse a request, its first token waits for the decision.
-    `adapters` are loaded from the start."""
+    `adapters` are loaded from the start. The `topology` is that of the start; there are at most `max_workers`
+    workers, by default as many as there."""
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)
@@ -27,3 +28,9 @@ class FleetConfig:
     continue_tokens: int = 64
     adapters: tuple[Adapter, ...] = ()
     slo_admission: bool = False
+    max_workers: int | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many workers there can be."""
+        return max(len(self.topology.names), self.max_workers or 0)

@@ -47,7 +47,10 @@ class ControlSocket:
 
     async def send(self, worker: str, data: bytes) -> None:
         """Send a message to a worker. One that is gone cannot be reached; its loss is reported separately."""
-        identity = f"{worker}/{self._workers[worker].incarnation}".encode()
+        state = self._workers.get(worker)
+        if state is None:  # it was removed
+            return
+        identity = f"{worker}/{state.incarnation}".encode()
         with contextlib.suppress(zmq.ZMQError):
             await self._socket.send_multipart([identity, data])
 

@@ -1,7 +1,7 @@
 """Runs a Fleet: passes it the events of workers, processes and the clock, and executes its commands.
 
 Launcher ───────── WorkerMessage ──▶                ── Send ────────────▶ Launcher
-WorkerProcesses ── WorkerLost ─────▶  Fleet.handle  ── Start, Kill ─────▶ WorkerProcesses
+WorkerProcesses ── WorkerLost ─────▶  Fleet.handle  ── Start, Kill, Retire ─▶ WorkerProcesses
 clock ──────────── Tick ───────────▶                ── Deliver, Refuse ─▶ Mailboxes
 """
 
@@ -19,6 +19,7 @@ from streamserve.fleet.events import (
     FleetEvent,
     Kill,
     Refuse,
+    Retire,
     Send,
     Start,
     Tick,
@@ -131,12 +132,18 @@ class FleetDriver:
                     if command.incarnation > 1:
                         logger.warning("worker %s: restarting in %.1f s", command.worker, command.after)
                     self._tasks.spawn(self.processes.run(command))
+                case Retire():
+                    self._tasks.spawn(self._retire(command))
                 case Kill():
                     logger.error(
                         "worker %s has not responded for too long, or its KV format differs: killing it",
                         command.worker,
                     )
                     self.processes.kill(command.worker)
+
+    async def _retire(self, retire: Retire) -> None:
+        logger.info("worker %s: removed", retire.worker)
+        await self.processes.retire(retire)
 
     async def _send(self, command: Send) -> None:
         await self.launcher.send(command.worker, encode(command.message))

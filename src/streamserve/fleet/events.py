@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.errors import RequestError
@@ -9,7 +10,7 @@ from streamserve.protocol.messages import Event, FromWorker, ToWorker
 from streamserve.protocol.sampling import SamplingParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Open:
     """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
     and `version` describe a prompt stream, as in Submit; it is routed as a prompt of at least
@@ -57,6 +58,22 @@ class Drain:
 
     worker: str
     draining: bool
+
+
+@dataclass(frozen=True)
+class AddWorkers:
+    """An operator adds workers with these names, which are free."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RemoveWorkers:
+    """An operator removes workers together: they get no new requests, and leave when they have none.
+    Requests that they still have `within` so many seconds continue elsewhere."""
+
+    workers: tuple[str, ...]
+    within: float = inf
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,14 @@ class Kill:
     worker: str
 
 
-FleetEvent = (
-    Open | Edit | Close | Drain | AddAdapter | RemoveAdapter | WorkerMessage | WorkerLost | WorkerDead | Tick
-)
-Command = Send | Deliver | Refuse | Start | Kill
+@dataclass(frozen=True)
+class Retire:
+    """End the process of a worker that was removed, if it runs or starts; its end is not reported."""
+
+    worker: str
+    incarnation: int
+
+
+Operation = Drain | AddWorkers | RemoveWorkers | AddAdapter | RemoveAdapter
+FleetEvent = Open | Edit | Close | Operation | WorkerMessage | WorkerLost | WorkerDead | Tick
+Command = Send | Deliver | Refuse | Start | Kill | Retire

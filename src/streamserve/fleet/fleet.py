@@ -1,10 +1,11 @@
 """The fleet's state machine, without input or output: events in, commands out. The asyncio and ZeroMQ runtime
 around it is in `runtime`.
 
-    API server  Open, Edit, Close, Drain,     ┌───────┐   Deliver, Refuse   → API server
+    API server  Open, Edit, Close, Drain,     ┌───────┐   Deliver, Refuse      → API server
+                AddWorkers, RemoveWorkers,    │       │
                 AddAdapter, RemoveAdapter     │       │
-    workers     WorkerMessage, WorkerLost  →  │ Fleet │   Send              → workers
-    processes   WorkerLost, WorkerDead        │       │   Start, Kill       → processes
+    workers     WorkerMessage, WorkerLost  →  │ Fleet │   Send                 → workers
+    processes   WorkerLost, WorkerDead        │       │   Start, Kill, Retire  → processes
     clock       Tick                          └───────┘
 
 For each request it stores the tokens that were delivered to the client. When a worker dies, its requests go
@@ -21,6 +22,7 @@ from streamserve.fleet.delivery import Delivery
 from streamserve.fleet.dispatcher import Dispatcher
 from streamserve.fleet.events import (
     AddAdapter,
+    AddWorkers,
     Close,
     Command,
     Deliver,
@@ -31,6 +33,7 @@ from streamserve.fleet.events import (
     Open,
     Refuse,
     RemoveAdapter,
+    RemoveWorkers,
     Send,
     Tick,
     WorkerDead,
@@ -42,6 +45,7 @@ from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
 from streamserve.fleet.requests import OpenRequest
+from streamserve.fleet.scaling import Scaling
 from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol import messages
@@ -68,18 +72,22 @@ class Fleet:
         self.config = config
         self.supervisor = WorkerSupervisor(config.topology, config.stuck_after)
         self.availability = self.supervisor.availability
-        self.quarantine = Quarantine(config.topology, config.max_attempts)
+        self.quarantine = Quarantine(self.availability.candidate_of, config.max_attempts)
         self.placement = Placement(self.availability, config.router, config.continue_tokens)
         self.dispatcher = Dispatcher(
             self.availability, self.placement, self.quarantine, config.max_attempts, config.slo_admission
         )
         self.requests = self.dispatcher.requests
-        self.transfers = KVTransfers(config.topology, self.workers, self.requests)
+        self.transfers = KVTransfers(self.availability, self.requests)
         self.adapters = AdapterBook(config.adapters, self.workers)
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._delivery = Delivery(
             self.dispatcher, self.transfers, self.placement, self.quarantine, self._admission, self.workers
         )
+        self.scaling = Scaling(
+            config, self.supervisor, self.dispatcher, self.transfers, self.placement, self.quarantine,
+            self.adapters,
+        )  # fmt: skip
         self._isolation = Isolation(self.quarantine, self.availability, self.dispatcher)
         self.convicted = 0
 
@@ -94,7 +102,8 @@ class Fleet:
 
     def handle(self, event: FleetEvent, now: float) -> list[Command]:
         """Process one event; return the resulting commands in order."""
-        return [*self._handle(event, now), *self.adapters.sweep(self.requests.values())]
+        commands = self._handle(event, now)
+        return [*commands, *self.scaling.sweep(now), *self.adapters.sweep(self.requests.values())]
 
     def _handle(self, event: FleetEvent, now: float) -> list[Command]:
         match event:
@@ -108,6 +117,10 @@ class Fleet:
                 # Requests that wait for it are placed elsewhere; requests already there continue.
                 self.workers[worker].draining = draining
                 return list(self.dispatcher.place_waiting(now))
+            case AddWorkers():
+                return list(self.scaling.add(event, now))
+            case RemoveWorkers():
+                return list(self.scaling.remove(event, now))
             case AddAdapter(adapter):
                 return list(self.adapters.add(adapter))
             case RemoveAdapter(fingerprint):
@@ -120,7 +133,11 @@ class Fleet:
             case WorkerDead(worker, incarnation):
                 return [*self.transfers.reservations.writer_dead(worker, incarnation)]
             case Tick(beats):
-                return [*self.supervisor.tick(now, beats), *self._isolation.tick(now)]
+                return [
+                    *self.supervisor.tick(now, beats),
+                    *self._isolation.tick(now),
+                    *self.scaling.tick(now),
+                ]
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and if not, why."""
@@ -144,7 +161,7 @@ class Fleet:
 
     def open_at(self, worker: str) -> int:
         """Return the number of requests that use a worker or its partner in a stream pair."""
-        names = self.config.topology.partners(worker)
+        names = self.availability.topology.partners(worker)
         return sum(bool(names & request.workers) for request in self.requests.values())
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
@@ -159,7 +176,7 @@ class Fleet:
         if event.request in self.requests:
             refusal = RequestError(f"request id {event.request} is in use", status=409)
         else:
-            refusal = self._admission.refusal(event, self.requests.values(), now)
+            refusal = self._admission.refusal(event, len(self.requests), self.dispatcher.waiting, now)
         if refusal is None and not self.adapters.serves(event.adapter):
             refusal = RequestError("the LoRA adapter has been unloaded", field="model", status=404)
         if refusal is None and (reason := self.availability.unavailable_reason()):
@@ -175,6 +192,8 @@ class Fleet:
             return
         request = self.requests[event.request]
         edited = request.edit(event, now)
+        if not request.admitted:
+            self.dispatcher.waiting.add(request.name, len(request.opened.prompt))
         if request.worker is None:
             yield from self.dispatcher.place(request, now)
         elif edited.changed and request.decode and request.opened.answer_early:

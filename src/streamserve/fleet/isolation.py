@@ -48,8 +48,9 @@ class Isolation:
         yield from self.advance(now)
 
     def _trial_workers(self) -> frozenset[str]:
-        """Return the workers to hold trials on: those of the first death, or others if these cannot serve."""
-        serving, workers = self._availability.serving(), self._quarantine.workers
+        """Return the workers to hold trials on: those of the first death, or others if these cannot serve or
+        get no new requests."""
+        serving, workers = self._availability.open(), self._quarantine.workers
         others = (other for other in self._availability.topology.candidates() if serving.issuperset(other))
         return workers if serving.issuperset(workers) else next(others, workers)
 

@@ -2,30 +2,28 @@
 streams that still arrive (stream_pushes.py), and of finished requests back (kv_writeback.py)."""
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from streamserve.fleet.availability import Availability
 from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Command, Send
 from streamserve.fleet.kv_writeback import WritebackManager
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.reservations import ReservationBook
 from streamserve.fleet.stream_pushes import StreamPushes
-from streamserve.fleet.worker_state import Topology, WorkerState
 from streamserve.protocol.messages import Deferred, Reserved, TransferUpdate
 from streamserve.protocol.transfers import Hold
 
 
 class KVTransfers:
-    """The transfers for the open `requests` among `workers`."""
+    """The transfers for the open `requests` among the workers."""
 
-    def __init__(
-        self, topology: Topology, workers: Mapping[str, WorkerState], requests: dict[str, OpenRequest]
-    ) -> None:
+    def __init__(self, availability: Availability, requests: dict[str, OpenRequest]) -> None:
         self.reservations = ReservationBook()
         self.copies = CacheCopies()
-        self.pushes = StreamPushes(workers, self.copies)
-        self._writebacks = WritebackManager(topology, self.copies)
-        self._workers = workers
+        self.pushes = StreamPushes(availability.workers, self.copies)
+        self._writebacks = WritebackManager(availability, self.copies)
+        self._workers = availability.workers
         self._requests = requests
 
     def reserve(self, request: OpenRequest) -> Iterator[Command]:
@@ -87,6 +85,10 @@ class KVTransfers:
     def finished(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Start the write-back of a finished request, if it is worth it."""
         return self._writebacks.begin(request, self._workers, now)
+
+    def involve(self, worker: str) -> bool:
+        """Return whether a worker may read, write or receive KV of a transfer."""
+        return bool(self.reservations.involve(worker) or self.copies.of(worker))
 
     def lose(self, worker: str, now: float, incarnation: int = 0, dead: bool = True) -> Iterator[Command]:
         """End the transfers of a lost worker, and forget what was pushed there. The blocks that it may write

@@ -3,10 +3,11 @@ blocks that the decode worker has and the prefill worker lacks."""
 
 from collections.abc import Iterator, Mapping
 
+from streamserve.fleet.availability import Availability
 from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Send
 from streamserve.fleet.requests import OpenRequest
-from streamserve.fleet.worker_state import Topology, WorkerState
+from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.messages import RETURN
 
 MAX_WRITEBACKS = 16
@@ -16,10 +17,8 @@ MAX_WRITEBACKS = 16
 class WritebackManager:
     """Decides which finished requests are written back, as cache copies."""
 
-    def __init__(self, topology: Topology, copies: CacheCopies) -> None:
-        self._prefill_of = (
-            dict(zip(topology.decode, topology.prefill, strict=True)) if topology.paired else {}
-        )
+    def __init__(self, availability: Availability, copies: CacheCopies) -> None:
+        self._availability = availability
         self._copies = copies
 
     def begin(self, request: OpenRequest, workers: Mapping[str, WorkerState], now: float) -> Iterator[Send]:
@@ -27,7 +26,7 @@ class WritebackManager:
         requests with more than one choice, which are rarely chats, and for those that ended with their first
         token, whose KV the prefill worker has already."""
         writer = request.decode or request.worker
-        owner = request.worker if request.decode else self._prefill_of.get(writer or "")
+        owner = request.worker if request.decode else self._availability.topology.prefill_of(writer or "")
         outputs = list(request.outputs.values())
         open_writebacks = sum(name.startswith(RETURN) for name in self._copies.open)
         if (

@@ -7,12 +7,25 @@
 fleet alone judges what a loss means.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamserve.fleet.events import Heartbeat, WorkerLost
 from streamserve.fleet.process_state import ProcessState
 from streamserve.protocol.config import WorkerConfig
+
+
+@dataclass(frozen=True)
+class MachineState:
+    """A machine with `slots` for workers (None: not limited), and the names of the `workers` that it runs. It
+    has been there since `joined_at`, and was last heard at `heard_at`. No two have the same `name`."""
+
+    name: str
+    slots: int | None
+    workers: tuple[str, ...]
+    joined_at: float
+    heard_at: float
 
 
 class Launched(Protocol):
@@ -66,6 +79,14 @@ class Launcher(Protocol):
 
     async def receive(self) -> tuple[str, int, bytes]:
         """Return the next message of a present worker, with its name and incarnation."""
+        ...
+
+    def machines(self) -> Sequence[MachineState]:
+        """Return the machines that can run workers now."""
+        ...
+
+    def waiting(self) -> Sequence[str]:
+        """Return the names of workers whose start waits for a machine."""
         ...
 
     async def close(self) -> None:

@@ -1,10 +1,12 @@
 """The launcher of child processes: workers on this machine, reached through a socket in a private folder."""
 
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamserve.fleet.control_socket import ControlSocket
-from streamserve.fleet.launcher import Launch, Launched
+from streamserve.fleet.launcher import Launch, Launched, MachineState
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.worker_process import SharedWeightsMemory
 from streamserve.protocol.config import WorkerConfig
@@ -16,6 +18,8 @@ class LocalLauncher:
 
     def __init__(self, workers: Mapping[str, ProcessState[Any]], launch: Launch | None = None) -> None:
         self.control = ControlSocket(workers)
+        self._workers = workers
+        self._made_at = time.monotonic()
         self._weights = SharedWeightsMemory()
         self._launch = launch or self._weights.start_worker
 
@@ -31,6 +35,13 @@ class LocalLauncher:
 
     async def receive(self) -> tuple[str, int, bytes]:
         return await self.control.receive()
+
+    def machines(self) -> Sequence[MachineState]:
+        now = time.monotonic()
+        return [MachineState(socket.gethostname(), None, tuple(self._workers), self._made_at, now)]
+
+    def waiting(self) -> Sequence[str]:
+        return ()
 
     async def close(self) -> None:
         self.control.close()

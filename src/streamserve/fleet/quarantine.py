@@ -11,12 +11,11 @@ on co-batched requests.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from streamserve.fleet.requests import OpenRequest
-from streamserve.fleet.worker_state import Topology
 
 UNEXPLAINED = 3
 """Losses of its worker outside any step after which a request becomes a suspect nevertheless."""
@@ -65,9 +64,10 @@ class Trial:
 
 @dataclass
 class Quarantine:
-    """All suspects of one fleet. A request that ended its worker `max_tries` times alone is refused."""
+    """All suspects of one fleet. A request that ended its worker `max_tries` times alone is refused.
+    `candidate_of` returns the workers that compute requests with a given one."""
 
-    topology: Topology
+    candidate_of: Callable[[str], frozenset[str]]
     max_tries: int
     trial: Trial | None = None
     workers: frozenset[str] = frozenset()
@@ -111,7 +111,7 @@ class Quarantine:
             return False, []
         if min(request.cleared for request in named) >= CLEARED:
             named = list(affected)  # none of these is the cause, although they were in the lost step
-        self.workers = self.workers or self.topology.candidate_of(worker)
+        self.workers = self.workers or self.candidate_of(worker)
         convicted = self._strike(named)
         self._groups.extend(self._split([r for r in named if r not in convicted]))
         return True, convicted
@@ -162,6 +162,11 @@ class Quarantine:
             self.trial.pending.discard(name)
             if not self.trial.pending:
                 self.trial = None
+
+    def moves(self, workers: frozenset[str]) -> None:
+        """Hold the trials to come on other workers."""
+        if self.workers:
+            self.workers = workers
 
     def _trial_died(
         self, trial: Trial, affected: Sequence[OpenRequest], named: Sequence[OpenRequest]

@@ -34,6 +34,11 @@ class ReservationBook:
     def __len__(self) -> int:
         return len(self._open) + sum(map(len, self._doubtful.values()))
 
+    def involve(self, worker: str) -> bool:
+        """Return whether a worker may still write, or be written to."""
+        doubtful = (entry for entries in self._doubtful.values() for entry in entries)
+        return any(worker in (entry.writer, entry.owner) for entry in (*self._open.values(), *doubtful))
+
     def reserved(self, owner: str, update: Reserved, request: OpenRequest | None) -> list[Send]:
         """Process a reservation of blocks: send it to its writer if the request still needs it, else release
         it. A reservation that is open already is neither sent nor released again."""

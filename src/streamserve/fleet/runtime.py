@@ -7,15 +7,25 @@ clients ── submit, edit, cancel ──▶ FleetRuntime ──▶ FleetDriver
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.driver import FleetDriver, Hooks, WorkerSettings
-from streamserve.fleet.events import AddAdapter, Close, Drain, Edit, Open, Refuse, RemoveAdapter
+from streamserve.fleet.events import (
+    AddAdapter,
+    AddWorkers,
+    Close,
+    Drain,
+    Edit,
+    Open,
+    Refuse,
+    RemoveAdapter,
+    RemoveWorkers,
+)
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.launcher import MakeLauncher
+from streamserve.fleet.launcher import MachineState, MakeLauncher
 from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.mailbox import Mailboxes
 from streamserve.fleet.tracing.recorder import Recorder
@@ -81,6 +91,14 @@ class FleetRuntime:
         """The fleet's driver, once it has been started."""
         assert self._driver is not None, "the runtime has not been started"
         return self._driver
+
+    def machines(self) -> Sequence[MachineState]:
+        """Return the machines that can run workers now; none before the start."""
+        return self._driver.launcher.machines() if self._driver else ()
+
+    def waiting(self) -> Sequence[str]:
+        """Return the names of workers whose start waits for a machine."""
+        return self._driver.launcher.waiting() if self._driver else ()
 
     def process_id(self, worker: str) -> int:
         """Return the id of a worker's present process."""
@@ -158,8 +176,25 @@ class FleetRuntime:
         if worker not in self.fleet.workers:
             names = ", ".join(self.fleet.workers)
             raise RequestError(f"there is no worker {worker!r}; there are {names}", status=404)
+        if self.fleet.workers[worker].leaving:
+            raise RequestError(f"worker {worker} is being removed: add one instead", status=409)
         await self.driver.handle(Drain(worker, draining))
         return self.fleet.open_at(worker)
+
+    async def add_workers(self, names: tuple[str, ...]) -> None:
+        """Start further workers, which get requests once they are ready. Raises RequestError, and adds none,
+        if they cannot be added."""
+        self.fleet.scaling.after_adding(names)
+        await self.driver.handle(AddWorkers(names))
+
+    async def remove_workers(self, names: tuple[str, ...], within: float) -> int:
+        """Remove workers once they have no requests; those that they still have `within` so many seconds
+        continue elsewhere. Returns the number of requests open at them. Raises RequestError, and removes
+        none, if they cannot be removed."""
+        self.fleet.scaling.after_removing(names)
+        await self.driver.handle(RemoveWorkers(names, within))
+        requests = self.fleet.requests.values()
+        return sum(not request.workers.isdisjoint(names) for request in requests)
 
     @property
     def adapters(self) -> frozenset[str]:

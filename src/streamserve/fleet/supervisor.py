@@ -4,10 +4,10 @@ and when a dead one is restarted. What happens to its requests is decided by the
     Ready, Failed, WorkerLost, Tick  ──▶  WorkerSupervisor  ──▶  Start, Kill
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from streamserve.fleet.availability import Availability
-from streamserve.fleet.events import Heartbeat, Kill, Start
+from streamserve.fleet.events import Heartbeat, Kill, Retire, Start
 from streamserve.fleet.process_state import SupervisionPolicy
 from streamserve.fleet.worker_state import Topology, WorkerState
 from streamserve.protocol.messages import Failed, Ready
@@ -23,6 +23,8 @@ class WorkerSupervisor:
         self.deaths = 0
         self._policy = SupervisionPolicy(stuck_after)
         self._was_ready = False
+        self._next: dict[str, int] = {}
+        """The next incarnations of workers that were removed."""
 
     def start(self, now: float) -> list[Start]:
         """Return the commands that start the workers."""
@@ -30,10 +32,27 @@ class WorkerSupervisor:
             worker.starts(now)
         return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
 
+    def add(self, names: Collection[str], now: float) -> Iterator[Start]:
+        """Add workers; yield the commands that start them. A name that a worker had before goes on with its
+        incarnations, so that messages of that one are not taken for the new one's."""
+        self.availability.topology = self.availability.topology.joined_by(names)
+        for name in names:
+            self.workers[name] = worker = WorkerState(self._next.get(name, 1))
+            worker.starts(now)
+            yield Start(name, worker.incarnation)
+
+    def remove(self, names: Collection[str]) -> Iterator[Retire]:
+        """Remove workers; yield the commands that end their processes."""
+        self.availability.topology = self.availability.topology.without(names)
+        for name in names:
+            worker = self.workers.pop(name)
+            self._next[name] = worker.incarnation + 1
+            yield Retire(name, worker.incarnation)
+
     def is_current(self, name: str, incarnation: int) -> bool:
         """Return whether `incarnation` is the worker's present process."""
-        worker = self.workers[name]
-        return incarnation == worker.incarnation and not worker.failure
+        worker = self.workers.get(name)
+        return worker is not None and incarnation == worker.incarnation and not worker.failure
 
     def hear(self, name: str, incarnation: int, now: float) -> WorkerState | None:
         """Record a sign of life of a worker and return its state; None if the message is from an earlier
@@ -61,12 +80,12 @@ class WorkerSupervisor:
     def lose(self, name: str, reason: str, now: float, blamed: bool = False) -> list[Start]:
         """Record the end of a worker's process and return the commands that restart it. The restart has no
         back-off if a request is `blamed`. A worker that never became ready is not restarted while no request
-        could be served yet."""
+        could be served yet, and one that is leaving is not restarted at all."""
         worker = self.workers[name]
         self.deaths += 1
         worker.report = None
         wait = worker.lose(reason, now, self._policy, final=not self._was_ready, blamed=blamed)
-        return [] if wait is None else [Start(name, worker.incarnation, wait)]
+        return [] if wait is None or worker.leaving else [Start(name, worker.incarnation, wait)]
 
     def tick(self, now: float, beats: Mapping[tuple[str, int], Heartbeat]) -> Iterator[Kill]:
         """Mark workers that are silent or hang in a step as stuck; kill those that remain so."""

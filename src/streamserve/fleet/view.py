@@ -1,14 +1,17 @@
 """The fleet's state for GET /v1/router: its workers now, and the routing of recent requests."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from streamserve.fleet.fleet import Fleet
+from streamserve.fleet.launcher import MachineState
 from streamserve.fleet.placement import RoutingRecord
 
 
 class WorkerView(msgspec.Struct, frozen=True):
     """A worker. `starts` counts the starts of its process; `silence` is in seconds. A `draining` one gets no
-    new requests."""
+    new requests. `host` names the machine that it runs on; empty: none now."""
 
     name: str
     ready: bool
@@ -19,6 +22,18 @@ class WorkerView(msgspec.Struct, frozen=True):
     decoding: int
     blocks_live: int
     blocks_total: int
+    silence: float
+    host: str = ""
+
+
+class MachineView(msgspec.Struct, frozen=True):
+    """A machine with `slots` for workers (null: not limited), and those that it runs. It has been there for
+    `joined_seconds` and was last heard `silence` seconds ago."""
+
+    name: str
+    slots: int | None
+    workers: list[str]
+    joined_seconds: float
     silence: float
 
 
@@ -49,10 +64,12 @@ class RouterView(msgspec.Struct, frozen=True):
     workers: list[WorkerView]
     open_reservations: int
     decisions: list[DecisionView]
+    machines: list[MachineView] = []
 
 
-def router_view(fleet: Fleet, router: str, now: float) -> RouterView:
-    """Return the view of a fleet whose router is named `router`."""
+def router_view(fleet: Fleet, router: str, machines: Sequence[MachineState], now: float) -> RouterView:
+    """Return the view of a fleet on these machines, whose router is named `router`."""
+    hosts = {worker: machine.name for machine in machines for worker in machine.workers}
     workers = []
     for name, worker in fleet.workers.items():
         load = worker.load(name, now)
@@ -68,10 +85,22 @@ def router_view(fleet: Fleet, router: str, now: float) -> RouterView:
                 blocks_live=load.blocks_live,
                 blocks_total=worker.blocks,
                 silence=round(max(load.silence, 0.0), 3),
+                host=hosts.get(name, ""),
             )
         )
     decisions = [_decision(record, now) for record in reversed(fleet.placement.recent)]
-    return RouterView(router, workers, len(fleet.transfers.reservations), decisions)
+    present = [_machine(machine, now) for machine in machines]
+    return RouterView(router, workers, len(fleet.transfers.reservations), decisions, present)
+
+
+def _machine(machine: MachineState, now: float) -> MachineView:
+    return MachineView(
+        name=machine.name,
+        slots=machine.slots,
+        workers=list(machine.workers),
+        joined_seconds=round(now - machine.joined_at, 3),
+        silence=round(max(now - machine.heard_at, 0.0), 3),
+    )
 
 
 def _decision(record: RoutingRecord, now: float) -> DecisionView:

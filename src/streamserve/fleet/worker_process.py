@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from streamserve.fleet.events import Heartbeat, Start, WorkerDead, WorkerLost
+from streamserve.fleet.events import Heartbeat, Retire, Start, WorkerDead, WorkerLost
 from streamserve.fleet.launcher import Launch, Launched
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
@@ -103,6 +103,9 @@ class WorkerProcesses:
         self._lost = lost
         self._dead = dead
         self._running: dict[str, tuple[int, Launched]] = {}
+        self._starting: set[Retire] = set()
+        self._retired: set[Retire] = set()
+        self._leaving: set[Launched] = set()
         self._closing = False
 
     def pid(self, worker: str) -> int:
@@ -115,9 +118,18 @@ class WorkerProcesses:
         return {key: beat for key, beat in latest.items() if beat}
 
     async def run(self, start: Start) -> None:
-        """Start a process and report its end; a failed start is reported as a loss."""
+        """Start a process and report its end, unless it is retired; a failed start is reported as a loss."""
+        key = Retire(start.worker, start.incarnation)
+        self._starting.add(key)
+        try:
+            await self._run(start, key)
+        finally:
+            self._starting.discard(key)
+            self._retired.discard(key)
+
+    async def _run(self, start: Start, key: Retire) -> None:
         await asyncio.sleep(start.after)
-        if self._closing:
+        if self._closing or key in self._retired:
             return
         worker, incarnation = start.worker, start.incarnation
         try:
@@ -125,16 +137,34 @@ class WorkerProcesses:
         except OSError as error:
             lost = WorkerLost(worker, incarnation, f"it could not be started: {error}", frozenset())
         else:
-            self._running[worker] = incarnation, process
-            if self._closing:
-                await process.stop()
+            if self._closing or key in self._retired:
+                await self._stop(process)
                 return
+            self._running[worker] = incarnation, process
             lost = await process.watch(worker, incarnation)
-        if not self._closing:
+        if not self._closing and key not in self._retired:
             await self._lost(lost)
         if not lost.dead and self._dead:
             await process.dead()
             await self._dead(WorkerDead(worker, incarnation))
+
+    async def retire(self, retire: Retire) -> None:
+        """End the process of a worker that was removed, also one that is being started, without reporting its
+        end."""
+        if retire not in self._starting:
+            return
+        self._retired.add(retire)
+        incarnation, process = self._running.get(retire.worker, (0, None))
+        if process and incarnation == retire.incarnation:
+            del self._running[retire.worker]
+            await self._stop(process)
+
+    async def _stop(self, process: Launched) -> None:
+        self._leaving.add(process)
+        try:
+            await process.stop()
+        finally:
+            self._leaving.discard(process)
 
     def kill(self, worker: str) -> None:
         """Kill a worker's process; its loss is reported like any other."""
@@ -144,7 +174,8 @@ class WorkerProcesses:
     async def close(self, grace: float = 0.0) -> None:
         """Start no more processes and wait for the end of all, as `Launched.stop` does."""
         self._closing = True
-        await asyncio.gather(*(process.stop(grace) for _, process in self._running.values()))
+        running = [process for _, process in self._running.values()]
+        await asyncio.gather(*(process.stop(grace) for process in (*running, *self._leaving)))
 
 
 class SharedWeightsMemory:

@@ -24,7 +24,7 @@ MAX_CACHED_COSTS = 4096
 """Number of cached step costs per cost curve."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Queued:
     """A queued prompt: `tokens` still to compute, and the `deadline` of its first token."""
 
@@ -37,11 +37,13 @@ class WorkerState(ProcessState[Ready]):
     """The last known state of a worker: its process, and its requests. `prefilling` requests wait for or are
     in prefill, the first of them since `computing_since`; `arriving` has the tokens left to compute of the
     prompt streams that still arrive and are not idle; `incoming` requests will decode there, `decoding` ones
-    do. It defers the reservations of those in `deferring`. A `draining` worker gets no new requests.
+    do. It defers the reservations of those in `deferring`. A `draining` worker gets no new requests; a
+    `leaving` one will be removed.
     """
 
     report: Report | None = None
     draining: bool = False
+    leaving: bool = False
     prefilling: dict[str, Queued] = field(default_factory=dict)
     arriving: dict[str, int] = field(default_factory=dict)
     computing_since: float = 0.0
@@ -72,6 +74,11 @@ class WorkerState(ProcessState[Ready]):
     @property
     def block_size(self) -> int:
         return self.ready.block_size if self.ready else 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is known to be here."""
+        return not (self.prefilling or self.arriving or self.incoming or self.decoding)
 
     def queue(self, request: str, queued: Queued, now: float) -> None:
         """Record that a request has been sent there."""
@@ -201,7 +208,7 @@ def _sum(values: Sequence[Any]) -> Any:
 @dataclass(frozen=True)
 class Topology:
     """The workers by role: `unified`, `prefill` and `decode`. With as many prefill as decode workers, they
-    form pairs in order; uneven pools are combined freely."""
+    form pairs in order; uneven pools are combined freely. Raises ValueError if no request could be served."""
 
     unified: tuple[str, ...] = ("unified-0",)
     prefill: tuple[str, ...] = ()
@@ -214,6 +221,15 @@ class Topology:
     @property
     def names(self) -> tuple[str, ...]:
         return self.unified + self.prefill + self.decode
+
+    def joined_by(self, names: Iterable[str]) -> "Topology":
+        """Return the topology with further workers, in the order of their numbers. Raises ValueError if it
+        cannot serve."""
+        return by_role({*self.names, *names})
+
+    def without(self, names: Container[str]) -> "Topology":
+        """Return the topology without some workers. Raises ValueError if it cannot serve."""
+        return by_role(name for name in self.names if name not in names)
 
     def complete(self, names: Container[str]) -> bool:
         """Return whether these workers include a route candidate: a unified one, a pair, or one of each
@@ -228,6 +244,11 @@ class Topology:
         """Return the worker and, in stream pairs, its partner."""
         pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
         return next((set(pair) for pair in pairs if worker in pair), {worker})
+
+    def prefill_of(self, decode: str) -> str | None:
+        """Return the prefill worker of a decode worker's pair; None if it is in no pair."""
+        pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
+        return next((front for front, back in pairs if back == decode), None)
 
     def candidates(self) -> list[frozenset[str]]:
         """Return the sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
@@ -250,6 +271,20 @@ def role(worker: str) -> Role:
     """Return a worker's role, which is the prefix of its name."""
     prefix: Role = msgspec.convert(worker.rpartition("-")[0], Role)
     return prefix
+
+
+def worker_number(worker: str) -> int:
+    """Return a worker's number, which ends its name."""
+    return int(worker.rpartition("-")[2])
+
+
+def by_role(names: Iterable[str]) -> Topology:
+    """Return the topology of workers by the prefixes of their names, in the order of their numbers."""
+    ordered = sorted(names, key=worker_number)
+    unified, prefill, decode = (
+        tuple(name for name in ordered if role(name) == own) for own in ("unified", "prefill", "decode")
+    )
+    return Topology(unified, prefill, decode)
 
 
 def pairs(count: int) -> Topology:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from streamserve.baselines.routers import parse_router
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.runtime import FleetRuntime
+from streamserve.fleet.scaling import AddedRole, Removal
 from streamserve.fleet.tracing.recorder import Recorder, Sink
 from streamserve.fleet.tracing.telemetry import Telemetry, exporting
 from streamserve.fleet.tracing.timeline import Timeline
@@ -41,7 +43,7 @@ from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
-from streamserve.settings.resolve import topology
+from streamserve.settings.resolve import check_router, topology, worker_bound
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.reranker import scoring
@@ -94,7 +96,9 @@ class AsyncLLM:
         """Return the fleet of the settings, not started."""
         settings, server = self.settings, self.settings.server
         fleet = fleet_config(settings, tuple(self._adapters.by_name.values()))
-        return FleetRuntime(fleet, self._worker_config, recorder(server), make_launcher(server))
+        return FleetRuntime(
+            fleet, self._worker_config, recorder(server), make_launcher(server, settings.model)
+        )
 
     async def start(self, wait: bool = True) -> None:
         """Start the workers; with `wait`, also wait until they are ready."""
@@ -149,6 +153,9 @@ class AsyncLLM:
         """Return whether requests are being served now."""
         fleet = self._runtime.fleet
         ready, detail = fleet.health()
+        waiting = self._runtime.waiting()
+        if waiting and not ready:
+            detail = f"waiting for machines to join, for worker {', '.join(waiting)}: {detail}"
         return Health(ready, detail, None if ready else fleet.availability.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
@@ -162,7 +169,8 @@ class AsyncLLM:
 
     def routing(self) -> RouterView:
         """Return the current state of the workers, and the reasons for recent routing decisions."""
-        return router_view(self._runtime.fleet, self.settings.server.router, time.monotonic())
+        machines, now = self._runtime.machines(), time.monotonic()
+        return router_view(self._runtime.fleet, self.settings.server.router, machines, now)
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -190,6 +198,32 @@ class AsyncLLM:
         there is no such worker.
         """
         return await self._runtime.drain(worker, draining)
+
+    async def add_workers(self, role: AddedRole, count: int = 1) -> tuple[str, ...]:
+        """Start so many workers of a role, or pairs; return their names. They get requests once they are
+        ready. Raises RequestError if they cannot be added: `max_workers` bounds their number."""
+        scaling = self._runtime.fleet.scaling
+        names = scaling.free_names(role, count)
+        self._check_router(scaling.after_adding(names))
+        await self._runtime.add_workers(names)
+        return names
+
+    async def remove_workers(self, name: str, within: float = inf) -> Removal:
+        """Remove a worker, or with pair-N a pair, once it has no requests; those that it still has `within`
+        so many seconds continue elsewhere. May be repeated while it is leaving.
+
+        Raises RequestError (404) if there is no such worker, (409) if the others could not serve.
+        """
+        scaling = self._runtime.fleet.scaling
+        names = scaling.named(name)
+        self._check_router(scaling.after_removing(names))
+        return Removal(names, await self._runtime.remove_workers(names, within))
+
+    def _check_router(self, workers: Topology) -> None:
+        try:
+            check_router(self.settings.server.router, workers)
+        except SettingsError as error:
+            raise RequestError(str(error), status=409) from error
 
     def process_id(self, worker: str = "unified-0") -> int:
         """Return the process id of a worker."""
@@ -323,10 +357,10 @@ class AsyncLLM:
             worker=f"{worker}/{incarnation}",
             role=role(worker),
             endpoint=endpoint,
-            model=worker_model(self.settings, worker, self._runtime.fleet.config.topology),
-            host_workers=len(self._runtime.fleet.workers),
+            model=worker_model(self.settings, worker),
+            host_workers=worker_bound(self.settings.server),
             host_number=list(self._runtime.fleet.workers).index(worker),
-            reports_prefixes=len(self._runtime.fleet.workers) > 1,
+            reports_prefixes=worker_bound(self.settings.server) > 1,
             kv_transport=self.settings.server.kv_transport,
             kv_network=self._kv_network,
             kv_bytes_per_second=self.settings.server.kv_bytes_per_second,
@@ -349,10 +383,11 @@ def fleet_config(settings: Settings, adapters: tuple[Adapter, ...] = ()) -> Flee
         continue_tokens=server.continue_tokens if settings.model.enable_prefix_caching else 0,
         adapters=adapters,
         slo_admission=settings.model.slo_admission,
+        max_workers=server.max_workers,
     )
 
 
-def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelConfig:
+def worker_model(settings: Settings, worker: str) -> ModelConfig:
     """Return one worker's model settings: its share of the CPU cores, and its role's step limits.
 
     Prefill workers do not draft. A separate draft model still runs on them, as its KV is transferred too.
@@ -360,7 +395,7 @@ def worker_model(settings: Settings, worker: str, topology: Topology) -> ModelCo
     model, own_role = settings.model, role(worker)
     # Machines that join know their processors themselves.
     local = settings.server.launcher == "local"
-    threads = threads_of_worker(model, len(topology.names)) if local else model.threads
+    threads = threads_of_worker(model, worker_bound(settings.server)) if local else model.threads
     draft = "none" if own_role == "prefill" and not is_draft_model(model.draft) else model.draft
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,39 +13,59 @@ from zmq.utils import z85
 from streamserve.cluster.launcher import JoinConfig, JoinLauncher
 from streamserve.fleet.launcher import MakeLauncher
 from streamserve.fleet.local_launcher import LocalLauncher
-from streamserve.protocol.curve import read_key_pair
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.curve import KeyPair, read_key_pair
 from streamserve.protocol.kv_network import KVNetwork
 from streamserve.protocol.server_config import ServerConfig
-from streamserve.settings.cluster import allowed_keys
+from streamserve.settings.cluster import allowed_keys, ray_resources
 
 logger = logging.getLogger(__name__)
 
 
-def make_launcher(server: ServerConfig) -> MakeLauncher:
-    """Return what makes the launcher of a server."""
+def make_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
+    """Return what makes the launcher of a server of this model."""
     if server.launcher == "local":
         return LocalLauncher
-    assert server.join_key, "settings see to that"
-    return partial(
-        JoinLauncher,
-        JoinConfig(
-            endpoint=server.listen,
-            pair=read_key_pair(server.join_key),
-            allowed=allowed_keys(server),
-            lease=server.join_lease,
-            epoch=next_epoch(Path(server.join_key)),
-        ),
+    key = server.join_key
+    join = JoinConfig(
+        endpoint=server.listen,
+        pair=read_key_pair(key) if key else _new_pair(),
+        allowed=allowed_keys(server),
+        lease=server.join_lease,
+        epoch=next_epoch(Path(key)) if key else int(1000 * time.time()),
     )
+    return partial(JoinLauncher, join) if server.launcher == "join" else _ray_launcher(join, server, model)
+
+
+def _ray_launcher(join: JoinConfig, server: ServerConfig, model: ModelConfig) -> MakeLauncher:
+    """Return what makes a launcher by Ray. Its agents have a key of their own, new at each start."""
+    from streamserve.cluster.ray_launcher import RayConfig, RayLauncher
+
+    agents = _new_pair()
+    join = replace(join, allowed={**join.allowed, agents.public.hex(): "ray"})
+    if server.listen == ServerConfig().listen:
+        join = replace(join, endpoint="")  # at the address that Ray knows this machine by
+    gpus = model.tensor_parallel_size if model.device.startswith("cuda") else 0
+    resources = ray_resources(server.ray_resources)
+    return partial(
+        RayLauncher,
+        RayConfig(join, server.ray_address, model.threads, gpus, resources, agents, server.log_level),
+    )
+
+
+def _new_pair() -> KeyPair:
+    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
+    return KeyPair(public, secret)
 
 
 def kv_network(server: ServerConfig) -> KVNetwork | None:
     """Return how workers send KV over TCP, with a new key; None if they do not. Agents set their
     addresses."""
     transport = server.kv_transport
-    if transport != "tcp" and not (transport == "auto" and server.launcher == "join"):
+    if transport != "tcp" and not (transport == "auto" and server.launcher != "local"):
         return None
-    public, secret = (z85.decode(half) for half in zmq.curve_keypair())
-    return KVNetwork("127.0.0.1", public, secret, always=transport == "tcp")
+    pair = _new_pair()
+    return KVNetwork("127.0.0.1", pair.public, pair.secret, always=transport == "tcp")
 
 
 def next_epoch(key: Path, clock: float | None = None) -> int:

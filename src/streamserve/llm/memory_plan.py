@@ -11,7 +11,7 @@ from streamserve.llm.async_llm import threads_of_worker
 from streamserve.protocol.errors import CheckpointError, StartError
 from streamserve.protocol.model_memory import MemoryPlan, MemoryRequest, PlannedModel, PlanRefused
 from streamserve.settings.options import Settings
-from streamserve.settings.resolve import topology
+from streamserve.settings.resolve import worker_bound
 from streamserve.settings.several import served_names
 
 
@@ -47,7 +47,7 @@ async def plan_memory(models: Sequence[Settings], budget: int | None) -> MemoryP
 
 
 def _planned(settings: Settings) -> PlannedModel:
-    workers = len(topology(settings.server).names)
+    workers = worker_bound(settings.server)
     config = msgspec.structs.replace(settings.model, threads=threads_of_worker(settings.model, workers))
     return PlannedModel(served_names(settings)[0], config, workers)
 

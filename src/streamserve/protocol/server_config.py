@@ -24,7 +24,7 @@ ReasoningParser = Literal[
     "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
 ]
 KVTransport = Literal["auto", "shm", "tcp", "nixl"]
-LauncherName = Literal["local", "join"]
+LauncherName = Literal["local", "join", "ray"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -210,6 +210,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Workers, about("number of prefill workers, with --decode; instead of --pairs if the numbers differ")
     ] = 0
     decode: Annotated[Workers, about("number of decode workers, with --prefill")] = 0
+    max_workers: Annotated[
+        Workers | None,
+        about(
+            "number of workers that there can be at once, with those added by POST /admin/workers; each has "
+            "its share for as many of this machine's memory and processors; by default as many as at the "
+            "start"
+        ),
+    ] = None
     prefill_max_num_seqs: Annotated[
         Sequences | None, about("max_num_seqs of prefill workers, if different")
     ] = None
@@ -230,7 +238,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         LauncherName,
         about(
             "where workers run: local (on this machine), join (on machines that join at --listen with "
-            "`streamserve worker --join`)"
+            "`streamserve worker --join`), ray (where Ray places them)"
         ),
     ] = "local"
     listen: Annotated[
@@ -260,6 +268,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             le=600,
         ),
     ] = 5.0
+    ray_address: Annotated[
+        str,
+        about("with --launcher ray: the Ray cluster, as for ray.init: auto for the one of this machine"),
+    ] = "auto"
+    ray_resources: Annotated[
+        tuple[str, ...],
+        about(
+            "with --launcher ray: custom resource that each worker needs, as NAME=AMOUNT; may be given "
+            "several times"
+        ),
+    ] = ()
     router: Annotated[
         str,
         about(

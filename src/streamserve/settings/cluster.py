@@ -1,7 +1,9 @@
 """Settings of workers on other machines: of the server that they join, and of `streamserve worker`."""
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from streamserve.protocol.cluster import Machine
 from streamserve.protocol.config import ModelConfig
@@ -41,7 +43,11 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         raise SettingsError(
             "listen: the address must not contain a key: give this server's own key as join_key"
         )
-    if not server.join_key:
+    if server.launcher == "ray":
+        ray_resources(server.ray_resources)
+        if find_spec("ray") is None:
+            raise SettingsError("launcher = 'ray': Ray is not installed: pip install 'streamserve[ray]'")
+    elif not server.join_key:
         raise SettingsError(f"launcher = {server.launcher!r}: join_key is required: {NEW_KEY}")
     if server.kv_transport == "nixl":
         raise SettingsError(
@@ -53,10 +59,27 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
 
 def allowed_keys(server: ServerConfig) -> dict[str, str]:
     """Return the names of the machines that may join, by their public keys in hexadecimal."""
-    assert server.join_key
+    if not server.join_key:
+        return {}
     if server.join_clients:
         return {key.hex(): name for key, name in read_clients(server.join_clients).items()}
     return {read_key_pair(server.join_key).public.hex(): "join_key"}
+
+
+def ray_resources(given: Sequence[str]) -> dict[str, float]:
+    """Return the amounts of custom resources by name, from NAME=AMOUNT. Raises SettingsError for others."""
+    amounts: dict[str, float] = {}
+    for text in given:
+        name, _, amount = text.partition("=")
+        try:
+            amounts[name] = float(amount)
+        except ValueError:
+            amounts[name] = 0.0
+        if not name or name in ("CPU", "GPU", "memory") or not 0 < amounts[name] < 1e6:
+            raise SettingsError(
+                f"ray_resources = {text!r}: must be NAME=AMOUNT with the name of a custom resource"
+            )
+    return amounts
 
 
 def resolve_join(

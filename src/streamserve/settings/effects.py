@@ -174,14 +174,21 @@ NEEDS = (
     ),
     Need(
         ("listen", "join_key", "join_clients", "join_lease"),
-        "`launcher = join`",
-        lambda configured: configured.server.launcher == "join",
+        "`launcher = join` or `ray`",
+        lambda configured: configured.server.launcher != "local",
         "only machines that join need it: give launcher = 'join'",
     ),
     Need(
+        ("ray_address", "ray_resources"),
+        "`launcher = ray`",
+        lambda configured: configured.server.launcher == "ray",
+        "only Ray needs it: give launcher = 'ray'",
+    ),
+    Need(
         ("router",),
-        "`workers` or `pairs` of 2, or other pools",
-        lambda configured: len(configured.workers.candidates()) > 1,
+        "`workers` or `pairs` of 2, other pools, or `max_workers`",
+        lambda configured: len(configured.workers.candidates()) > 1
+        or (configured.server.max_workers or 0) > len(configured.workers.names),
         "all requests go to the same worker or pair: give 2 workers or pairs",
     ),
     Need(

@@ -223,23 +223,37 @@ def topology(server: ServerConfig) -> Topology:
     return mixed(unified, prefill, decode)
 
 
+def worker_bound(server: ServerConfig) -> int:
+    """Return how many workers there can be at once."""
+    return max(len(topology(server).names), server.max_workers or 0)
+
+
 def _check_topology(server: ServerConfig, profile: bool) -> None:
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
         raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
-    router = parse_router(server.router)
-    sizes = sum(router.sizes) if isinstance(router, ByClass) else 0
     workers = topology(server)
+    if server.max_workers is not None and server.max_workers < len(workers.names):
+        raise SettingsError(
+            f"max_workers = {server.max_workers}: there are {len(workers.names)} from the start: raise it"
+        )
+    check_router(server.router, workers)
+
+
+def check_router(name: str, workers: Topology) -> None:
+    """Raise SettingsError if a router cannot place requests on these workers."""
+    router = parse_router(name)
+    sizes = sum(router.sizes) if isinstance(router, ByClass) else 0
     decode = len(workers.decode)
     if sizes and sizes != decode:
         raise SettingsError(
-            f"router = {server.router!r}: its classes have {sizes} decode workers, but there are {decode}: "
+            f"router = {name!r}: its classes have {sizes} decode workers, but there are {decode}: "
             "give as many with decode or pairs"
         )
     if isinstance(router, ByClass) and workers.unified and workers.prefill and (sizes or not workers.paired):
         raise SettingsError(
-            f"router = {server.router!r}: classes cannot be divided among unified workers and pools: give "
+            f"router = {name!r}: classes cannot be divided among unified workers and pools: give "
             "only one of these, or as many prefill as decode workers and classes without sizes"
         )
 

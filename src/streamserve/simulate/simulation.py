@@ -12,18 +12,17 @@ from math import inf
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
-    AddAdapter,
     Close,
     Command,
     Deliver,
-    Drain,
     Edit,
     FleetEvent,
     Heartbeat,
     Kill,
     Open,
+    Operation,
     Refuse,
-    RemoveAdapter,
+    Retire,
     Send,
     Start,
     Tick,
@@ -31,7 +30,7 @@ from streamserve.fleet.events import (
     WorkerMessage,
 )
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.worker_state import Topology
+from streamserve.fleet.worker_state import role
 from streamserve.protocol.config import Role
 from streamserve.protocol.messages import FromWorker, Stop
 from streamserve.simulate.clock import VirtualClock
@@ -62,12 +61,14 @@ class Simulation:
         self.faults = FaultInjector(self._fail)
         self.workers: dict[str, SimulatedWorker] = {}
         """The latest process of each worker, by name."""
+        self.retired: list[SimulatedWorker] = []
+        """The processes that ran until their workers were removed."""
         self.deaths = 0
         self._specs = dict.fromkeys(ROLES, worker) if isinstance(worker, WorkerSpec) else worker
         self._client_events: list[ClientEvent] = []
         self._do(self.fleet.start(0.0))
 
-    def at(self, time: float, event: Open | Edit | Close | Drain | AddAdapter | RemoveAdapter) -> None:
+    def at(self, time: float, event: Open | Edit | Close | Operation) -> None:
         """Schedule an event of a client or an operator at `time`."""
         self.clock.at(time, lambda: self._handle(event))
 
@@ -104,15 +105,17 @@ class Simulation:
                     self._receive(command)
                 case Kill():
                     self._die(self.workers[command.worker])
+                case Retire():
+                    self._retire(self.workers.pop(command.worker))
                 case Deliver() | Refuse():
                     self._client_events.append(ClientEvent(self.clock.now, command))
 
     def _start(self, command: Start) -> None:
         name = command.worker
-        role = _role(name, self.fleet.config.topology)
+        own = role(name)
         worker = SimulatedWorker(
-            name, command.incarnation, role, self._specs[role], self.clock, self.faults, self._pool,
-            self._hear, reports_prefixes=len(self.fleet.workers) > 1,
+            name, command.incarnation, own, self._specs[own], self.clock, self.faults, self._pool,
+            self._hear, reports_prefixes=self.fleet.config.workers > 1,
         )  # fmt: skip
         self.workers[name] = worker
         worker.start(command.after)
@@ -120,9 +123,10 @@ class Simulation:
     def _pool(self, path: str) -> CostExecutor | None:
         """Return the KV pool at an address, unless its worker is gone."""
         name, _, incarnation = path.rpartition("/")
-        worker = self.workers[name]
-        current = worker.incarnation == int(incarnation) and worker.life is not Life.DEAD
-        return worker.executor if current else None
+        worker = self.workers.get(name)
+        if worker is None or worker.incarnation != int(incarnation) or worker.life is Life.DEAD:
+            return None
+        return worker.executor
 
     def _receive(self, command: Send) -> None:
         if not isinstance(command.message, Stop):
@@ -160,6 +164,12 @@ class Simulation:
         phase, suspects = worker.last_phase()
         self._handle(WorkerLost(worker.name, worker.incarnation, "it was killed", suspects, phase))
 
+    def _retire(self, worker: SimulatedWorker) -> None:
+        """End the process of a worker that was removed."""
+        if worker.life is Life.RUNNING:
+            self.retired.append(worker)
+        worker.life = Life.DEAD
+
     def _silence(self, worker: SimulatedWorker) -> None:
         """Silence a worker: it does nothing more, and the fleet must detect it by the passing of time."""
         if worker.life is Life.DEAD:
@@ -167,9 +177,3 @@ class Simulation:
         worker.life = Life.SILENT
         self._tick()
         self.clock.after(TICK_SECONDS, partial(self._silence, worker))
-
-
-def _role(name: str, topology: Topology) -> Role:
-    if name in topology.unified:
-        return "unified"
-    return "prefill" if name in topology.prefill else "decode"

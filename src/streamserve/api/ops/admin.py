@@ -1,12 +1,20 @@
-"""Admin routes: drain a server, or one of its workers, and resume it, without stopping it."""
+"""Admin routes: drain a server, or one of its workers, and resume it, without stopping it; add and remove
+workers."""
+
+from math import inf
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
+from streamserve.api.http.body import read_request
 from streamserve.api.on_demand import MODEL_PARAMETER, named_context
 from streamserve.api.routes import Operation, Route, json_response
+from streamserve.fleet.scaling import AddedRole
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.setting_types import about
 
 
 class DrainReply(msgspec.Struct, frozen=True):
@@ -22,6 +30,55 @@ class WorkerDrainReply(msgspec.Struct, frozen=True):
     worker: str
     draining: bool
     open_requests: int
+
+
+class AddWorkersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Add workers."""
+
+    role: Annotated[AddedRole, about("what they do; pair: a prefill and a decode worker")]
+    count: Annotated[int, about("how many of them, or pairs", ge=1, le=64)] = 1
+
+
+class AddWorkersReply(msgspec.Struct, frozen=True):
+    """The names of the workers that are starting."""
+
+    workers: list[str]
+
+
+class RemoveWorkersReply(msgspec.Struct, frozen=True):
+    """The workers that are leaving, and how many requests are open at them. They are gone when /v1/router
+    does not list them any more."""
+
+    workers: list[str]
+    open_requests: int
+
+
+async def add_workers(context: AppContext, request: Request) -> Response:
+    """Start workers. Raises RequestError if they cannot be added."""
+    body = await read_request(request, context, AddWorkersRequest)
+    llm = named_context(context, request, loaded=True).llm
+    return json_response(AddWorkersReply(list(await llm.add_workers(body.role, body.count))))
+
+
+async def remove_workers(context: AppContext, request: Request) -> Response:
+    """Remove a worker or pair. Raises RequestError if it cannot be removed."""
+    llm = named_context(context, request, loaded=True).llm
+    removal = await llm.remove_workers(request.path_params["worker"], _seconds(request))
+    return json_response(RemoveWorkersReply(list(removal.workers), removal.open_requests))
+
+
+def _seconds(request: Request) -> float:
+    """Return the query parameter `within`. Raises RequestError if it is no number of seconds."""
+    given = request.query_params.get("within")
+    if given is None:
+        return inf
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise RequestError("within must be a number of seconds, 0 or more", field="within")
+    return seconds
 
 
 async def begin(context: AppContext, request: Request) -> Response:
@@ -56,6 +113,14 @@ async def _drain_worker(context: AppContext, request: Request, draining: bool) -
     return json_response(WorkerDrainReply(worker, draining, open_requests))
 
 
+WITHIN_PARAMETER: dict[str, Any] = {
+    "name": "within",
+    "in": "query",
+    "description": "seconds after which requests that are left continue on other workers, with the same "
+    "text; by default they run to completion here",
+    "schema": {"type": "number", "minimum": 0},
+}
+
 ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
     Route(
         "POST",
@@ -73,6 +138,35 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
         "/admin/resume",
         end,
         Operation("Accept requests again", reply=DrainReply, description="Accept requests again."),
+    ),
+    Route(
+        "POST",
+        "/admin/workers",
+        add_workers,
+        Operation(
+            "Add workers",
+            AddWorkersRequest,
+            AddWorkersReply,
+            example={"role": "unified"},
+            errors=(403, 404, 409),
+            parameters=[MODEL_PARAMETER],
+            description="Start further workers of a role that the server has, up to --max-workers. They get "
+            "requests once they\nare ready: see /v1/router. Needs an admin key.",
+        ),
+    ),
+    Route(
+        "DELETE",
+        "/admin/workers/{worker}",
+        remove_workers,
+        Operation(
+            "Remove a worker",
+            reply=RemoveWorkersReply,
+            errors=(403, 404, 409),
+            parameters=[MODEL_PARAMETER, WITHIN_PARAMETER],
+            description="Remove a worker, or with the name pair-N the workers prefill-N and decode-N: no new "
+            "requests, and its\nend once it has none. May be repeated, to see how many are left. Refused "
+            "while the others could\nnot serve. Needs an admin key.",
+        ),
     ),
     Route(
         "POST",

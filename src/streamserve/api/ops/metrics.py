@@ -18,8 +18,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from streamserve.api.openai.slo import strictness
+from streamserve.api.ops.host_metrics import HostMetrics
 from streamserve.api.ops.incidents import IncidentMetrics
 from streamserve.api.ops.worker_metrics import LABEL, PREFIX, WorkerMetrics
+from streamserve.fleet.view import RouterView
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import NO_SLO, Slo
@@ -96,12 +98,14 @@ class Metrics:
         self,
         model_name: str,
         report: Callable[[], Report | None],
-        incidents: Callable[[], IncidentReport] = IncidentReport,
+        incidents: Callable[[], IncidentReport],
+        routing: Callable[[], RouterView],
     ) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
         self._registry.register(WorkerMetrics(model_name, report))
         self._registry.register(IncidentMetrics(model_name, incidents))
+        self._registry.register(HostMetrics(model_name, routing))
         self._finished = Counter(
             f"{PREFIX}requests",
             "Finished choices, by reason.",

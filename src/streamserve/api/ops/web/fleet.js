@@ -108,10 +108,12 @@ export class Fleet {
   }
 }
 
-function showRouter({ router, workers, decisions, open_reservations: reservations }, sums, history) {
+function showRouter({ router, workers, machines = [], decisions, open_reservations: reservations }, sums, history) {
   const roles = Object.entries(Object.groupBy ? Object.groupBy(workers, roleOf) : groupedByRole(workers));
   at("workers").replaceChildren(...roles.map(([role, members]) => column(role, members, history)));
   at("workers").classList.toggle("pairs", roles.length > 1);
+  at("machines").hidden = machines.length < 2 && machines.every(({ slots }) => slots === null);
+  at("machine-rows").replaceChildren(...machines.map(machineRow));
   at("transfers").textContent = transferText(sums, reservations);
   at("transfers").hidden = sums.kv_transfers_total === undefined;
   at("router").textContent = router;
@@ -137,6 +139,7 @@ function card(worker, history) {
   const state = !worker.ready ? "not ready" : worker.draining ? "draining" : "ready";
   return el("article", { class: "worker" },
     el("header", {}, el("b", { text: worker.name }), el("span", { class: `state ${state.replace(" ", "-")}`, text: state }),
+      worker.host ? el("span", { class: "soft host", text: `on ${worker.host}` }) : null,
       worker.starts > 1 ? el("span", { class: "soft", text: `started ${worker.starts} ×` }) : null),
     el("dl", {}, fact("queue", `${number(worker.queued)}`, worker.queued_tokens ? `${number(worker.queued_tokens)} tokens` : ""),
       fact("decoding", number(worker.decoding)), fact("KV in use", `${number(100 * kv, 1)} %`, `${number(worker.blocks_live)} of ${number(worker.blocks_total)} blocks`)),
@@ -170,6 +173,12 @@ function transferText(sums, reservations) {
   const failed = sums.kv_transfer_failures_total ?? 0;
   return `${number(transfers)} KV transfers, ${number((sums.kv_transfer_bytes_total ?? 0) / 1e6, 1)} MB; ${number(cached)} % of their tokens were ` +
     `cached at the receiver; decoding waited ${number(exposed, 1)} ms per transfer; ${number(failed)} failed; ${number(reservations)} reservations open.`;
+}
+
+function machineRow({ name, slots, workers, joined_seconds: joined, silence }) {
+  const used = slots === null ? number(workers.length) : `${number(workers.length)} of ${number(slots)}`;
+  return el("tr", {}, el("td", { text: name }), el("td", { text: used }), el("td", { text: workers.join(", ") }),
+    el("td", { text: `${number(joined)} s` }), el("td", { text: `${number(silence, 1)} s` }));
 }
 
 function decisionRow({ seconds_ago: ago, prompt_tokens: tokens, chosen, reason, candidates }) {

@@ -1,0 +1,68 @@
+"""The actor that Ray places on a machine: it runs an agent there, which joins the head."""
+
+import socket
+from dataclasses import dataclass
+
+from streamserve.cluster.agent import Agent, AgentConfig
+from streamserve.cluster.membership import JoinError
+from streamserve.protocol.cluster import Machine
+from streamserve.protocol.curve import KeyPair, parse_endpoint
+from streamserve.protocol.logs import configure_logging
+from streamserve.protocol.machine import identity, own_address
+from streamserve.protocol.server_config import LogLevel
+
+
+@dataclass(frozen=True)
+class RayAgentConfig:
+    """What an agent is given through Ray: the head's `address` and public key, its own key, the `worker` that
+    it is made for, its processors and GPUs, and the level of its log."""
+
+    address: str
+    head_key: bytes
+    public: bytes
+    secret: bytes
+    worker: str
+    cpus: int
+    gpus: int
+    log_level: LogLevel
+
+    def __repr__(self) -> str:
+        return f"RayAgentConfig({self.worker!r}, {self.address!r})"  # without the secret key
+
+
+class RayAgent:
+    """An agent with one slot, as Ray's actor of a class without Ray in it."""
+
+    def __init__(self, config: RayAgentConfig) -> None:
+        self._config = config
+        self._agent: Agent | None = None
+
+    async def run(self, machine_cpus: float) -> str:
+        """Serve the head until `stop`. On a machine with so many processors, the worker has its share of the
+        memory; GPUs it has alone.
+        Returns why the head refuses this machine for good, or an empty string."""
+        config = self._config
+        configure_logging(config.log_level, "text")
+        head = parse_endpoint(config.address)
+        machine = Machine(machine_name(config.worker), identity(), own_address(head))
+        own = KeyPair(config.public, config.secret)
+        workers = 1 if config.gpus else max(1, int(machine_cpus / config.cpus))
+        self._agent = Agent(
+            AgentConfig(head, config.head_key, own, machine, threads=config.cpus, host_workers=workers)
+        )
+        try:
+            await self._agent.run()
+        except JoinError as error:
+            return str(error)
+        return ""
+
+    async def stop(self) -> None:
+        """End the worker, then the agent."""
+        if self._agent:
+            self._agent.stop()
+
+
+def machine_name(worker: str) -> str:
+    """Return a name for the agent on this machine that is made for `worker`."""
+    host = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname()) or "machine"
+    return f"{host[:40]}.{worker}"

@@ -1,0 +1,182 @@
+"""Workers that are added and removed while a fleet serves.
+
+    AddWorkers    ──▶ Start; placed on once they are ready
+    RemoveWorkers ──▶ draining ── no request, no transfer ──▶ gone: Retire
+                         └── time is up: their requests continue elsewhere ──┘
+
+What is refused is refused before, by `add_refusal` and `remove_refusal`.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from streamserve.fleet.adapters import AdapterBook
+from streamserve.fleet.config import FleetConfig
+from streamserve.fleet.dispatcher import Dispatcher
+from streamserve.fleet.events import AddWorkers, Command, RemoveWorkers
+from streamserve.fleet.kv_transfers import KVTransfers
+from streamserve.fleet.placement import Placement
+from streamserve.fleet.quarantine import Quarantine
+from streamserve.fleet.supervisor import WorkerSupervisor
+from streamserve.fleet.worker_state import Topology
+from streamserve.protocol.config import Role
+from streamserve.protocol.errors import RequestError
+
+AddedRole = Literal["unified", "prefill", "decode", "pair"]
+PAIR = "pair"
+PAIR_ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The workers that are to leave, and the requests that they still have."""
+
+    workers: tuple[str, ...]
+    open_requests: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Workers that leave together; what they have at the time `until` continues elsewhere."""
+
+    workers: frozenset[str]
+    until: float
+
+
+class Scaling:
+    """The changes of a fleet's workers."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        supervisor: WorkerSupervisor,
+        dispatcher: Dispatcher,
+        transfers: KVTransfers,
+        placement: Placement,
+        quarantine: Quarantine,
+        adapters: AdapterBook,
+    ) -> None:
+        self.added = self.removed = self.moved = 0
+        """Workers so far, and requests that continued elsewhere because their worker's time was up."""
+        self._config = config
+        self._supervisor = supervisor
+        self._availability = supervisor.availability
+        self._workers = supervisor.workers
+        self._dispatcher = dispatcher
+        self._transfers = transfers
+        self._placement = placement
+        self._quarantine = quarantine
+        self._adapters = adapters
+        self._leaving: list[Leaving] = []
+
+    def free_names(self, role: AddedRole, count: int) -> tuple[str, ...]:
+        """Return the names of so many new workers of a role, or of so many pairs."""
+        roles = PAIR_ROLES if role == PAIR else (role,)
+        names: list[str] = []
+        number = 0
+        while len(names) < count * len(roles):
+            new = [f"{each}-{number}" for each in roles]
+            names += [] if any(name in self._workers for name in new) else new
+            number += 1
+        return tuple(names)
+
+    def named(self, name: str) -> tuple[str, ...]:
+        """Return the workers that a name means: pair-N is prefill-N and decode-N."""
+        role, _, number = name.rpartition("-")
+        return tuple(f"{each}-{number}" for each in PAIR_ROLES) if role == PAIR else (name,)
+
+    def after_adding(self, names: Collection[str]) -> Topology:
+        """Return the topology with further workers. Raises RequestError if they cannot be added."""
+        if refusal := self._add_refusal(names):
+            raise refusal
+        return self._availability.topology.joined_by(names)
+
+    def after_removing(self, names: Collection[str]) -> Topology:
+        """Return the topology without workers that are to leave, and those that are leaving. Raises
+        RequestError if they cannot be removed."""
+        for name in names:
+            if name not in self._workers:
+                there = ", ".join(self._workers)
+                raise RequestError(f"there is no worker {name!r}; there are {there}", status=404)
+        gone = {*names, *(name for leaving in self._leaving for name in leaving.workers)}
+        asked = ", ".join(names)
+        try:
+            rest = self._availability.topology.without(gone)
+        except ValueError:
+            raise RequestError(
+                f"{asked} cannot be removed: no worker, or only one half of pairs, would be left", status=409
+            ) from None
+        if not rest.complete(self._availability.staying() - gone):
+            message = f"{asked} cannot be removed now: the other workers cannot serve (yet); try again"
+            raise RequestError(message, status=409)
+        return rest
+
+    def add(self, event: AddWorkers, now: float) -> Iterator[Command]:
+        """Add workers."""
+        self.added += len(event.workers)
+        yield from self._supervisor.add(event.workers, now)
+
+    def remove(self, event: RemoveWorkers, now: float) -> Iterator[Command]:
+        """Begin to remove workers; what waits is placed elsewhere. Asked again, it sets another time."""
+        names = frozenset(event.workers)
+        self._leaving = [leaving for leaving in self._leaving if not leaving.workers <= names]
+        self._leaving.append(Leaving(names, now + event.within))
+        for name in event.workers:
+            self._workers[name].draining = self._workers[name].leaving = True
+        yield from self._dispatcher.place_waiting(now)
+        yield from self.tick(now)
+
+    def tick(self, now: float) -> Iterator[Command]:
+        """Move the requests of workers whose time is up, while others can serve."""
+        for leaving in self._leaving:
+            if now >= leaving.until and self._availability.topology.complete(self._availability.staying()):
+                yield from self._move(leaving.workers, now)
+
+    def sweep(self, now: float) -> Iterator[Command]:
+        """Remove the leaving workers that have nothing left."""
+        for leaving in [leaving for leaving in self._leaving if self._idle(leaving.workers)]:
+            self._leaving.remove(leaving)
+            yield from self._retire(leaving.workers, now)
+
+    def _add_refusal(self, names: Collection[str]) -> RequestError | None:
+        started, bound = self._config.topology, self._config.workers
+        roles = {name.rpartition("-")[0] for name in names}
+        if "unified" in roles and not started.unified:
+            return RequestError("this server was started without unified workers: add a pair", field="role")
+        if roles & {*PAIR_ROLES} and not started.prefill:
+            return RequestError("this server was started without stream pairs: add unified", field="role")
+        if len(self._workers) + len(names) > bound:
+            there = f"{len(self._workers)} workers, of at most {bound}"
+            return RequestError(f"there are {there}: start the server with --max-workers", status=409)
+        return None
+
+    def _move(self, workers: Collection[str], now: float) -> Iterator[Command]:
+        for request in list(self._dispatcher.requests.values()):
+            if not request.workers.isdisjoint(workers):
+                self.moved += 1
+                yield from self._dispatcher.withdraw(request)
+        for name in {copy for worker in workers for copy in self._transfers.copies.of(worker)}:
+            yield from self._transfers.end_copy(name, False, now)
+        yield from self._dispatcher.place_waiting(now)
+
+    def _idle(self, workers: Collection[str]) -> bool:
+        """Return whether no request and no transfer has anything to do with workers."""
+        if not all(self._workers[name].idle for name in workers):
+            return False
+        trial = self._quarantine.trial
+        if trial and not trial.workers.isdisjoint(workers):
+            return False
+        if any(not request.workers.isdisjoint(workers) for request in self._dispatcher.requests.values()):
+            return False
+        return not any(self._transfers.involve(name) for name in workers)
+
+    def _retire(self, workers: Sequence[str] | frozenset[str], now: float) -> Iterator[Command]:
+        self.removed += len(workers)
+        for name in sorted(workers):
+            self._placement.view.forget(name)
+            self._adapters.lost(name)
+            yield from self._transfers.lose(name, now, self._workers[name].incarnation)
+        yield from self._supervisor.remove(sorted(workers))
+        if not self._quarantine.workers.isdisjoint(workers):
+            self._quarantine.moves(self._availability.topology.candidates()[0])
