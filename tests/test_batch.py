@@ -129,3 +129,21 @@ def test_the_output_is_not_the_input(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "requests.jsonl", line("a"))
     assert run(model, file, "-o", str(file)).exit_code == 2
     assert run(model, tmp_path / "missing.jsonl").exit_code == 1
+
+
+def test_a_file_that_cannot_be_opened_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    nothing = tmp_path / "no" / "model"  # loading it would fail with another message
+    nothing.mkdir(parents=True)
+    (nothing / "config.json").write_text("{}")
+    file = write(tmp_path / "requests.jsonl", *REQUESTS[:1])
+    target = tmp_path / "nowhere" / "results"
+    done = run(nothing, file, "-o", str(target))
+    assert (done.exit_code, done.output) == (
+        2,
+        f"streamserve: {target} cannot be written: No such file or directory\n",
+    )
+    done = run(nothing, tmp_path / "missing")
+    assert (done.exit_code, done.output) == (
+        2,
+        f"streamserve: {tmp_path / 'missing'} cannot be read: No such file or directory\n",
+    )
