@@ -16,22 +16,26 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.transfer.pools import Pools
 from streamserve.workers.worker import _transport
+from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.execution.test_kv_cache import SPEC
 from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
 
-Shared = Callable[..., Path]
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("device"))
 
 
 @pytest.mark.parametrize("draft", ["none", "self:1", "model"])
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 async def test_pairs_on_a_device_give_the_text_of_one_worker(
-    shared_checkpoint: Shared, scale: Scale, transport: str, draft: str, record: Callable[..., None]
+    checkpoint: Path, scale: Scale, transport: str, draft: str, record: Callable[..., None]
 ) -> None:
     """As processes, of which each dies once."""
     if not scale.full:
         pytest.skip("with --full: servers")
-    folder, requests = shared_checkpoint(), make_requests(40, scale.seed)
+    folder, requests = checkpoint, make_requests(40, scale.seed)
     drafting = {"draft": str(folder) if draft == "model" else draft, "speculation_policy": "fixed:2"}
     settings = {"backend": "device"} | (drafting if draft != "none" else {"draft": "none"})
     async with serving(folder, backend="device", draft="none") as llm:
