@@ -61,10 +61,10 @@ lint: $(VENV)/.developing
 	$(BIN)/mypy
 
 check: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(CHECKED) tests/test_import_rules.py $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(CHECKED) tests/test_import_rules.py $(ARGS)
 
 test: lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Clients of other makers pin what others of them cannot live with, so each has a venv of its own.
 $(COMPAT)/%/.installed: tests/compat/constraints.txt

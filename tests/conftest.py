@@ -18,10 +18,23 @@ import psutil
 import pytest
 
 from streamserve import __version__
+from tests.small_runs import cases_left_out, group_cases
 
 STARTED = pytest.StashKey[float]()
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
+MARKERS = (
+    "each_value: without --full, run the fewest cases in which every value of every parameter occurs",
+    "each_pair: without --full, run the fewest cases in which every pair of values of two parameters occurs",
+)
+SLOW_FILES = (
+    "test_pairs.py", "test_draft_service.py", "execution/cuda/test_parallel.py",
+    "execution/cuda/test_compile.py", "effects/test_effects.py", "combinations/test_combinations.py",
+    "combinations/test_live.py", "exact/test_against_transformers.py", "api/test_page_browser.py",
+    "test_embeddings.py", "test_examples.py", "api/test_stream_lifecycle.py",
+    "execution/cuda/kernels/test_attention.py", "matrix/test_checkpoints.py", "exact/test_speculation.py",
+)  # fmt: skip
+"""Files whose tests start first: no process of pytest-xdist has one left when the others end."""
 FULL_TIMEOUT = 3600.0
 """Seconds that a test may take with --full; for small counts see pyproject.toml."""
 
@@ -63,6 +76,8 @@ def restore_signal_handlers() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     restore_signal_handlers()
     config.stash[STARTED] = time.time()
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     if config.option.seed is None:
         config.option.seed = getattr(config, "workerinput", {}).get("seed", secrets.randbits(32))
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no profile is measured or stored unless a test enables it
@@ -70,6 +85,20 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
     if config.getoption("--full") and config.option.timeout is None:
         config.option.timeout = FULL_TIMEOUT
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Move slow files to the start, and skip cases that a small run leaves out."""
+    slow = {Path(__file__).parent / name: number for number, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: slow.get(item.path, len(slow)))
+    if config.getoption("--full"):
+        return
+    for marker, strength in (("each_value", 1), ("each_pair", 2)):
+        marked = (item for item in items if item.get_closest_marker(marker))
+        for cases in group_cases(marked).values():
+            for case in cases_left_out(cases, strength):
+                case.add_marker(pytest.mark.skip("with --full"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from streamserve.cli.main import app
 from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
 
 CHATS = "/v1/chat/completions"
 
@@ -75,8 +76,12 @@ def test_results_are_in_the_order_of_the_requests(whole: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("cut", [b"", b'{"id": "batch_req_5", "cus'])
-def test_an_interrupted_run_goes_on(model: Path, whole: list[Any], tmp_path: Path, cut: bytes) -> None:
+def test_an_interrupted_run_goes_on(
+    model: Path, whole: list[Any], tmp_path: Path, cut: bytes, scale: Scale
+) -> None:
     """Results that exist stay as they are; a line that was not complete is written again."""
+    if not scale.full and not cut:
+        pytest.skip("with --full")
     file, output = write(tmp_path / "requests.jsonl", *REQUESTS), tmp_path / "out.jsonl"
     kept = "".join(f"{json.dumps(result)}\n" for result in whole[:5])
     output.write_bytes(kept.encode() + cut)
@@ -123,4 +128,22 @@ def test_results_of_other_requests_are_not_touched(model: Path, tmp_path: Path) 
 def test_the_output_is_not_the_input(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "requests.jsonl", line("a"))
     assert run(model, file, "-o", str(file)).exit_code == 2
-    assert run(model, tmp_path / "missing.jsonl").exit_code == 1
+    assert run(model, tmp_path / "missing.jsonl").exit_code == 2
+
+
+def test_a_file_that_cannot_be_opened_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    nothing = tmp_path / "no" / "model"  # loading it would fail with another message
+    nothing.mkdir(parents=True)
+    (nothing / "config.json").write_text("{}")
+    file = write(tmp_path / "requests.jsonl", *REQUESTS[:1])
+    target = tmp_path / "nowhere" / "results"
+    done = run(nothing, file, "-o", str(target))
+    assert (done.exit_code, done.output) == (
+        2,
+        f"streamserve: {target} cannot be written: No such file or directory\n",
+    )
+    done = run(nothing, tmp_path / "missing")
+    assert (done.exit_code, done.output) == (
+        2,
+        f"streamserve: {tmp_path / 'missing'} cannot be read: No such file or directory\n",
+    )

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -38,6 +38,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     draft = make_checkpoint(tmp_path_factory.mktemp("draft"))
     disturb(draft, 0.03)
     return str(target), str(draft)
+
+
+@pytest.fixture(scope="module")
+def shared_service(pair: tuple[str, str]) -> Iterator[Drafting]:
+    with drafting(pair[1], *FLAGS) as service:
+        yield service
 
 
 @contextlib.asynccontextmanager
@@ -189,23 +195,22 @@ async def test_text_is_the_same_when_the_service_fails(
     )  # fmt: skip
 
 
-async def test_each_worker_of_a_server_has_a_session(pair: tuple[str, str]) -> None:
-    target, draft = pair
+async def test_each_worker_of_a_server_has_a_session(pair: tuple[str, str], shared_service: Drafting) -> None:
+    target, _ = pair
     workload = make_requests(4, 2)
     texts, _ = local_texts(target, "none", workload)
-    with drafting(draft, *FLAGS) as service:
-        async with targets(target, 1, service.address, workers=2, router="round-robin") as llms:
-            await until_reported(llms, 2)
-            workers = llms[0]._runtime.fleet.workers.values()
-            reports = []
-            for turn in range(100):
-                again, _ = await all_answers(llms, workload, f"turn-{turn}")
-                assert again == [texts]
-                reports = [worker.report.remote for worker in workers if worker.report]
-                if all(report and report.accepted for report in reports):
-                    break
-            assert len(reports) == 2
-            assert all(report and report.accepted for report in reports)
+    async with targets(target, 1, shared_service.address, workers=2, router="round-robin") as llms:
+        await until_reported(llms, 2)
+        workers = llms[0]._runtime.fleet.workers.values()
+        reports = []
+        for turn in range(100):
+            again, _ = await all_answers(llms, workload, f"turn-{turn}")
+            assert again == [texts]
+            reports = [worker.report.remote for worker in workers if worker.report]
+            if all(report and report.accepted for report in reports):
+                break
+        assert len(reports) == 2
+        assert all(report and report.accepted for report in reports)
 
 
 def trees(service: Drafting) -> float:
@@ -223,7 +228,7 @@ async def test_sessions_move_when_their_service_dies(
     flags = *FLAGS, "--metrics", "127.0.0.1:0"
     with drafting(draft, *flags) as first, drafting(draft, *flags) as second:
         addresses = f"{first.address},{second.address}"
-        async with targets(target, scale.pick(2, TARGETS), addresses) as llms:
+        async with targets(target, scale.pick(1, TARGETS), addresses) as llms:
             await until_reported(llms, 2)
             await until_accepted(llms, workload, texts, "both")
             await until(lambda: trees(first) + trees(second) > 0)
@@ -236,15 +241,16 @@ async def test_sessions_move_when_their_service_dies(
     record(targets=len(llms), services=2, accepted_after=after)
 
 
-async def test_a_target_with_kv_of_8_bits_takes_draft_tokens(pair: tuple[str, str]) -> None:
+async def test_a_target_with_kv_of_8_bits_takes_draft_tokens(
+    pair: tuple[str, str], shared_service: Drafting
+) -> None:
     """The service's own KV is in its model's data type: only draft tokens travel."""
-    target, draft = pair
+    target, _ = pair
     workload = make_requests(2, 2)
     texts, _ = local_texts(target, "none", workload, "int8")
-    with drafting(draft, *FLAGS) as service:
-        async with targets(target, 1, service.address, kv_cache_dtype="int8") as llms:
-            await until_reported(llms, 1)
-            assert all(await until_accepted(llms, workload, texts, "int8"))
+    async with targets(target, 1, shared_service.address, kv_cache_dtype="int8") as llms:
+        await until_reported(llms, 1)
+        assert all(await until_accepted(llms, workload, texts, "int8"))
 
 
 async def test_a_missing_service_is_logged_and_used_when_it_starts(

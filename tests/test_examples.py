@@ -3,14 +3,21 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.serving import serving
+from tests.serving import Served, serving
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving("embedded", "--threads", "1") as running:
+        yield running
 
 
 def run(name: str, *arguments: str) -> str:
@@ -26,14 +33,12 @@ def test_seeded() -> None:
     assert "the same:      True" in run("seeded.py")
 
 
-def test_openai_client() -> None:
-    with serving("embedded", "--threads", "1") as served:
-        assert "tokens)" in run("openai_client.py", served.url)
+def test_openai_client(served: Served) -> None:
+    assert "tokens)" in run("openai_client.py", served.url)
 
 
-def test_folder_stream() -> None:
-    with serving("embedded", "--threads", "1") as served:
-        printed = run("folder_stream.py", str(EXAMPLES / "documents"), served.url)
+def test_folder_stream(served: Served) -> None:
+    printed = run("folder_stream.py", str(EXAMPLES / "documents"), served.url)
     assert "2-ships.txt" in printed
     assert printed.splitlines()[-1]
 

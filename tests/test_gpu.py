@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from streamserve.api.ops.models import card_of
+from streamserve.cli.main import app
 from streamserve.cli.run_server import _notice
 from streamserve.execution.cuda.device import NOT_YET_RUN, notice
 from streamserve.protocol.messages import ModelInfo
@@ -58,3 +60,10 @@ def test_the_check_of_a_gpu_runs_files_that_exist() -> None:
     for part in parts(90, 2):
         assert all((ROOT / word).exists() for word in part.command if word.startswith("tests/"))
     assert environment(Path("/site"))["PYTHONPATH"].endswith("/site")
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp"])
+def test_the_degree_has_vllms_flags(flag: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "embedded", flag, "4", "--print-config"])
+    assert result.exit_code == 0, result.output
+    assert "tensor_parallel_size = 4" in result.output

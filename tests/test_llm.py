@@ -90,11 +90,16 @@ def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
     until(lambda: (report().running, report().waiting, report().blocks_live) == (0, 0, 0))
 
 
-def test_a_closed_llm_says_so(tmp_path: Path) -> None:
-    llm = LLM(str(make_checkpoint(tmp_path)), threads=1, log_level="warning")
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    llm = LLM(str(make_checkpoint(tmp_path_factory.mktemp("closed"))), threads=1, log_level="warning")
     llm.close()
+    return llm
+
+
+def test_a_closed_llm_says_so(closed: LLM) -> None:
     with pytest.raises(RuntimeError, match="this LLM is closed"):
-        llm.generate("a", GREEDY)
+        closed.generate("a", GREEDY)
 
 
 @pytest.mark.parametrize("prompt", [{"prompt_token_ids": [1]}, ["1", "2"], [1.5], [None]])
@@ -199,10 +204,8 @@ def test_bad_settings_are_refused_before_anything_starts() -> None:
         LLM("embedded", max_num_sequences=3)
 
 
-def test_closing_twice_is_harmless(tmp_path: Path) -> None:
-    llm = LLM(str(make_checkpoint(tmp_path)), threads=1)
-    llm.close()
-    llm.close()
+def test_closing_twice_is_harmless(closed: LLM) -> None:
+    closed.close()
 
 
 def test_an_llm_is_closed_when_it_is_garbage_collected_and_when_python_exits(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
-from streamserve.settings.several import resolve_served
 from streamserve.text.output import Delta
 from streamserve.text.tokenizer import Tokenizer
 from tests.adapters import merge, write_adapter
@@ -289,9 +288,3 @@ def test_settings_that_contradict_are_refused(
     }
     with pytest.raises(SettingsError, match=message):
         resolve(str(base), given, environ={})
-
-
-def test_several_models_and_models_on_demand_refuse_adapters(base: Path, adapters: list[Path]) -> None:
-    for models, more in (((str(base), f"other={base}"), {}), ((str(base),), {"idle_unload": "10m"})):
-        with pytest.raises(SettingsError, match="served for one model that stays loaded"):
-            resolve_served(models, {"lora": [f"a={adapters[0]}"]} | more, environ={})

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -31,8 +31,12 @@ from tests.simulate.test_hostile import TAMPERED
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 ROUNDS = 2
+ALWAYS = ("prefill-0", "decode-0")
+"""The workers killed without --full; tests/test_lifecycle_events.py also loses one of them then."""
 NUMBERS = Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}")
 Request = tuple[list[int], SamplingParams]
+Answers = list[dict[int, list[tuple[int, float]]]]
+OneWorkers = Callable[[list[Request]], Awaitable[Answers]]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +90,7 @@ def make_requests(count: int, seed: int) -> list[Request]:
     return result
 
 
-async def answers(llm: AsyncLLM, requests: list[Request]) -> list[dict[int, list[tuple[int, float]]]]:
+async def answers(llm: AsyncLLM, requests: list[Request]) -> Answers:
     """Token ids and their log-probabilities of every choice, all requests at once."""
 
     async def answer_one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, list]:
@@ -108,6 +112,21 @@ async def answers(llm: AsyncLLM, requests: list[Request]) -> list[dict[int, list
         return choices
 
     return list(await asyncio.gather(*(answer_one(n, *request) for n, request in enumerate(requests))))
+
+
+@pytest.fixture(scope="module")
+def one_workers(checkpoint: Path) -> OneWorkers:
+    """Return the answers of one worker, asked once for the same requests."""
+    known: dict[str, Answers] = {}
+
+    async def ask(requests: list[Request]) -> Answers:
+        key = repr(requests)
+        if key not in known:
+            async with serving(checkpoint) as llm:
+                known[key] = await answers(llm, requests)
+        return known[key]
+
+    return ask
 
 
 async def wait_until_idle(llm: AsyncLLM) -> None:
@@ -133,11 +152,14 @@ async def wait_until_idle(llm: AsyncLLM) -> None:
     ],
 )
 async def test_pairs_give_the_text_of_one_worker(
-    checkpoint: Path, scale: Scale, pools: dict[str, object], record: Callable[..., None]
+    checkpoint: Path,
+    one_workers: OneWorkers,
+    scale: Scale,
+    pools: dict[str, object],
+    record: Callable[..., None],
 ) -> None:
     requests = make_requests(scale.pick(16, 120), scale.seed)
-    async with serving(checkpoint) as llm:
-        expected = await answers(llm, requests)
+    expected = await one_workers(requests)
     async with serving(checkpoint, **pools) as llm:
         assert await answers(llm, requests) == expected
         again = await answers(llm, requests)  # what decode workers hold now is not sent again
@@ -160,10 +182,13 @@ async def test_pairs_with_kv_of_8_bits_send_half_the_bytes(tmp_path: Path, scale
     requests = make_requests(16, scale.seed)
     sent, fingerprints = [], set()
     for kv in ("auto", "int8"):
-        async with serving(folder, kv_cache_dtype=kv) as llm:
-            expected = await answers(llm, requests)
+        expected = None
+        if scale.full or kv == "int8":  # the text with other KV is tested above
+            async with serving(folder, kv_cache_dtype=kv) as llm:
+                expected = await answers(llm, requests)
         async with serving(folder, kv_cache_dtype=kv, pairs=1) as llm:
-            assert await answers(llm, requests) == expected
+            found = await answers(llm, requests)
+            assert expected is None or found == expected
             await wait_until_idle(llm)
             report = llm.report()
             assert report is not None
@@ -180,11 +205,15 @@ async def test_pairs_with_kv_of_8_bits_send_half_the_bytes(tmp_path: Path, scale
 
 @pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
 async def test_a_killed_worker_costs_time_never_text(
-    checkpoint: Path, scale: Scale, victims: tuple[str, ...]
+    checkpoint: Path,
+    one_workers: OneWorkers,
+    scale: Scale,
+    victims: tuple[str, ...],
 ) -> None:
-    requests = make_requests(16, scale.seed + 1)
-    async with serving(checkpoint) as llm:
-        expected = await answers(llm, requests)
+    if not scale.full and victims != ALWAYS:
+        pytest.skip("with --full")
+    requests = make_requests(16, scale.seed)
+    expected = await one_workers(requests)
     async with serving(checkpoint, pairs=1) as llm:
         working = asyncio.create_task(answers(llm, requests))
         await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
@@ -199,6 +228,7 @@ async def test_a_killed_worker_costs_time_never_text(
 @pytest.mark.parametrize("victims", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
 async def test_workers_lost_at_random_times_cost_time_never_text(
     checkpoint: Path,
+    one_workers: OneWorkers,
     scale: Scale,
     victims: tuple[str, ...],
     signals: signal.Signals,
@@ -209,8 +239,7 @@ async def test_workers_lost_at_random_times_cost_time_never_text(
         pytest.skip("with --full; one death of each is tested above")
     rng = random.Random(scale.seed)
     requests = make_requests(16, scale.seed + 2)
-    async with serving(checkpoint) as llm:
-        expected = await answers(llm, requests)
+    expected = await one_workers(requests)
     recovered = []
     for _ in range(ROUNDS):
         async with serving(checkpoint, pairs=1, stuck_after=1.0) as llm:
@@ -243,12 +272,14 @@ async def test_a_client_that_disconnects_frees_both_workers(checkpoint: Path) ->
 
 
 async def test_tampered_transfer_reservations_are_refused_and_the_prompts_recomputed(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path,
+    one_workers: OneWorkers,
+    scale: Scale,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One forged, one stale, one duplicated, one truncated in transit."""
-    requests = make_requests(16, 3)
-    async with serving(checkpoint) as llm:
-        expected = await answers(llm, requests)
+    requests = make_requests(16, scale.seed)
+    expected = await one_workers(requests)
     async with serving(checkpoint, pairs=1) as llm:
         send = llm._runtime.driver._send
         remaining = [TAMPERED[kind] for kind in ("forged", "stale", "duplicated", "truncated")]

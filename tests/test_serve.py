@@ -51,6 +51,13 @@ def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> N
         assert events[-1] == "data: [DONE]"
         assert len(events) > 3
         until(lambda: accepted_draft_tokens(served.url) > 0)
+        (worker,) = psutil.Process(served.process.pid).children()
+        assert [maps_torch(pid) for pid in (served.process.pid, worker.pid)] == [False, True]
+
+
+def maps_torch(process: int) -> bool:
+    """Whether torch's library is in the memory of a process."""
+    return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
 
 def accepted_draft_tokens(url: str) -> float:

@@ -3,15 +3,21 @@
 import math
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from streamserve import __version__, embedded
+from streamserve.cli.answers import only_adapter
 from streamserve.cli.main import app
 from streamserve.execution.inflate import Shape, inflate
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from streamserve.settings.options import SettingsError, options
+from streamserve.protocol.numbers import plain
+from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.commands import Use, acting, other_options
+from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve, to_toml
 from tests.checkpoints import make_checkpoint
 
@@ -254,7 +260,7 @@ def test_a_setting_without_effect_is_refused(settings: dict[str, object], named:
     [("kv_cache_bytes", "99999999999999999TB"), ("kv_cache_bytes", 10**30), ("swap_space", math.inf)],
 )
 def test_numbers_that_no_worker_can_be_told_are_refused(name: str, value: object) -> None:
-    with pytest.raises(SettingsError, match=f"{name} = .*must be between"):
+    with pytest.raises(SettingsError, match=f"{name} = .*must be (between|a number that is finite)"):
         resolve("embedded", {name: value})
 
 
@@ -268,3 +274,102 @@ def test_an_empty_name_is_no_model() -> None:
 def test_a_model_has_a_name(name: str) -> None:
     with pytest.raises(SettingsError, match="served_model_name: a name is empty"):
         resolve("embedded", {"served_model_name": (name,)}, environ={})
+
+
+COMMANDS: dict[Use, tuple[str, ...]] = {
+    "batch": ("batch", "requests.jsonl"),
+    "llm": ("generate", "Hello"),
+    "profile": ("profile",),
+}
+
+
+@pytest.mark.parametrize("use", COMMANDS)
+def test_a_command_refuses_the_flags_that_do_not_act_in_it(use: Use) -> None:
+    """Each flag is either listed and taken, or refused by name with the place where it acts."""
+    shown = CliRunner().invoke(app, [*COMMANDS[use][:1], "--help"]).output
+    listed = {
+        name for option in options() for name in [option.name] if f"--{name.replace('_', '-')} " in shown
+    }
+    assert listed == acting(use)
+    others = other_options(use)
+    assert {"port", "api_key", "idle_unload"} <= {option.name for option in others}
+    for option in others:
+        values = {bool: [], int: ["1"], float: ["1.5"]}.get(option.kind, ["x"])
+        done = CliRunner().invoke(app, [*COMMANDS[use], f"--{option.name.replace('_', '-')}", *values])
+        assert done.exit_code == 2, option.name
+        assert f"{option.name}: it has no effect in " in done.output, option.name
+        assert "it acts in `streamserve serve`" in done.output
+
+
+def test_a_server_s_file_is_taken_by_other_commands_and_what_does_not_act_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('port = 9000\nmax_num_seqs = 7\napi_key_file = "/nowhere"\nhost = "127.0.0.1"\n')
+    environ = {"STREAMSERVE_BATCH_FOLDER": "/nowhere"}
+    settings = resolve("embedded", config=file, environ=environ, use="llm")
+    assert (settings.model.max_num_seqs, settings.server.port) == (7, 8000)
+    assert [record.getMessage() for record in caplog.records] == [
+        "api_key_file, batch_folder, port: without effect in `LLM`, `streamserve generate` and "
+        "`streamserve chat`"
+    ]
+
+
+def test_printed_settings_of_a_server_are_taken_by_all_commands_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(to_toml(resolve("embedded", {"num_blocks": 99}, environ=NONE)))
+    for use in COMMANDS:
+        settings = resolve(config=file, environ=NONE, use=use)
+        assert settings.model.num_blocks == 99
+        assert "\nport = " not in to_toml(settings, use)
+    assert not caplog.records
+
+
+def test_the_width_of_a_batch_file_needs_no_batch_folder() -> None:
+    given = {"batch_concurrency": 3}
+    assert resolve("embedded", given, environ=NONE, use="batch").server.batch_concurrency == 3
+    with pytest.raises(SettingsError, match="batch_concurrency = 3: without batch_folder"):
+        resolve("embedded", given, environ=NONE)
+
+
+def test_one_adapter_answers_in_a_terminal() -> None:
+    def settings(*lora: str) -> Settings:
+        return Settings("m", ModelConfig(path=""), ServerConfig(lora=lora))
+
+    assert only_adapter(settings()) == ""
+    assert only_adapter(settings("a=/x")) == "a"
+    with pytest.raises(SettingsError, match="there are a, b: give one"):
+        only_adapter(settings("a=/x", "b=/y"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"port": -1}, "port = -1: must be a whole number of at least 0"),
+        ({"threads": "many"}, "threads = 'many': must be a whole number"),
+        ({"kv_bytes_per_second": -3.0}, "kv_bytes_per_second = -3.0: must be a number above 0"),
+        ({"join_lease": 1e9}, "join_lease = 1000000000.0: must be a number of at most 600"),
+        ({"swap_space": math.nan}, "swap_space = nan: must be a number that is finite"),
+        ({"check": "perhaps"}, "check = 'perhaps': must be true or false"),
+        ({"host": 5}, "host = 5: must be a text"),
+    ],
+)
+def test_wrong_values_are_told_in_words(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve("embedded", values, environ=NONE)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2**31 - 1, "2147483647"), (64.0, "64"), (0.5, "0.5"), (-2.0, "-2"), (1e30, "1e+30"), (1e-30, "1e-30")],
+)
+def test_whole_numbers_keep_their_digits(value: float, text: str) -> None:
+    assert plain(value) == text
+
+
+def test_a_misspelt_packaged_model_is_recognized() -> None:
+    with pytest.raises(CheckpointError, match="there is no folder embeded: did you mean embedded"):
+        resolve("embeded", environ=NONE)

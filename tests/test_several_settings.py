@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from streamserve.cli.main import app
 from streamserve.cli.run_on_demand import loading_line
 from streamserve.protocol.errors import CheckpointError
+from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from streamserve.settings.several import ServedModels, resolve_served, served_names, served_to_toml
@@ -115,3 +116,44 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
 def test_the_first_line_has_the_names_of_the_api() -> None:
     served = resolve_served(["chat=embedded", "code,coder=embedded"], {}, None)
     assert loading_line(served).endswith(": loading chat, of chat, code …")
+
+
+def test_adapters_belong_to_the_model_of_their_table(tmp_path: Path) -> None:
+    """Also on demand, and printed settings read back to the same."""
+    file, folder = tmp_path / "settings.toml", adapter_folder(tmp_path)
+    file.write_text(f'[models.a]\nlora = ["x={folder}", "y={folder}"]\n[models.b]\nmax_loras = 3\n')
+    several = served("a=embedded", "b=embedded-draft", file=file)
+    assert [adapter_paths(each.server.lora).keys() for each in several.models] == [{"x", "y"}, set()]
+    assert [each.model.max_loras for each in several.models] == [2, 3]
+    file.write_text(served_to_toml(several))
+    again = resolve_served(config=file, environ=NONE)
+    assert [(each.model, each.server.lora) for each in again.models] == [
+        (each.model, each.server.lora) for each in several.models
+    ]
+    one = served("embedded", idle_unload="10m", lora=[f"x={folder}"])
+    assert one.on_demand
+    assert one.first.model.max_loras == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[models.b]\nlora = ["x=F"]\n[models.c]\nlora = ["x=F"]\n', "lora = 'x' of c: another model or"),
+        ('[models.b]\nlora = ["c=F"]\n', "two models have the name 'c'"),
+        ('[models.c]\nlora = ["b=F"]\n', "lora = 'b' of c: another model or adapter"),
+        ('[models.b]\nlora = ["b=F"]\n', "lora = 'b': the name 'b' is in use"),
+        ('lora = ["x=F"]\n', "lora: with several models give each its adapters in its table"),
+    ],
+)
+def test_names_of_adapters_are_unique_over_all_models(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text.replace("F", str(adapter_folder(tmp_path))))
+    with pytest.raises(SettingsError, match=message):
+        served("b=embedded", "c=embedded", file=file)
+
+
+def adapter_folder(folder: Path) -> Path:
+    """Return a folder that settings take for an adapter's."""
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    return folder / "adapter"

@@ -138,7 +138,7 @@ async def test_the_weights_are_in_memory_once(tmp_path: Path, workers: dict[str,
         for attempt in range(2):
             for number in range(4):
                 await answer(llm, [90 + 10 * attempt + number, *range(5, 80)], f"{attempt}-{number}")
-            files = [os.fstat(file.fileno()) for file in llm._runtime._weights._files]
+            files = [os.fstat(file.fileno()) for file in llm._runtime.driver.launcher._weights._files]
             copy = sum(file.st_blocks * 512 for file in files)
             assert copy >= 2 * ready.model.weight_bytes
             shared = [memory_of(llm.process_id(name), "memfd:streamserve[a-z-]*weights") for name in names]

@@ -128,7 +128,7 @@ def test_texts_equal_those_of_complete_prompts(
 ) -> None:
     """Concurrent random scripts of edits, with little memory and forced preemptions."""
     small: Served = request.getfixturevalue(where)
-    count, rng = scale.pick(24 if where == "small" else 10, 160), random.Random(scale.seed)
+    count, rng = scale.pick(12 if where == "small" else 6, 160), random.Random(scale.seed)
     preempted = small.llm.report().preemptions
 
     async def one(http: httpx.AsyncClient, seed: int, limit: asyncio.Semaphore) -> None:
@@ -167,7 +167,7 @@ def test_abandoned_streams_leave_nothing(
     10,000 of a full run each quarter can be run by itself."""
     if quarter and not scale.full:
         pytest.skip("a small run has one quarter")
-    count, rng = scale.pick(100, 1000), random.Random(scale.seed + 1 + quarter)
+    count, rng = scale.pick(40, 1000), random.Random(scale.seed + 1 + quarter)
     ends: dict[str, int] = {}
     expired: list[int] = []
 

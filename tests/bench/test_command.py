@@ -127,7 +127,7 @@ def test_ctrl_c_prints_the_results_so_far() -> None:
         (("--request-rate", "0"), "must be positive, or inf"),
         (("--trace", "/none", "--request-rate", "3"), "--trace sets the arrival times"),
         (("--model", "a", "--extra-body", "[]"), "--extra-body must be a JSON object"),
-        (("--num-prompts", "0"), "num_prompts = 0: Expected `int` >= 1"),
+        (("--num-prompts", "0"), "num_prompts = 0: must be a whole number of at least 1"),
         (("--endpoint", "chats"), "endpoint = 'chats': must be one of completions, chat"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import arriving_traces
 from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.streaming import DEFAULT, HARDWARE, NAIVE, NONE, SCALE, figures, run, scaled
+from tests.conftest import Scale
 
 PUBLISHED = {"append": (9100, 5800, 28_900, 9.9, 0.7007), "update": (13_000, 10_000, 31_000, 4.5, 0.0367)}
 """Tokens (mean, median, 95th percentile), mean seconds of retrieval, median seconds between chunks."""
@@ -73,8 +74,10 @@ def test_a_users_trace_is_scaled_like_the_machine() -> None:
     assert scaled(query).query == 16 * SCALE
 
 
-def test_prompts_that_do_not_fit_are_swapped_where_that_is_cheap_and_recomputed_where_not() -> None:
-    queries = TRACES["append"](40, 3, SCALE, delay=10.0)
+def test_prompts_that_do_not_fit_are_swapped_where_that_is_cheap_and_recomputed_where_not(
+    scale: Scale,
+) -> None:
+    queries = TRACES["append"](scale.pick(24, 40), 3, SCALE, delay=10.0)
     fast, slow = (
         figures(run(queries, 4.0, DEFAULT, 4000, hardware)) for hardware in (HARDWARE[0], HARDWARE[1])
     )

@@ -39,7 +39,7 @@ def test_every_setting_is_in_the_section_of_its_group() -> None:
         for option in settings:
             name = option.name.replace("_", "-")
             shown = f"--{name} / --no-{name}" if option.kind is bool else f"--{name} <"
-            assert f"  {shown}" in section
+            assert f" {shown}" in section  # after a short name, too
 
 
 def test_groups_hold_all_settings_once_in_their_order() -> None:
@@ -55,3 +55,11 @@ def test_a_setting_that_begins_no_group_is_in_that_of_the_one_before() -> None:
         "Settings": ["a"],
         "Second": ["b", "c"],
     }
+
+
+@pytest.mark.parametrize("group", [[], ["models"], ["keys"], ["bench"]])
+def test_the_list_of_commands_has_whole_sentences(group: list[str]) -> None:
+    section = run(*group, "--help").partition("\nCommands:\n")[2]
+    lines = [line for line in section.splitlines() if line]
+    assert lines
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines), lines

@@ -66,7 +66,7 @@ def test_a_setting_changes_what_clients_receive_or_is_refused(
     refused, acting, idle = 0, 0, []
     names = [name for name in SIMULATED if name not in CONTEXTS[context]]
     if not scale.full:
-        names = names[list(CONTEXTS).index(context) % 8 :: 8]
+        names = names[list(CONTEXTS).index(context) % 12 :: 12]
     for name in names:
         settings = changed(CONTEXTS[context], name, SIMULATED[name])
         if settings is None:

@@ -119,11 +119,18 @@ def all_runs() -> list[tuple[str, str, Backend]]:
 
 
 def in_small_runs(model: str, name: str, backend: Backend) -> bool:
-    """Return whether a run is among the small counts: the kernels' and a GPU's, else one or two models'
-    on the slow backends."""
-    slow = {"reference": ("llama",), "device": ("llama", "gpt_oss")}
-    fast = backend == "auto" or (backend == "device" and torch.cuda.is_available())
-    return fast or model in slow[backend] or (backend, name) == ("reference", "preempted")
+    """Return whether a run is among the small counts.
+
+    Of a GPU all are; of the kernels each model preempted, and each case with every third model; of the
+    slow backends each case with llama, or with one more model."""
+    models, cases = list(MODELS), list(CASES)
+    if backend == "device":
+        some = (("llama", "odd-chunks"), ("llama", "tiny-cache"), ("gpt_oss", "preempted"))
+        return torch.cuda.is_available() or (model, name) in some
+    if backend == "reference" and name != "preempted":
+        return model == "llama"
+    every = 2 if backend == "reference" else 1 if name == "preempted" else 3
+    return (models.index(model) + cases.index(name)) % every == 0
 
 
 @pytest.fixture(scope="module", params=MODELS)

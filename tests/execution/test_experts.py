@@ -186,6 +186,7 @@ def test_experts_are_rounded_while_they_are_loaded_and_routers_are_not(
     assert saved == 2 * layer_matrices(spec) - matrix_bytes(spec, 2, rounded.format) + head
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("architecture", MIXTURES)
 @pytest.mark.parametrize(

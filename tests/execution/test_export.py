@@ -56,6 +56,7 @@ def texts(folder: Path, **fields: Any) -> list[list[int]]:
     return [run_alone(executor, task, OUTPUTS) for task in tasks]
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("format", ["int8", "int8:32", "int4", "int4:32", "w8a8"])
 @pytest.mark.parametrize(

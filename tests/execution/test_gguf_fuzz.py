@@ -89,7 +89,7 @@ def damaged(data: bytes, header: int, rng: random.Random) -> bytes:
 def test_a_damaged_file_is_refused_or_harmless(files: list[Path], tmp_path: Path, scale: Scale) -> None:
     rng, path, refused = random.Random(scale.seed), tmp_path / "model.gguf", 0
     contents = [(file.read_bytes(), header_size(file)) for file in files]
-    count = scale.pick(300, 5000)
+    count = scale.pick(300, 10_000)
     for _ in range(count):
         path.write_bytes(damaged(*rng.choice(contents), rng))
         refused += bool(use(path))

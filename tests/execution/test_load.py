@@ -39,11 +39,6 @@ def test_a_loaded_model_describes_itself(shared_checkpoint, backend):
     assert loaded.kv_cache_bytes == 50 * 16 * 2 * 2 * 2 * 16 * 2  # slots, layers, k and v, heads, dim, bytes
 
 
-def test_several_workers_are_refused_on_a_device(shared_checkpoint):
-    with pytest.raises(CheckpointError, match="several workers are not supported"):
-        load(config(path=str(shared_checkpoint()), backend="device"), memory_share=0.5)
-
-
 def test_a_tied_head_is_held_once_unless_torch_packs_it(shared_checkpoint):
     folder = str(shared_checkpoint(tie_word_embeddings=True))
     for backend, dtype, size, packed in [

@@ -114,6 +114,7 @@ def misfit(texts: Callable[[int], list[int]], draws: int, start: int) -> tuple[f
     return float((chi - freedom) / math.sqrt(2 * freedom)), accepted / draws
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("mode", [rejected, coupled])
 def test_the_distribution_is_the_targets(mode, width: int, scale: Scale, record) -> None:

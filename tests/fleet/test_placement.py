@@ -1,14 +1,20 @@
 """The fleet's knowledge of its workers for routing: cached prefixes, queued prompts, prefill progress."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.fleet.admission import WaitingPrompts
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Open, WorkerMessage
+from streamserve.fleet.events import Close, Open, Send, WorkerMessage
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.placement import PrefixView
-from streamserve.fleet.worker_state import Queued, WorkerState, pairs
+from streamserve.fleet.placement import CONSIDERED, PrefixView
+from streamserve.fleet.worker_state import Queued, WorkerState, pairs, unified
 from streamserve.protocol.messages import Cached
+from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
+from tests.fleet.test_fleet import READY
 from tests.simulate.test_chat import ENGINE, FIRST, assert_both_answered
 
 NAMES = [bytes([number]) * 16 for number in range(4)]
@@ -58,3 +64,37 @@ def test_a_worker_has_been_computing_since_the_queue_began_or_the_last_first_tok
     assert worker.load("w", 4.5).busy == 0.5
     load = worker.load("w", 6.0)
     assert (load.queued_tokens, load.timely_tokens, load.busy) == (200, 0, 0.0), "too late for the second"
+
+
+def test_of_many_workers_some_are_considered_and_those_that_have_the_prompt() -> None:
+    fleet = Fleet(FleetConfig(topology=unified(200)))
+    fleet.start(0.0)
+    for worker in fleet.workers:
+        fleet.handle(WorkerMessage(worker, 1, READY), 0.0)
+    prompts = [[number] * 8 for number in range(400)]
+    chosen = [_routed(fleet, f"first-{number}", prompt) for number, prompt in enumerate(prompts)]
+    assert len(set(chosen)) == 200, "all workers have their turns"
+    assert {len(record.candidates) for record in fleet.placement.recent} == {CONSIDERED}
+    for number in range(400):
+        fleet.handle(Close(f"first-{number}"), 0.0)
+    again = [_routed(fleet, f"again-{number}", prompt) for number, prompt in enumerate(prompts[:50])]
+    assert again == chosen[:50], "where its blocks are"
+
+
+def _routed(fleet: Fleet, name: str, prompt: list[int]) -> str:
+    opened = fleet.handle(Open(name, prompt, SamplingParams(seed=1, max_tokens=4)), 0.0)
+    (sent,) = (command for command in opened if isinstance(command, Send))
+    return sent.worker
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 99)), max_size=30))
+def test_the_sum_of_waiting_prompts_is_that_of_their_sizes(changes: list[tuple[str, int | None]]) -> None:
+    waiting, sizes = WaitingPrompts(), dict[str, int]()
+    for name, tokens in changes:
+        if tokens is None:
+            waiting.discard(name)
+            sizes.pop(name, None)
+        else:
+            waiting.add(name, tokens)
+            sizes[name] = tokens
+    assert (len(waiting), waiting.tokens) == (len(sizes), sum(sizes.values()))

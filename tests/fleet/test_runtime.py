@@ -10,11 +10,12 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from streamserve.llm.async_llm import AsyncLLM, new_request_id
 from streamserve.protocol.errors import CheckpointError, RequestError
@@ -34,8 +35,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture
-async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
+@asynccontextmanager
+async def running(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
     llm = AsyncLLM(
         resolve(str(checkpoint), {"threads": 1, "log_level": "warning", "profile": False}, environ={})
     )
@@ -48,6 +49,19 @@ async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
         await llm.close()
     assert not psutil.pid_exists(process)
     assert not folder.exists()
+
+
+@pytest.fixture
+async def llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
+    async with running(checkpoint) as llm:
+        yield llm
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_llm(checkpoint: Path) -> AsyncIterator[AsyncLLM]:
+    """For tests that leave no trace; they run in the loop of the module."""
+    async with running(checkpoint) as llm:
+        yield llm
 
 
 async def test_a_close_that_is_cancelled_leaves_neither_socket_nor_folder(checkpoint: Path) -> None:
@@ -186,13 +200,14 @@ async def test_many_requests_with_random_cancels_leak_nothing(
     )
 
 
-async def test_a_stop_string_ends_its_choice_in_the_worker_too(llm: AsyncLLM) -> None:
-    is_healthy = await collect(llm, [5, 6, 7], PARAMS)
-    text = llm.tokenizer.decode(is_healthy[0])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_stop_string_ends_its_choice_in_the_worker_too(shared_llm: AsyncLLM) -> None:
+    is_healthy = await collect(shared_llm, [5, 6, 7], PARAMS)
+    text = shared_llm.tokenizer.decode(is_healthy[0])
     stop = text[len(text) // 2 :][:4]
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True, stop=(stop,))
     pieces, last = "", None
-    async for item in llm.submit([5, 6, 7], params, request_id="r"):
+    async for item in shared_llm.submit([5, 6, 7], params, request_id="r"):
         if isinstance(item, Delta):
             pieces += item.text
             last = item
@@ -204,6 +219,7 @@ async def test_a_stop_string_ends_its_choice_in_the_worker_too(llm: AsyncLLM) ->
     assert pieces == text[: text.index(stop)]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("prompt", "params", "field"),
     [
@@ -214,9 +230,9 @@ async def test_a_stop_string_ends_its_choice_in_the_worker_too(llm: AsyncLLM) ->
         ([1], SamplingParams(logit_bias={4000: 1.0}), "logit_bias"),
     ],
 )
-async def test_bad_requests_are_refused_by_name(llm: AsyncLLM, prompt, params, field) -> None:
+async def test_bad_requests_are_refused_by_name(shared_llm: AsyncLLM, prompt, params, field) -> None:
     with pytest.raises(RequestError) as caught:
-        await collect(llm, prompt, params)
+        await collect(shared_llm, prompt, params)
     assert (caught.value.status, caught.value.field) == (400, field)
 
 

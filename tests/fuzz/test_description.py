@@ -33,12 +33,12 @@ def test_valid_and_invalid_requests(server: Served, scale: Scale, record: Callab
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) >= 10
     weights = [10 if operation.body else 1 for operation in operations]
-    unit = scale.pick(4, 90) / sum(weights)
+    unit = scale.pick(2, 90) / sum(weights)
     plain: Counter[int] = Counter()
     bodies: Counter[int] = Counter()
     with nothing_left(server):
         for operation, weight in zip(operations, weights, strict=True):
-            statuses = fuzz(operation, schema.raw_schema, weight * unit, scale.seed, scale.pick(3, 10))
+            statuses = fuzz(operation, schema.raw_schema, weight * unit, scale.seed, scale.pick(2, 10))
             (bodies if operation.body else plain).update(statuses)
     assert bodies[200] > 0
     assert bodies[400] > 0

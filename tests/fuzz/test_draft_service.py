@@ -205,7 +205,7 @@ def test_a_message_that_is_too_large_is_refused_and_logged(service, keyed_servic
     assert until(lambda: service.printed("refused (size)"))
 
 
-SECONDS, FULL_SECONDS = 2, 90
+SECONDS, FULL_SECONDS = 1, 90
 """Duration of the hostile clients, in a small run and in a full one."""
 
 

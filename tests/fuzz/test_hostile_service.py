@@ -21,7 +21,7 @@ from tests.test_draft_service import all_answers, local_texts, make_requests, pa
 __all__ = ["pair"]
 SERVICES = 12
 """Hostile services that a target knows: while some are on probation it uses the others."""
-SECONDS, FULL_SECONDS = 3, 90
+SECONDS, FULL_SECONDS = 1, 90
 """Duration of the requests, in a small run and in a full one."""
 
 

@@ -82,6 +82,7 @@ FLEET_FIELDS: dict[str, Draw] = {
     "max_waiting_tokens": lambda rng: rng.choice((200, 1 << 20)),
     "stuck_after": lambda rng: 30.0,
     "max_attempts": lambda rng: 9,
+    "max_workers": lambda rng: rng.choice((0, 8)),
     "continue_tokens": lambda rng: rng.choice((0, 64)),
     "adapters": lambda rng: rng.choice(((), (), ADAPTERS)),
     "slo_admission": lambda rng: rng.random() < 0.2,
@@ -285,6 +286,7 @@ def _check(
                 request.prompt, request.params, choice, MAX_MODEL_LEN, request.adapter
             ), name
     assert not simulation.fleet.requests
+    assert (len(simulation.fleet.dispatcher.waiting), simulation.fleet.dispatcher.waiting.tokens) == (0, 0)
     assert not len(simulation.fleet.transfers.reservations)
     reports = []
     for worker in simulation.workers.values():

@@ -108,6 +108,7 @@ def check(simulation: Simulation, expected_texts: ExpectedTexts) -> float:
     return received[-1].time
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("stop", [False, True], ids=["kill", "stop"])
 @pytest.mark.parametrize("victims", VICTIMS, ids=["prefill", "decode", "both"])
 @pytest.mark.parametrize("event", EVENTS)

@@ -1,13 +1,14 @@
 """Models that are loaded on demand: the model that a request names stays loaded while it is needed."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,7 +17,7 @@ from streamserve.api.generator import Generator, Health
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.ignored_fields import ignored_of
-from streamserve.api.ops.models import ModelCard, card_of, served_name
+from streamserve.api.ops.models import ModelCard, card_of, served_name, unloaded_card_of
 from streamserve.api.ops.pool_metrics import ModelState, PoolMetrics, exposition_of_all
 from streamserve.protocol.errors import RequestError
 
@@ -68,16 +69,39 @@ class Models:
     contexts: Mapping[str, AppContext]
     pool: Pool
     max_model_len: Mapping[str, int]
+    _reserved: set[str] = field(default_factory=set)
 
     def find(self, requested: str | None) -> str:
-        """Return the pool's name of the requested model. Raises RequestError (404) for unknown names."""
+        """Return the pool's name of the requested model, or of the model of the requested LoRA adapter.
+
+        Raises RequestError (404) for unknown names.
+        """
         for name, context in self.contexts.items():
-            if requested is None or requested in context.llm.served_names:
+            if requested is None or requested in _names_of(context.llm):
                 return name
-        names = ", ".join(name for context in self.contexts.values() for name in context.llm.served_names)
+        names = ", ".join(self._names())
         raise RequestError(
             f"The model '{requested}' does not exist; this server has: {names}", field="model", status=404
         )
+
+    def owner_of(self, adapter: str) -> str | None:
+        """Return the pool's name of the model of a LoRA adapter; None if there is no such adapter."""
+        owners = (name for name, context in self.contexts.items() if adapter in context.llm.adapters)
+        return next(owners, None)
+
+    @contextmanager
+    def reserved(self, adapter: str) -> Iterator[None]:
+        """Keep a name for an adapter that is loaded meanwhile. Raises RequestError if it is in use."""
+        if adapter in self._reserved or adapter in self._names():
+            raise RequestError(f"lora_name: the name {adapter!r} is in use", field="lora_name")
+        self._reserved.add(adapter)
+        try:
+            yield
+        finally:
+            self._reserved.remove(adapter)
+
+    def _names(self) -> list[str]:
+        return [name for context in self.contexts.values() for name in _names_of(context.llm)]
 
     def health(self) -> Health:
         """Return whether requests are served: not until the default model was loaded once, or while a loaded
@@ -93,12 +117,11 @@ class Models:
         return {name: model.state for name, model in self.pool.models.items()}
 
     def cards(self) -> list[ModelCard]:
-        """Return all names of all models, and what is known of each model now."""
+        """Return all names of all models and of their LoRA adapters, and what is known of each model now."""
         return [
-            card
+            self._card(name, served, context.llm)
             for name, context in self.contexts.items()
-            for served in context.llm.served_names
-            for card in [self._card(name, served, context.llm)]
+            for served in _names_of(context.llm)
         ]
 
     def _card(self, name: str, served: str, llm: Generator) -> ModelCard:
@@ -107,8 +130,9 @@ class Models:
         try:
             card = card_of(llm, served)
         except RequestError:  # not loaded
-            card = ModelCard(id=served, created=llm.created, root=llm.root, max_model_len=length)
-        return msgspec.structs.replace(card, state=state.state, memory=state.size)
+            card = unloaded_card_of(llm, served, length)
+        memory = UNSET if served in llm.adapters else state.size
+        return msgspec.structs.replace(card, state=state.state, memory=memory)
 
     def exposition(self) -> bytes:
         """Return the metrics of all models in Prometheus' text format."""
@@ -153,6 +177,11 @@ class Models:
         raise RequestError(
             "the server is draining: it takes no new requests", status=503, retry_after=drain.seconds_left
         )
+
+
+def _names_of(llm: Generator) -> tuple[str, ...]:
+    """Return the names of a model and of its LoRA adapters."""
+    return (*llm.served_names, *llm.adapters)
 
 
 async def lease_of(context: AppContext, requested: str | None) -> Lease:

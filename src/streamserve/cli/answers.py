@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -35,15 +36,23 @@ def sampling_params(max_tokens: int, temperature: float, top_p: float, seed: int
         raise SettingsError(f"--{name.replace('_', '-')} {reason}") from error
 
 
-def print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> str:
-    """Print the text as it is generated, and return it."""
-    return _print_all(delta.text for delta in llm.stream(prompt, params))
+def only_adapter(settings: Settings) -> str:
+    """Return the LoRA adapter that answers, by name; empty without one. Raises SettingsError for several."""
+    names = list(adapter_paths(settings.server.lora))
+    if len(names) > 1:
+        raise SettingsError(f"lora: one adapter answers here, but there are {', '.join(names)}: give one")
+    return names[0] if names else ""
 
 
-def print_until_interrupt(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> str:
+def print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams, adapter: str) -> str:
+    """Print the text as it is generated, by an adapter if one is named, and return it."""
+    return _print_all(delta.text for delta in llm.stream(prompt, params, lora=adapter))
+
+
+def print_until_interrupt(llm: "LLM", prompt: str | list[int], params: SamplingParams, adapter: str) -> str:
     """Print the text as it is generated, until its end or Ctrl-C, and return what was printed."""
     printed: list[str] = []
-    with closing(llm.stream(prompt, params)) as deltas, suppress(KeyboardInterrupt):
+    with closing(llm.stream(prompt, params, lora=adapter)) as deltas, suppress(KeyboardInterrupt):
         _print_all((delta.text for delta in deltas), printed)
         return "".join(printed)
     typer.echo()

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
+from streamserve.cli.flags import Config, Flags, PrintConfig, settings_for, with_flags
 from streamserve.cli.help import setting_groups
+from streamserve.settings.commands import other_options
 from streamserve.settings.options import SettingsError
 
 Model = Annotated[
@@ -14,9 +15,12 @@ Model = Annotated[
 ]
 
 
-@with_flags(setting_groups())
+@with_flags(setting_groups("batch"), other_options("batch"))
 def batch(
-    file: Annotated[Path, typer.Argument(help="requests in OpenAI's batch format, one in JSON on each line")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="requests in OpenAI's batch format, one in JSON on each line"),
+    ],
     *,
     output: Annotated[
         Path | None,
@@ -29,12 +33,13 @@ def batch(
     print_config: PrintConfig = False,
     flags: Flags,
 ) -> None:
-    """Answer the requests of FILE, and write each result as soon as those before it are written.
+    """Answer a file of requests, without a server.
 
-    If the output exists, the requests that have a result in it are skipped: the same command goes on after an
-    interrupt. Exit status 1 if any request failed.
+    Each result of FILE is written as soon as those before it are. If the output exists, the requests that
+    have a result in it are skipped: the same command goes on after an interrupt. Exit status 1 if any request
+    failed.
     """
-    settings = server_settings(model, flags, config, print_config)
+    settings = settings_for("batch", model, flags, config, print_config)
     target = output or file.with_name(f"{file.name}.results.jsonl")
     if target.resolve() == file.resolve():
         raise SettingsError("--output must not be the input file")

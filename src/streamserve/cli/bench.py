@@ -20,12 +20,14 @@ PARTS = {part.name: part.type for part in msgspec.structs.fields(BenchOptions)}
 @with_flags({name.capitalize(): options(struct) for name, struct in PARTS.items()})
 def serve(
     more_targets: Annotated[
-        list[str] | None, typer.Argument(help="more targets for --goodput", metavar="[TARGET]...")
+        list[str] | None, typer.Argument(help="more targets for --goodput", metavar="TARGET")
     ] = None,
     *,
     flags: Flags,
 ) -> None:
-    """Send requests to a server and print its latency and throughput, as `vllm bench serve` does.
+    """Measure a server's latency and throughput.
+
+    Sends requests to it, as `vllm bench serve` does.
 
     Ctrl-C stops sending and prints the results so far.
     """

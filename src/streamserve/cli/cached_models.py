@@ -11,10 +11,15 @@ from streamserve.hub.names import HubName, parse_hub_name
 from streamserve.protocol.errors import CheckpointError
 
 Name = Annotated[
-    str, typer.Argument(help="owner/model, of a GGUF repository owner/model:Q4_K_M; also with @revision")
+    str,
+    typer.Argument(
+        metavar="NAME", help="owner/model, of a GGUF repository owner/model:Q4_K_M; also with @revision"
+    ),
 ]
 
-Local = Annotated[str, typer.Argument(help="a cached model, a folder, a .gguf file or `embedded`")]
+Local = Annotated[
+    str, typer.Argument(metavar="NAME", help="a cached model, a folder, a .gguf file or `embedded`")
+]
 
 
 @exit_on_error()
@@ -47,7 +52,10 @@ def pull(
 
 @exit_on_error()
 def list_models() -> None:
-    """List the models in the hub's cache, and whether they can be served: if not, why."""
+    """List the models in the hub's cache.
+
+    With each, whether it can be served: if not, why.
+    """
     from streamserve.hub.cache import cached_models
     from streamserve.hub.files import quantization_of
 
@@ -57,6 +65,8 @@ def list_models() -> None:
         architecture, served = _served(model.path)
         rows.append((str(model.name), _size(model.size), kind, architecture, served))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    if len(rows) == 1:
+        typer.echo("no model is in the cache: `streamserve models pull owner/model` downloads one", err=True)
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         typer.echo("  ".join([*cells, row[4]]))
@@ -64,7 +74,7 @@ def list_models() -> None:
 
 @exit_on_error()
 def show(
-    name: Annotated[str, typer.Argument(help="a cached model, a folder, a .gguf file or `embedded`")],
+    name: Local,
 ) -> None:
     """Show what a model is and the memory it needs. Nothing is downloaded."""
     from streamserve.execution.describe import describe
@@ -96,7 +106,10 @@ def show(
 
 @exit_on_error()
 def remove(name: Name, *, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
-    """Remove a model from the hub's cache: one GGUF model, one revision, or all of a repository."""
+    """Remove a model from the hub's cache.
+
+    That is one GGUF model, one revision, or all of a repository.
+    """
     from streamserve.hub.cache import removal
 
     strategy = removal(_hub_name(name))

@@ -11,15 +11,17 @@ from streamserve.cli.answers import (
     Temperature,
     TopP,
     log_warnings,
+    only_adapter,
     print_until_interrupt,
     sampling_params,
     user_message,
 )
-from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
+from streamserve.cli.flags import Config, Flags, Model, PrintConfig, settings_for, with_flags
 from streamserve.cli.help import setting_groups
+from streamserve.settings.commands import other_options
 
 
-@with_flags(setting_groups())
+@with_flags(setting_groups("llm"), other_options("llm"))
 def chat(
     model: Model = None,
     *,
@@ -35,7 +37,8 @@ def chat(
     """Chat with a model in the terminal. Ctrl-C ends an answer; an empty line, Ctrl-D or another Ctrl-C
     exits."""
     params = sampling_params(max_tokens, temperature, top_p, seed)
-    settings = server_settings(model, flags, config, print_config)
+    settings = settings_for("llm", model, flags, config, print_config)
+    adapter = only_adapter(settings)
     from streamserve.llm.llm import LLM
 
     log_warnings(settings)
@@ -43,5 +46,5 @@ def chat(
     with LLM.from_settings(settings) as llm, contextlib.suppress(EOFError, KeyboardInterrupt):
         while text := input("> ").strip():
             messages.append(user_message(text))
-            answer = print_until_interrupt(llm, llm.render(messages), params)
+            answer = print_until_interrupt(llm, llm.render(messages), params, adapter)
             messages.append({"role": "assistant", "content": answer})

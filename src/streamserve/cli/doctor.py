@@ -15,9 +15,10 @@ def doctor(
         int, typer.Option(min=0, max=65535, help="port that a server would listen on; 0: any free port")
     ] = 8000,
 ) -> None:
-    """Check processor, kernels, memory, folders and port of this machine, and say what to do.
+    """Check whether this machine can serve.
 
-    Nothing is changed, compiled or measured. Exit status 1 means that a server could not start.
+    Looks at processor, kernels, memory, folders and port, and says what to do. Nothing is changed, compiled
+    or measured. Exit status 1 means that a server could not start.
     """
     from streamserve.cli.run_doctor import run
 

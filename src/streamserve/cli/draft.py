@@ -13,7 +13,9 @@ from streamserve.settings.draft import draft_options, resolve_draft
 def draft(
     model: Annotated[
         str | None,
-        typer.Argument(help="the draft model, as for `streamserve serve`; by default `embedded-draft`"),
+        typer.Argument(
+            metavar="MODEL", help="the draft model, as for `streamserve serve`; by default `embedded-draft`"
+        ),
     ] = None,
     *,
     explain: Annotated[

@@ -11,13 +11,15 @@ import typer
 from streamserve.bench.errors import BenchError
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
 from streamserve.protocol.stop_signals import INTERRUPTED
+from streamserve.settings.commands import Use
 from streamserve.settings.options import Option, Settings, SettingsError
 
 Model = Annotated[
     str | None,
     typer.Argument(
+        metavar="MODEL",
         help="a checkpoint folder, a .gguf file, a Hugging Face hub name (owner/model), or `embedded`, the "
-        "packaged model"
+        "packaged model",
     ),
 ]
 Config = Annotated[str | None, typer.Option(help="TOML file with settings", metavar="FILE")]
@@ -28,16 +30,20 @@ Command = Callable[..., None]
 Flags = dict[str, Any]
 """The flags that were given: values by the names of the settings."""
 
+SHORT = {"tensor_parallel_size": "-tp"}
+"""Short forms of flags by the names of the settings."""
+
 
 def with_flags(
-    panels: Mapping[str, Iterable[Option]],
+    panels: Mapping[str, Iterable[Option]], hidden: Iterable[Option] = ()
 ) -> Callable[[Command], Command]:
     """Return a decorator for a command that takes `flags`: it gives the command one flag for each option.
 
-    `panels` are the titles in `--help` and the options under each. Errors of the command are printed as in
-    `exit_on_error`.
+    `panels` are the titles in `--help` and the options under each. `hidden` ones are not shown: the command
+    refuses them by name. Errors of the command are printed as in `exit_on_error`.
     """
     parameters = [_parameter(option, title) for title, declared in panels.items() for option in declared]
+    parameters += [_parameter(option, None) for option in hidden]
 
     def decorate(command: Command) -> Command:
         @exit_on_error()
@@ -53,15 +59,18 @@ def with_flags(
     return decorate
 
 
-def _parameter(option: Option, title: str) -> inspect.Parameter:
+def _parameter(option: Option, title: str | None) -> inspect.Parameter:
+    """Return the parameter of an option, under a title in `--help`; without one it is hidden."""
     dashed = option.name.replace("_", "-")
     names = f"--{dashed}/--no-{dashed}" if option.kind is bool else f"--{dashed}"
     shown = f" (default: {option.default})" if option.default not in (None, (), "") else ""
     flag = typer.Option(
         names,
+        *filter(None, [SHORT.get(option.name)]),
         help=option.help + shown,
         show_default=False,
         rich_help_panel=title,
+        hidden=title is None,
         autocompletion=_completion(option) if option.choices else None,
     )
     kind: Any = list[str] if option.kind is list else option.kind
@@ -78,17 +87,19 @@ def _completion(option: Option) -> Callable[[str], list[str]]:
     return complete
 
 
-def server_settings(model: str | None, flags: Flags, config: str | None, print_config: bool) -> Settings:
-    """Resolve the settings of a server, or print them as TOML and exit.
+def settings_for(
+    use: Use, model: str | None, flags: Flags, config: str | None, print_config: bool
+) -> Settings:
+    """Resolve the settings of a command, or print them as TOML and exit.
 
     Settings without a flag come from STREAMSERVE_* and the configuration file. Raises SettingsError for wrong
     ones, typer.Exit after printing.
     """
     from streamserve.settings.resolve import resolve, to_toml
 
-    settings = resolve(model, flags, config)
+    settings = resolve(model, flags, config, use=use)
     if print_config:
-        typer.echo(to_toml(settings), nl=False)
+        typer.echo(to_toml(settings, use), nl=False)
         raise typer.Exit()
     return settings
 
@@ -107,5 +118,8 @@ def exit_on_error() -> Iterator[None]:
 
 
 def _print_error(error: Exception, status: int) -> int:
-    typer.secho(f"streamserve: {error}", fg="red", err=True)
+    text = str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
+    typer.secho(f"streamserve: {text}", fg="red", err=True)
     return status

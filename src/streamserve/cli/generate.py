@@ -11,21 +11,25 @@ from streamserve.cli.answers import (
     Temperature,
     TopP,
     log_warnings,
+    only_adapter,
     print_stream,
     sampling_params,
     user_message,
 )
-from streamserve.cli.flags import Config, Flags, PrintConfig, server_settings, with_flags
+from streamserve.cli.flags import Config, Flags, PrintConfig, settings_for, with_flags
 from streamserve.cli.help import setting_groups
+from streamserve.settings.commands import other_options
 
 Model = Annotated[
     str | None, typer.Option(help="the model, as for `streamserve serve`; by default `embedded`")
 ]
 
 
-@with_flags(setting_groups())
+@with_flags(setting_groups("llm"), other_options("llm"))
 def generate(
-    prompt: Annotated[str, typer.Argument(help="the text to continue; - reads standard input")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="the text to continue; - reads standard input")
+    ],
     *,
     model: Model = None,
     max_tokens: MaxTokens = 128,
@@ -39,11 +43,12 @@ def generate(
 ) -> None:
     """Print a model's answer to PROMPT."""
     params = sampling_params(max_tokens, temperature, top_p, seed)
-    settings = server_settings(model, flags, config, print_config)
+    settings = settings_for("llm", model, flags, config, print_config)
+    adapter = only_adapter(settings)
     from streamserve.llm.llm import LLM
 
     log_warnings(settings)
     text = sys.stdin.read() if prompt == "-" else prompt
     with LLM.from_settings(settings) as llm:
         prompt_text = text if raw or not llm.tokenizer.renderer() else llm.render([user_message(text)])
-        print_stream(llm, prompt_text, params)
+        print_stream(llm, prompt_text, params, adapter)

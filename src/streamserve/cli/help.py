@@ -5,6 +5,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from streamserve.settings.commands import Use, acting
 from streamserve.settings.options import Option, options
 
 FIRST = {
@@ -29,9 +30,11 @@ FIRST = {
 """The first setting of each group, in the order of the settings; the group goes on to the next one here."""
 
 
-def setting_groups() -> dict[str, list[Option]]:
-    """Return the settings of a server by their groups' titles."""
-    return grouped(options(), FIRST)
+def setting_groups(use: Use = "serve") -> dict[str, list[Option]]:
+    """Return the settings that act in a use, by their groups' titles."""
+    groups = grouped(options(), FIRST)
+    shown = {title: [each for each in group if each.name in acting(use)] for title, group in groups.items()}
+    return {title: group for title, group in shown.items() if group}
 
 
 def grouped(settings: list[Option], first: Mapping[str, str]) -> dict[str, list[Option]]:

@@ -10,7 +10,7 @@ from streamserve.protocol.curve import KeyPair, read_key_pair, write_key_pair
 from streamserve.settings.options import SettingsError
 
 keys = typer.Typer(
-    help="Create and show keys for draft services, and for machines that join a server.",
+    help="Create and show keys of draft services and machines.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -18,9 +18,12 @@ keys = typer.Typer(
 
 @keys.command("new")
 @exit_on_error()
-def new_key(file: Annotated[Path, typer.Argument(help="file to write; must not exist")]) -> None:
-    """Create a key for a draft service or a target server, or for a server and the machines that join it, and
-    print its public key.
+def new_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="file to write; must not exist")],
+) -> None:
+    """Create a key, and print its public key.
+
+    It is for a draft service or a target server, or for a server and the machines that join it.
 
     The service is started with --key FILE and --clients LIST, where LIST has the target servers' public
     keys, one per line, each followed by a name. A target server is started with --draft-key FILE and
@@ -38,7 +41,7 @@ def new_key(file: Annotated[Path, typer.Argument(help="file to write; must not e
 
 @keys.command("show")
 @exit_on_error()
-def show_key(file: Annotated[Path, typer.Argument(help="a key file")]) -> None:
+def show_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="a key file")]) -> None:
     """Print the public key of a key file."""
     try:
         typer.echo(read_key_pair(file).public.hex())

@@ -13,7 +13,7 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.checkpoints import locate
 
 models = typer.Typer(
-    help="Download models, list and remove them; write quantized or inflated checkpoints.",
+    help="Download, list, show and write models.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -24,8 +24,10 @@ for command, name in ((pull, "pull"), (list_models, "list"), (show, "show"), (re
 @models.command("inflate")
 @exit_on_error()
 def inflate_model(
-    source: Annotated[str, typer.Argument(help="a Llama checkpoint: folder, hub name, or `embedded`")],
-    out: Annotated[Path, typer.Argument(help="folder to write; must not exist or be empty")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="a Llama checkpoint: folder, hub name, or `embedded`")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; must not exist or be empty")],
     *,
     hidden: Annotated[int, typer.Option(help="hidden size: that of SOURCE, times a power of four")],
     layers: Annotated[int, typer.Option(help="number of layers, at least that of SOURCE")],
@@ -39,7 +41,9 @@ def inflate_model(
         int | None, typer.Option(help="intermediate size of the MLP; by default scaled like the hidden size")
     ] = None,
 ) -> None:
-    """Write a larger checkpoint that computes exactly the same function at the larger model's cost.
+    """Write a larger checkpoint of the same function.
+
+    It computes the same at the larger model's cost.
 
     For benchmarks: it generates the same text as SOURCE, and a step takes as long as with any model of its
     shape.
@@ -55,8 +59,10 @@ def inflate_model(
 @models.command("quantize")
 @exit_on_error()
 def quantize_model(
-    source: Annotated[str, typer.Argument(help="a 16-bit checkpoint: folder, hub name, or `embedded`")],
-    out: Annotated[Path, typer.Argument(help="folder to write; must not exist or be empty")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="a 16-bit checkpoint: folder, hub name, or `embedded`")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; must not exist or be empty")],
     *,
     format: Annotated[
         str,
@@ -66,7 +72,9 @@ def quantize_model(
         ),
     ],
 ) -> None:
-    """Write a checkpoint whose layers' weights are quantized, in the compressed-tensors format.
+    """Write a checkpoint with quantized weights.
+
+    Those of the layers are quantized, in the compressed-tensors format.
 
     It gives the same text as SOURCE with `--quantization` and this format. The guide to checkpoints says
     which other readers of the format can load it.

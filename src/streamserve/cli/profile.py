@@ -1,20 +1,22 @@
 """`streamserve profile`: measure a model and its draft model on this machine."""
 
-from streamserve.cli.flags import Config, Flags, Model, PrintConfig, server_settings, with_flags
+from streamserve.cli.flags import Config, Flags, Model, PrintConfig, settings_for, with_flags
 from streamserve.cli.help import setting_groups
+from streamserve.settings.commands import other_options
 
 
-@with_flags(setting_groups())
+@with_flags(setting_groups("profile"), other_options("profile"))
 def profile(
     model: Model = None, *, config: Config = None, print_config: PrintConfig = False, flags: Flags
 ) -> None:
-    """Measure step times of a model and its draft model on this machine, and memory and matrix throughput.
+    """Measure a model's step times on this machine.
 
-    Takes seconds for a small model, and stores the result in ~/.cache/streamserve/profiles. It is used to
-    estimate the cost of speculation, and to compare step times with their lower bound (`/metrics`, log). A
-    server without a profile measures a coarse one when it first loads a model.
+    Its draft model's too, and memory and matrix throughput. Takes seconds for a small model, and stores the
+    result in ~/.cache/streamserve/profiles. It is used to estimate the cost of speculation, and to compare
+    step times with their lower bound (`/metrics`, log). A server without a profile measures a coarse one when
+    it first loads a model.
     """
-    settings = server_settings(model, flags, config, print_config)
+    settings = settings_for("profile", model, flags, config, print_config)
     from streamserve.cli.run_profile import run
 
     run(settings)

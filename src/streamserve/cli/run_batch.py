@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -31,22 +32,36 @@ from streamserve.cli.answers import log_warnings
 from streamserve.cli.run_server import api_settings
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
-from streamserve.settings.options import Settings
+from streamserve.settings.options import Settings, SettingsError
 
 
 def run(settings: Settings, source: Path, target: Path) -> int:
     """Answer the requests of `source` that have no result in `target`; return how many have failed in all.
 
     Raises RequestError naming the line of a file that has no requests, or whose results `target` does not
-    have; OSError if a file cannot be read or written.
+    have; SettingsError if a file cannot be read or written, before the model is loaded.
     """
     log_warnings(settings)
-    with source.open("rb") as requests:
+    with _refusing(source, "read"):
+        requests = source.open("rb")
+    with requests:
         names = _checked(requests, settings.server.max_body_bytes)
-        done, failed = _finished(target, names)
-        if done == len(names):
-            return failed
-        return failed + uvloop.run(_answer(settings, requests, target, done, len(names)))
+        done, failed = _finished(target, names) if target.is_file() else (0, 0)
+        with _refusing(target, "written"):
+            results = target.open("ab", buffering=0)
+        with results:
+            if done < len(names):
+                failed += uvloop.run(_answer(settings, requests, results, done, len(names)))
+    return failed
+
+
+@contextmanager
+def _refusing(path: Path, verb: str) -> Iterator[None]:
+    """Raise SettingsError where a file cannot be opened."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be {verb}: {error.strerror}") from error
 
 
 def _checked(requests: BinaryIO, max_bytes: int) -> list[str]:
@@ -87,8 +102,8 @@ def _finished(target: Path, names: list[str]) -> tuple[int, int]:
     return len(found), sum(not result.succeeded for result in found)
 
 
-async def _answer(settings: Settings, requests: BinaryIO, target: Path, done: int, total: int) -> int:
-    """Answer all requests but the first `done`; return how many failed."""
+async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done: int, total: int) -> int:
+    """Answer all requests but the first `done`, and append to `results`; return how many failed."""
     llm = AsyncLLM(settings)
     failed = 0
     await llm.start()
@@ -102,7 +117,7 @@ async def _answer(settings: Settings, requests: BinaryIO, target: Path, done: in
             line = _line(requests, place)
             return result_of(line.custom_id, await caller.answer(line, ""))
 
-        with target.open("ab", buffering=0) as results, _progress(done, total) as (progress, bar):
+        with _progress(done, total) as (progress, bar):
 
             def take(result: ResultLine) -> None:
                 nonlocal failed

@@ -85,7 +85,7 @@ def _welcome(llms: list[AsyncLLM], plan: MemoryPlan, url: str, seconds: float) -
     """Return the text to print once the first model is loaded, after `seconds`."""
     lines = [
         f"{', '.join(llm.served_names)}: {memory.weights / 1e6:.1f} MB weights, "
-        f"{memory.kv_cache / 1e6:.0f} MB KV cache, {memory.max_model_len} tokens of context"
+        f"{memory.kv_cache / 1e6:.0f} MB KV cache, {memory.max_model_len} tokens of context{_adapters(llm)}"
         for llm, memory in zip(llms, plan.models, strict=True)
     ]
     together = sum(memory.total for memory in plan.models)
@@ -100,3 +100,8 @@ def _welcome(llms: list[AsyncLLM], plan: MemoryPlan, url: str, seconds: float) -
 
     {example(llms[0], url)}
 """
+
+
+def _adapters(llm: AsyncLLM) -> str:
+    """Return the names of a model's LoRA adapters, as a further part of its line."""
+    return f"; adapters: {', '.join(llm.adapters)}" if llm.adapters else ""

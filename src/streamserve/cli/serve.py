@@ -10,7 +10,7 @@ from streamserve.cli.help import setting_groups
 Models = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL]...",
+        metavar="MODEL",
         help="checkpoint folders, .gguf files, Hugging Face hub names (owner/model), or `embedded`, the "
         "packaged model; NAME=MODEL or NAME,NAME=MODEL names it in the API. The first one is the default of "
         "requests; several are loaded on demand",

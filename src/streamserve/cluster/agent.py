@@ -8,6 +8,7 @@ Workers run only while the agent holds its lease. They are the same program as o
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import time
@@ -62,8 +63,8 @@ SILENCE_MILLISECONDS = 1500
 @dataclass(frozen=True)
 class AgentConfig:
     """The head's address, its public key, this agent's key pair, its machine, and the model's path here, if
-    it is not the head's. A worker has so many `threads` and this share of the free memory; by default (0)
-    those of the machine are divided among its slots."""
+    it is not the head's. A worker has so many `threads`, and shares the memory of its machine as one of
+    `host_workers`; by default (0) both are divided among its slots."""
 
     head: Endpoint
     head_key: bytes
@@ -71,7 +72,7 @@ class AgentConfig:
     machine: Machine
     model: str | None = None
     threads: int = 0
-    memory_share: float = 0.0
+    host_workers: int = 0
 
 
 class LeasedWorker(Launched, Protocol):
@@ -96,6 +97,7 @@ class Agent:
         self._launch = launch
         self._states: dict[str, ProcessState[Any]] = {}
         self._processes: dict[str, LeasedWorker] = {}
+        self._slots: dict[str, int] = {}
         self._control = ControlSocket(self._states)
         self._context = zmq.asyncio.Context()
         self._socket = _connect(self._context, config)
@@ -220,21 +222,30 @@ class Agent:
         worker = config.worker
         name, _, incarnation = worker.rpartition("/")
         self._states[name] = ProcessState(int(incarnation))
+        taken = set(self._slots.values())
+        slot = self._slots[worker] = next(slot for slot in itertools.count() if slot not in taken)
         try:
-            process = await self._launch(self._localized(config))
+            await self._watch_worker(name, int(incarnation), self._localized(config, slot))
+        finally:
+            del self._slots[worker]
+
+    async def _watch_worker(self, name: str, incarnation: int, config: WorkerConfig) -> None:
+        worker = config.worker
+        try:
+            process = await self._launch(config)
         except OSError as error:
             await self._say(Ended(worker, str(error), []))
             return
         self._processes[worker] = process
         process.extend(self.membership.expires)
         await self._say(Started(worker, process.pid))
-        ended = await process.watch(name, int(incarnation))
+        ended = await process.watch(name, incarnation)
         del self._processes[worker]
         logger.warning("worker %s has ended: %s", worker, ended.reason)
         await self._say(_ended(worker, ended))
 
-    def _localized(self, config: WorkerConfig) -> WorkerConfig:
-        """Return a worker's configuration with what only this machine knows."""
+    def _localized(self, config: WorkerConfig, slot: int) -> WorkerConfig:
+        """Return the configuration of the worker in a slot, with what only this machine knows."""
         machine, model = self._config.machine, config.model
         threads = self._config.threads or usable_processors().threads // machine.slots
         network = config.kv_network
@@ -245,7 +256,8 @@ class Agent:
             model=msgspec.structs.replace(
                 model, path=self._config.model or model.path, threads=model.threads or max(1, threads)
             ),
-            memory_share=self._config.memory_share or 1 / machine.slots,
+            host_workers=self._config.host_workers or machine.slots,
+            host_number=slot,
             leased=True,
             clock_offset=self.membership.offset,
             host=machine.name,

@@ -15,7 +15,7 @@ from streamserve.protocol.server_config import LogLevel
 @dataclass(frozen=True)
 class RayAgentConfig:
     """What an agent is given through Ray: the head's `address` and public key, its own key, the `worker` that
-    it is made for, its processors, and the level of its log."""
+    it is made for, its processors and GPUs, and the level of its log."""
 
     address: str
     head_key: bytes
@@ -23,6 +23,7 @@ class RayAgentConfig:
     secret: bytes
     worker: str
     cpus: int
+    gpus: int
     log_level: LogLevel
 
     def __repr__(self) -> str:
@@ -37,16 +38,17 @@ class RayAgent:
         self._agent: Agent | None = None
 
     async def run(self, machine_cpus: float) -> str:
-        """Serve the head until `stop`; of the machine's memory the worker has the share of its processors.
+        """Serve the head until `stop`. On a machine with so many processors, the worker has its share of the
+        memory; GPUs it has alone.
         Returns why the head refuses this machine for good, or an empty string."""
         config = self._config
         configure_logging(config.log_level, "text")
         head = parse_endpoint(config.address)
         machine = Machine(machine_name(config.worker), identity(), own_address(head))
         own = KeyPair(config.public, config.secret)
-        share = min(1.0, config.cpus / max(machine_cpus, 1.0))
+        workers = 1 if config.gpus else max(1, int(machine_cpus / config.cpus))
         self._agent = Agent(
-            AgentConfig(head, config.head_key, own, machine, threads=config.cpus, memory_share=share)
+            AgentConfig(head, config.head_key, own, machine, threads=config.cpus, host_workers=workers)
         )
         try:
             await self._agent.run()

@@ -175,6 +175,7 @@ class RayLauncher:
             config.agents.secret,
             worker,
             self._cpus,
+            config.gpus,
             config.log_level,
         )
         return (

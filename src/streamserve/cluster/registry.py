@@ -30,6 +30,7 @@ from streamserve.protocol.cluster import (
     Resume,
     Welcome,
 )
+from streamserve.protocol.numbers import plain
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,9 @@ class Registry:
             if not bucket.take(1, now):
                 yield self.refuse(peer, "rate", f"at most {JOIN_RATE:g} registrations a second")
         elif not (agent.messages.take(1, now) and agent.size.take(size, now)):
-            yield self.refuse(peer, "rate", f"at most {RATE:g} messages and {BYTE_RATE:g} bytes a second")
+            yield self.refuse(
+                peer, "rate", f"at most {plain(RATE)} messages and {plain(BYTE_RATE)} bytes a second"
+            )
             yield from self.end(agent, "it sent too much")
 
     def unreadable(self, peer: bytes, reason: Reason, text: str) -> Iterator[Effect]:

@@ -387,7 +387,9 @@ def _make_transfers(
     """Return the KV transfer manager for the directions that an engine's ports serve."""
     pool, block_size = scheduler.tables.pool, scheduler.config.block_size
     outgoing = Outgoing(ports.transport, pool, block_size, clock) if ports.transport else None
-    incoming = Incoming(ports.cache, ports.name, pool, block_size, ports.gate) if ports.cache else None
+    incoming = None
+    if ports.cache:
+        incoming = Incoming(ports.cache, ports.name, pool, block_size, ports.gate, ports.landing)
     if ports.transport or ports.cache or ports.reports_prefixes:
         pool.track_changes()
     return KVTransferManager(scheduler, outgoing, incoming, observer)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from streamserve.engine.adapters import Adapters
 from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.transport import Gate, Transport
+from streamserve.engine.transport import Gate, Landing, Transport
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 
@@ -20,6 +20,7 @@ class EnginePorts:
     * `reports_prefixes`: a router wants to know the changes of the prefix index, as that of pairs does.
     * `cache`, the address of the engine's KV pool, lets other workers send theirs to it.
     * `gate`, where others write to the pool over the network, is told which blocks they may write.
+    * `landing`, where others write to memory that steps do not read, is told what has landed.
     * `draft_wait`: seconds to wait for the drafter; a later answer is not used in this step.
     * `floor`, where the machine has been measured, returns the least seconds that a plan could take; reports
       hold the sum.
@@ -33,6 +34,7 @@ class EnginePorts:
     cache: CacheAddress | None = None
     reports_prefixes: bool = False
     gate: Gate | None = None
+    landing: Landing | None = None
     draft_wait: float = 1.0
     floor: Callable[[StepPlan], float] | None = None
     swap_cost: SwapCost = DEFAULT_SWAP_COST

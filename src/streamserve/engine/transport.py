@@ -74,6 +74,14 @@ class Gate(Protocol):
         ...
 
 
+class Landing(Protocol):
+    """Memory where other workers write KV that steps do not read (execution/cuda/landing.py)."""
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """Copy these blocks to where steps read them, before any later step does."""
+        ...
+
+
 @dataclass
 class _Sending:
     """A transfer reservation being served. `sequence` is None once it has been removed: only pushes in flight
@@ -262,10 +270,17 @@ class Incoming:
     """The receiving side: the sequences that wait for each reservation, and the blocks in quarantine."""
 
     def __init__(
-        self, address: CacheAddress, name: str, pool: BlockPool, block_size: int, gate: Gate | None = None
+        self,
+        address: CacheAddress,
+        name: str,
+        pool: BlockPool,
+        block_size: int,
+        gate: Gate | None = None,
+        landing: Landing | None = None,
     ) -> None:
         self._address = address
         self._gate = gate
+        self._landing = landing
         self._name = name
         self._pool = pool
         self._block_size = block_size
@@ -296,8 +311,7 @@ class Incoming:
         start = sequence.kv.computed[0]
         id = f"{self._name}/{next(self._numbers)}"
         self._waiting[id] = sequence
-        last = -(-len(sequence.tokens) // self._block_size)
-        blocks = sequence.kv.blocks[start // self._block_size : last]
+        blocks = self._uncached(sequence)
         if self._gate:
             self._gate.open(id, blocks)
         return TransferReservation(
@@ -317,6 +331,8 @@ class Incoming:
         self._close(reservation_id)
         sequence = self._waiting.pop(reservation_id, None)
         if sequence is not None:
+            if self._landing:
+                self._landing.take(self._uncached(sequence))
             counts = self._counts
             self._counts = replace(
                 counts,
@@ -344,6 +360,11 @@ class Incoming:
         self._close(reservation_id)
         self._pool.release(self._quarantine.pop(reservation_id, []))
         return self._waiting.pop(reservation_id, None)
+
+    def _uncached(self, sequence: Running) -> list[int]:
+        """Return the blocks of a waiting sequence that another worker writes."""
+        first = sequence.kv.computed[0] // self._block_size
+        return sequence.kv.blocks[first : -(-len(sequence.tokens) // self._block_size)]
 
     def _close(self, reservation_id: str) -> None:
         if self._gate:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.numbers import plain
 
 MAX_SIZE = 2**31 - 1
 """The largest size that a field may give: kernels count in 32 bits."""
@@ -47,7 +48,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             self.refuse(field, f"must be a positive number, not {shown(value)}")
         if not minimum <= value <= maximum:
-            self.refuse(field, f"must be from {minimum:g} to {maximum:g}, not {shown(value)}")
+            self.refuse(field, f"must be from {plain(minimum)} to {plain(maximum)}, not {shown(value)}")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:

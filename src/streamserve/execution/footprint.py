@@ -15,11 +15,12 @@ from streamserve.protocol.errors import CheckpointError
 @dataclass(frozen=True)
 class Footprint:
     """The bytes of all workers of a model: weights with those of a draft model, the KV caches of `num_blocks`
-    each with a draft model's, the host pools."""
+    each with a draft model's, the host pools, and what is reserved for LoRA adapters."""
 
     weights: int
     kv_cache: int
     swap: int
+    adapters: int
     num_blocks: int
     max_model_len: int
 
@@ -39,6 +40,7 @@ def footprint(config: ModelConfig, free: int, kv_fraction: float, workers: int =
         _weights(source, copied) * (1 if shared else workers),
         sizes.blocks * sizes.block_bytes * workers,
         sizes.swap_blocks * sizes.block_bytes * workers,
+        source.adapter_limits.nbytes * workers,
         sizes.blocks,
         sizes.max_model_len,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
-from streamserve.execution.cuda.device import choose_device
+from streamserve.execution.cuda.device import divide_devices
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
@@ -34,7 +34,7 @@ from streamserve.execution.loaded import (
     plan_memory,
 )
 from streamserve.execution.lora.table import AdapterTable
-from streamserve.execution.memory import available_bytes
+from streamserve.execution.memory import ALONE, HostShare, available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
 from streamserve.execution.native.library import Path, ThreadPool, kernels
@@ -55,7 +55,7 @@ def load(
     config: ModelConfig,
     vocabulary: Vocabulary | None = None,
     cores: Sequence[int] = (),
-    memory_share: float = 1.0,
+    share: HostShare = ALONE,
     allocate: Callable[[int], Tensor] | None = None,
     weights: Sequence[int] = (),
 ) -> Loaded:
@@ -63,15 +63,15 @@ def load(
     threads.
 
     Requests with a grammar fail without `vocabulary`. `cores`: processors for the kernels' threads, the
-    calling thread's first; pinning the calling thread is left to the caller. `memory_share`: fraction of the
-    free memory that may be used. `allocate` returns the bytes of the KV pools, a draft model's before the
+    calling thread's first; pinning the calling thread is left to the caller. `share`: of the machine's memory
+    and GPUs. `allocate` returns the bytes of the KV pools, a draft model's before the
     target's, where these must lie in special memory. `weights`: descriptors of the memory that workers share
     for the weights of the target and of a draft model (weight_arena.py).
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
     spec, checkpoint = open_checkpoint(FilePath(config.path), config.task == "embed")
-    device = choose_device(config.device)
+    device, memory_share = divide_devices(config.device, share)
     if config.task in ("embed", "score") and (device.type == "cuda" or config.backend == "device"):
         raise CheckpointError(f"--task {config.task} is not computed on a GPU yet: use --device cpu")
     if device.type == "cuda" or config.backend == "device":
@@ -81,13 +81,13 @@ def load(
             raise CheckpointError(
                 "--max-loras: LoRA adapters are not computed on a GPU yet: use --device cpu"
             )
-        if allocate:
-            raise CheckpointError("stream pairs are not supported with --device cuda yet: use --device cpu")
-        if memory_share < 1:
+        if config.tensor_parallel_size > 1 and (allocate or share.workers > 1):
             raise CheckpointError(
-                "several workers are not supported with --device cuda yet: use --device cpu"
+                f"--tensor-parallel-size {config.tensor_parallel_size} is for one worker that is not of a "
+                "pair: leave out --workers and --pairs, or use 1"
             )
-        return load_on_device(open_source(config, checkpoint, spec), device, vocabulary, memory_share)
+        source = open_source(config, checkpoint, spec)
+        return load_on_device(source, device, vocabulary, memory_share, allocate)
     if config.tensor_parallel_size > 1:
         raise CheckpointError(
             "--tensor-parallel-size is for GPUs: use 1, --device cuda, or, to try it, --backend device"
@@ -97,7 +97,7 @@ def load(
     if source.quantized and pool is None:
         raise CheckpointError(f"{source.quantized} needs the kernels: use --backend native")
     arenas = [WeightArena(descriptor) for descriptor in weights] if pool else []
-    return _load_on_cpu(source, pool, vocabulary, memory_share, allocate, arenas)
+    return _load_on_cpu(source, pool, vocabulary, share.memory, allocate, arenas)
 
 
 def _load_on_cpu(

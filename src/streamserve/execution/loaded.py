@@ -31,6 +31,7 @@ from streamserve.protocol.messages import ModelInfo
 
 if TYPE_CHECKING:
     from streamserve.execution.cuda.executor import DeviceExecutor
+    from streamserve.execution.cuda.landing import KVLanding
 
 Vocabulary = Callable[[int, tuple[int, ...]], LLTokenizer]
 """Makes the vocabulary of grammars from the size of a model's token table and its end-of-text tokens."""
@@ -143,7 +144,7 @@ class Loaded:
     `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
     groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group.
     `weights_shared`: the weights are in memory that the host's other workers use too. `adapters`: the LoRA
-    adapters, where they are served."""
+    adapters, where they are served. `landing`: where other workers write KV for a device."""
 
     executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig
@@ -160,6 +161,7 @@ class Loaded:
     head: WeightFormat | None = None
     weights_shared: bool = False
     adapters: AdapterTable | None = None
+    landing: KVLanding | None = None
 
     @property
     def can_be_profiled(self) -> bool:

@@ -1,6 +1,7 @@
 """Determine the free memory of this process, and the size of the KV pool that fits in it."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.protocol.config import ModelConfig
@@ -8,6 +9,24 @@ from streamserve.protocol.errors import CheckpointError
 
 KV_FRACTION = 0.4
 """Default share of the free memory that the KV pool takes."""
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """A worker's share of its machine: it is number `number` of the `workers` there, which divide memory and
+    GPUs evenly."""
+
+    number: int = 0
+    workers: int = 1
+
+    @property
+    def memory(self) -> float:
+        """Its fraction of the free memory."""
+        return 1 / self.workers
+
+
+ALONE = HostShare()
+"""The share of the only worker of a machine."""
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:

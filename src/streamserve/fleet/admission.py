@@ -1,12 +1,31 @@
 """Admission control: whether one more request may be accepted, and when to retry if not."""
 
-from collections.abc import Collection
-
 from streamserve.fleet.events import Open
 from streamserve.fleet.rate import Rate
-from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.errors import RequestError
 from streamserve.scheduling.feasibility import RETRY
+
+
+class WaitingPrompts:
+    """The prompts of the open requests that no worker has scheduled yet: their sizes, and the sum of them,
+    which is asked for at each arrival."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._sizes: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, request: str, tokens: int) -> None:
+        """Record the size of a prompt, which may be known with another one."""
+        self.discard(request)
+        self._sizes[request] = tokens
+        self.tokens += tokens
+
+    def discard(self, request: str) -> None:
+        """Forget a prompt, if it is known."""
+        self.tokens -= self._sizes.pop(request, 0)
 
 
 class Admission:
@@ -27,14 +46,14 @@ class Admission:
         """Record that a request has ended."""
         self._finished.add(now)
 
-    def refusal(self, event: Open, requests: Collection[OpenRequest], now: float) -> RequestError | None:
-        """Return the refusal of a request, or None. Its Retry-After is the time in which the requests that
-        wait now are served, at the recent rate at which requests end or prompts begin."""
-        if len(requests) >= self._max_requests:
-            waiting = sum(not request.admitted for request in requests)
-            message = f"{len(requests)} requests are open, which is the limit (max_requests)"
-            return _retry_later(message, self._finished.seconds_for(now, waiting + 1))
-        tokens = sum(len(r.opened.prompt) for r in requests if not r.admitted)
+    def refusal(self, event: Open, requests: int, waiting: WaitingPrompts, now: float) -> RequestError | None:
+        """Return the refusal of a request where so many `requests` are open, or None. Its Retry-After is the
+        time in which the requests that wait now are served, at the recent rate at which requests end or
+        prompts begin."""
+        if requests >= self._max_requests:
+            message = f"{requests} requests are open, which is the limit (max_requests)"
+            return _retry_later(message, self._finished.seconds_for(now, len(waiting) + 1))
+        tokens = waiting.tokens
         if tokens and tokens + len(event.prompt) > self._max_waiting_tokens:
             message = (
                 f"the prompt has {len(event.prompt)} tokens, and {tokens} tokens are waiting already; "

@@ -1,13 +1,24 @@
 """Whether requests can be served, by which workers, and when again if not: questions about the workers'
 present states, which change nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from streamserve.fleet.worker_state import Topology, WorkerState
 
 UNKNOWN_RETRY_AFTER = 5.0
 """Retry-After in seconds while it is unknown when requests can be served."""
+
+
+@dataclass(frozen=True)
+class Where(Container[str]):
+    """The workers for which a condition holds. It is found out for one at a time: a fleet may have a
+    thousand, and most questions are answered by the first."""
+
+    holds: Callable[[str], bool]
+
+    def __contains__(self, worker: object) -> bool:
+        return isinstance(worker, str) and self.holds(worker)
 
 
 @dataclass
@@ -26,7 +37,7 @@ class Availability:
     @property
     def can_serve(self) -> bool:
         """Whether requests can be served now, or once starting workers are ready."""
-        return self.topology.complete(self.serving())
+        return self.topology.complete(Where(lambda name: not self.workers[name].down))
 
     def open(self) -> set[str]:
         """Return the serving workers that may get new requests. Draining workers are left out if the others
@@ -34,6 +45,20 @@ class Availability:
         serving = self.serving()
         active = {name for name in serving if not self.workers[name].draining}
         return active if self.topology.complete(active) else serving
+
+    def takes_new(self, worker: str) -> bool:
+        """Return whether a worker is in `open()`."""
+        state = self.workers[worker]
+        return not state.down and (not state.draining or not self._others_serve)
+
+    @property
+    def _others_serve(self) -> bool:
+        """Whether the workers that are not draining can serve without the others."""
+        return self.topology.complete(Where(self._active))
+
+    def _active(self, worker: str) -> bool:
+        state = self.workers[worker]
+        return not state.down and not state.draining
 
     def staying(self) -> set[str]:
         """Return the workers that can serve now and are not draining."""
@@ -49,12 +74,11 @@ class Availability:
 
     def unavailable_reason(self) -> str:
         """Return why no new request can be served, now or soon; empty if one can."""
-        serving = self.serving()
-        if not self.topology.complete(serving):
+        if not self.can_serve:
             return self.health()[1]
-        draining = {name for name, worker in self.workers.items() if worker.draining}
-        if self.topology.complete(serving - draining):
+        if self._others_serve:
             return ""
+        draining = {name for name, worker in self.workers.items() if worker.draining}
         return f"draining: {', '.join(sorted(draining))}"
 
     def health(self) -> tuple[bool, str]:

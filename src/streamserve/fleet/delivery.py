@@ -85,6 +85,7 @@ class Delivery:
         events."""
         if any(isinstance(event, Admitted) for event in fresh):
             self._admission.started(now, len(request.opened.prompt))
+            self._dispatcher.waiting.discard(request.name)
         if request.worker and any(isinstance(event, Token) for event in fresh):
             self._workers[request.worker].started(request.name, now)
             if request.decode is None:

@@ -9,6 +9,7 @@ A request's record and the load records of its workers change together, here alo
 from collections.abc import Iterator
 from itertools import count
 
+from streamserve.fleet.admission import WaitingPrompts
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, Open, Refuse, Send
 from streamserve.fleet.placement import Placement, Route
@@ -35,6 +36,7 @@ class Dispatcher:
         slo_admission: bool,
     ) -> None:
         self.requests: dict[str, OpenRequest] = {}
+        self.waiting = WaitingPrompts()
         self._availability = availability
         self._workers = availability.workers
         self._placement = placement
@@ -53,6 +55,7 @@ class Dispatcher:
         request.resumed = {choice: [] for choice in choices}
         request.open_choices = set(choices)
         self.requests[event.request] = request
+        self.waiting.add(request.name, len(event.prompt))
         yield from self.place(request, now)
 
     def place(self, request: OpenRequest, now: float) -> Iterator[Command]:
@@ -188,6 +191,7 @@ class Dispatcher:
         """Remove a request that is over."""
         self._leave(request)
         del self.requests[request.name]
+        self.waiting.discard(request.name)
         self._quarantine.clear(request.name)
 
     def unavailable(self, why: str, now: float) -> RequestError:

@@ -10,7 +10,7 @@ from streamserve.protocol.messages import Event, FromWorker, ToWorker
 from streamserve.protocol.sampling import SamplingParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Open:
     """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
     and `version` describe a prompt stream, as in Submit; it is routed as a prompt of at least

@@ -176,7 +176,7 @@ class Fleet:
         if event.request in self.requests:
             refusal = RequestError(f"request id {event.request} is in use", status=409)
         else:
-            refusal = self._admission.refusal(event, self.requests.values(), now)
+            refusal = self._admission.refusal(event, len(self.requests), self.dispatcher.waiting, now)
         if refusal is None and not self.adapters.serves(event.adapter):
             refusal = RequestError("the LoRA adapter has been unloaded", field="model", status=404)
         if refusal is None and (reason := self.availability.unavailable_reason()):
@@ -192,6 +192,8 @@ class Fleet:
             return
         request = self.requests[event.request]
         edited = request.edit(event, now)
+        if not request.admitted:
+            self.dispatcher.waiting.add(request.name, len(request.opened.prompt))
         if request.worker is None:
             yield from self.dispatcher.place(request, now)
         elif edited.changed and request.decode and request.opened.answer_early:

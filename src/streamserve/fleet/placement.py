@@ -7,10 +7,11 @@ OpenRequest ──▶ Placement.choose ──▶ Route: worker, decode worker or
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
-from streamserve.fleet.availability import Availability
+from streamserve.fleet.availability import Availability, Where
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.messages import Cached
 from streamserve.scheduling.predictive import Predictive
@@ -18,6 +19,8 @@ from streamserve.scheduling.prefix import extend_hashes, root_hash
 from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, RouteCandidate, Router
 
 REMEMBERED_DECISIONS = 100
+CONSIDERED = 64
+"""Candidates that are compared for a request: a decision takes as long among a thousand as among these."""
 MOVE_GAIN = 1.1
 """A prompt stream moves only where the prediction is better by this factor: predictions err."""
 
@@ -114,17 +117,26 @@ class Placement:
         """Return the route of a request; None if no worker can take it now. If `only` is given, just these
         workers are candidates; otherwise all but those in `without`. A prompt stream that is computed at
         `stay` (worker, decode worker) stays there unless the router's choice is worth the move."""
-        allowed = self._availability.open() - without if only is None else only
-        ready = {name for name in allowed if self._availability.workers[name].ready}
-        if not self._availability.topology.complete(ready):
+        workers, topology = self._availability.workers, self._availability.topology
+
+        def takes(name: str) -> bool:
+            if only is not None:
+                return name in only and workers[name].ready is not None
+            return (
+                workers[name].ready is not None and name not in without and self._availability.takes_new(name)
+            )
+
+        ready = Where(takes)
+        if not topology.complete(ready):
             return None
-        hashes = self._hashes(min(ready), request, request.opened.prompt)
+        first = next(name for name in topology.names if name in ready)
+        hashes = self._hashes(first, request, request.opened.prompt)
         front, decode = self._choose_candidate(request, ready, hashes, now)
         back = None if decode == front else decode
         self._turn += 1
         if back and self._continues(request, front, back, hashes):
             front, back = back, None
-        if stay and stay != (front, back) and self._stays(request, stay, (front, back), hashes, allowed, now):
+        if stay and stay != (front, back) and self._stays(request, stay, (front, back), hashes, ready, now):
             front, back = stay
         known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
         self._learn(front, hashes)
@@ -136,12 +148,12 @@ class Placement:
         stay: tuple[str, str | None],
         other: tuple[str, str | None],
         hashes: list[bytes],
-        allowed: Collection[str],
+        ready: Container[str],
         now: float,
     ) -> bool:
         """Return whether a prompt stream stays where it is computed: the predicted time to the end of its
         answer is at most `MOVE_GAIN` longer than elsewhere, where more has to be computed."""
-        if any(name not in allowed or not self._availability.workers[name].ready for name in stay if name):
+        if any(name not in ready for name in stay if name):
             return False
         here = self._prediction(request, stay, hashes, now, request.arriving.computed)
         there = self._prediction(request, other, hashes, now)
@@ -195,21 +207,22 @@ class Placement:
         self.view.learn(worker, hashes, self._availability.workers[worker].blocks)
 
     def _choose_candidate(
-        self, request: OpenRequest, ready: Collection[str], hashes: list[bytes], now: float
+        self, request: OpenRequest, ready: Container[str], hashes: list[bytes], now: float
     ) -> tuple[str, str]:
         """Return the prefill worker and the decode worker, which are the same if it is unified.
 
         The halves of uneven pools are chosen one by one. In a mixed fleet the decode worker comes first: the
-        router then compares the unified workers with each prefill worker that has this one.
+        router then compares the unified workers with each prefill worker that has this one. Of many, some
+        are considered.
         """
         topology = self._availability.topology
-        whole = [(name, name) for name in topology.unified if name in ready]
+        unified = [(name, name) for name in topology.unified]
         if topology.paired:
-            pairs = zip(topology.prefill, topology.decode, strict=True)
-            whole += [pair for pair in pairs if pair[0] in ready and pair[1] in ready]
-            return self._route(request, whole, hashes, now)
-        prefill = [name for name in topology.prefill if name in ready]
-        decode = [("", name) for name in topology.decode if name in ready]
+            pairs = list(zip(topology.prefill, topology.decode, strict=True))
+            return self._route(request, self._some(unified + pairs, ready, hashes), hashes, now)
+        whole = self._some(unified, ready, hashes)
+        prefill = [name for name, _ in self._some([(n, n) for n in topology.prefill], ready, hashes)]
+        decode = [("", name) for name, _ in self._some([(n, n) for n in topology.decode], ready, [])]
         if not prefill or not decode:
             return self._route(request, whole, hashes, now)
         if not whole:
@@ -219,6 +232,20 @@ class Placement:
         chosen = self._route(request, whole + [(name, back) for name in prefill], hashes, now)
         self._pool_turn += chosen[1] == back
         return chosen
+
+    def _some(
+        self, candidates: Sequence[tuple[str, str]], ready: Container[str], hashes: list[bytes]
+    ) -> list[tuple[str, str]]:
+        """Return the candidates that are ready; of more than `CONSIDERED` as many, which take turns: those
+        that have the beginning of the prompt cached, up to the half, and others."""
+        if len(candidates) <= CONSIDERED:
+            return [pair for pair in candidates if pair[0] in ready and pair[1] in ready]
+        start = self._turn * CONSIDERED % len(candidates)
+        turned = [*candidates[start:], *candidates[:start]]
+        usable = (pair for pair in turned if pair[0] in ready and pair[1] in ready)
+        cached = (pair for pair in turned if self.view.cached(pair[0], hashes[:1]))
+        holding = islice((pair for pair in cached if pair[0] in ready and pair[1] in ready), CONSIDERED // 2)
+        return list(dict.fromkeys(islice(chain(holding, usable), CONSIDERED)))
 
     def _route(
         self,

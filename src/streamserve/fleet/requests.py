@@ -30,7 +30,7 @@ class GapError(Exception):
     """A worker skipped a token: the rest must not be delivered to the client."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Arriving:
     """What a fleet knows of a prompt that arrives, in tokens from its start: those `computed` by its worker,
     those `pushed` to its decode worker, and those that the cache copy `push` will have added. After
@@ -59,7 +59,7 @@ class Edited:
     withdrawn: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class OpenRequest:
     """A client's request and the output delivered so far. Attempt numbers are unique in a fleet, so a late
     message for an earlier request of the same name is never taken for this one's.

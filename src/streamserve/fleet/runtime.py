@@ -7,6 +7,7 @@ clients ── submit, edit, cancel ──▶ FleetRuntime ──▶ FleetDriver
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -220,8 +221,11 @@ class FleetRuntime:
         return "the adapter has been unloaded"
 
     async def unload_adapter(self, fingerprint: str) -> None:
-        """Unload a LoRA adapter, as soon as no open request has it."""
-        await self.driver.handle(RemoveAdapter(fingerprint))
+        """Unload a LoRA adapter, as soon as no open request has it. Before the start no worker has it."""
+        if self._driver is None:
+            self.fleet.handle(RemoveAdapter(fingerprint), time.monotonic())
+        else:
+            await self._driver.handle(RemoveAdapter(fingerprint))
 
     async def cancel(self, request: str, choice: int | None = None) -> None:
         """Cancel a request, or one choice of it; a no-op if it is over."""

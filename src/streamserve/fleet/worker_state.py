@@ -24,7 +24,7 @@ MAX_CACHED_COSTS = 4096
 """Number of cached step costs per cost curve."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Queued:
     """A queued prompt: `tokens` still to compute, and the `deadline` of its first token."""
 

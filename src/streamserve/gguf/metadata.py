@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.numbers import plain
 
 MAX_SIZE = 2**31 - 1
 """The largest size of a dimension: kernels count in 32 bits."""
@@ -40,7 +41,9 @@ class Metadata:
         """Return a number in these bounds; without one `default`, which must not be None then."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-            self.refuse(key, f"must be a number from {minimum:g} to {maximum:g}, not {shown(value)}")
+            self.refuse(
+                key, f"must be a number from {plain(minimum)} to {plain(maximum)}, not {shown(value)}"
+            )
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -19,7 +19,7 @@ class ServedAdapters:
         self, given: Sequence[Adapter], models: Sequence[str], limit: int, runtime: Callable[[], FleetRuntime]
     ) -> None:
         self.by_name: dict[str, Adapter] = {adapter.name: adapter for adapter in given}
-        self._models = frozenset(models)
+        self._models = tuple(models)
         self._limit = limit
         self._runtime = runtime
         self._changing = asyncio.Lock()
@@ -56,9 +56,9 @@ class ServedAdapters:
         async with self._changing:
             if not self._limit:
                 raise RequestError(
-                    "this server serves no LoRA adapters: start it with --max-loras", status=400
+                    f"no LoRA adapters are served for {self._models[0]}: start the server with max_loras"
                 )
-            refusal = check_name(name, self._models | self.by_name.keys())
+            refusal = check_name(name, frozenset((*self._models, *self.by_name)))
             if refusal:
                 raise RequestError(f"lora_name: {refusal}", field="lora_name")
             try:

@@ -106,13 +106,13 @@ class LLM:
     Close it, or use it in a `with` block, to free its memory; otherwise it is closed when it is
     garbage-collected, or at the latest at interpreter exit.
 
-    Takes the settings of `streamserve serve` as keyword arguments. Raises SettingsError for an invalid
+    Takes the settings of `streamserve generate` as keyword arguments. Raises SettingsError for an invalid
     setting, CheckpointError for a model that cannot be served, StartError if the worker exits before it is
     ready.
     """
 
     def __init__(self, model: str | None = None, *, config: str | None = None, **settings: Any) -> None:
-        self._start(resolve(model, settings, config))
+        self._start(resolve(model, settings, config, use="llm"))
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "LLM":

@@ -265,20 +265,21 @@ def is_draft_model(draft: str) -> bool:
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration that a worker process reads from its standard input, as msgpack. `worker` is its
-    name, with the number of times it was started; it may use `memory_share` of the free memory. It
-    `reports_prefixes` that it has cached if requests can also go to other workers. With `trace`
-    it reports what it does and when. With `leased` it reads from there, after this, until when it may run.
-    Its times are those of the server, `clock_offset` seconds later than this machine's. `journal`: the
-    inherited descriptor of the memory for its journal; -1: none. `weights`: those of the memory that all
-    workers of the host share, for the weights of the target and of a draft model; without them it has its own
-    copy. `host` names its machine; `kv_network` is how KV goes over TCP. `crash_folder` is the folder for its
-    crash report; without it none is written."""
+    name, with the number of times it was started; it is number `host_number` of the `host_workers` of its
+    machine, which share memory and GPUs evenly. It `reports_prefixes` that it has cached if requests can also
+    go to other workers. With `trace` it reports what it does and when. With `leased` it reads from there,
+    after this, until when it may run. Its times are those of the server, `clock_offset` seconds later than
+    this machine's. `journal`: the inherited descriptor of the memory for its journal; -1: none. `weights`:
+    those of the memory that all workers of the host share, for the weights of the target and of a draft
+    model; without them it has its own copy. `host` names its machine; `kv_network` is how KV goes over TCP.
+    `crash_folder` is the folder for its crash report; without it none is written."""
 
     worker: str
     role: Role
     endpoint: str
     model: ModelConfig
-    memory_share: float = 1.0
+    host_workers: int = 1
+    host_number: int = 0
     reports_prefixes: bool = False
     kv_transport: KVTransport = "shm"
     kv_network: KVNetwork | None = None

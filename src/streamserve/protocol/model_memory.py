@@ -23,19 +23,20 @@ class MemoryRequest(msgspec.Struct, frozen=True):
 
 
 class ModelMemory(msgspec.Struct, frozen=True):
-    """The memory of one model in bytes, over all of its workers: weights (a draft model's too), KV caches and
-    host pools. `num_blocks` is the size of each worker's KV cache."""
+    """The memory of one model in bytes, over all of its workers: weights (a draft model's too), KV caches,
+    host pools, and what is reserved for LoRA adapters. `num_blocks` is the size of each worker's KV cache."""
 
     weights: int
     kv_cache: int
     swap: int
+    adapters: int
     num_blocks: int
     max_model_len: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.kv_cache + self.swap
+        return self.weights + self.kv_cache + self.swap + self.adapters
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from streamserve.protocol.grammar import Grammar, check_grammar
+from streamserve.protocol.numbers import plain
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 64
@@ -116,7 +117,7 @@ def _between(name: str, value: float, low: float, high: float) -> None:
         raise TypeError(f"{name} must be a number, got {value!r}")
     finite = isinstance(value, int) or math.isfinite(value)
     if not (finite and low <= value <= high):
-        raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
+        raise ValueError(f"{name} must be between {plain(low)} and {plain(high)}, got {value}")
 
 
 def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:

@@ -53,7 +53,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...],
         about(
             "LoRA adapter to serve as NAME=PATH, a folder in PEFT's layout; may be given several times; "
-            "requests choose it by model"
+            "requests choose it by model; with several models it is set in each one's table"
         ),
     ] = ()
     models_memory_bytes: Annotated[

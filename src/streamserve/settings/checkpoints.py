@@ -1,5 +1,6 @@
 """Locate a model: a packaged one by name, a folder, a GGUF file, or a repository of the Hugging Face hub."""
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from streamserve import embedded
@@ -12,6 +13,7 @@ from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
 EMBEDDED = ("embedded", "embedded-draft")
+_MAX_NAME = 64
 
 
 def locate(model: str) -> Path:
@@ -41,8 +43,10 @@ def locate(model: str) -> Path:
     name = parse_hub_name(model)
     if name is None or (path.suffix == SUFFIX and not name.quantization):
         kind = "file" if path.suffix == SUFFIX else "folder"
+        similar = get_close_matches(model[:_MAX_NAME], EMBEDDED, n=1)
+        meant = f"did you mean {similar[0]}? Or " if similar else ""
         raise CheckpointError(
-            f"there is no {kind} {model}: give a checkpoint folder, a .gguf file, a hub name such as "
+            f"there is no {kind} {model}: {meant}give a checkpoint folder, a .gguf file, a hub name such as "
             f"owner/model or owner/model:Q4_K_M, or one of: {', '.join(EMBEDDED)}"
         )
     return _from_hub(name)

@@ -15,6 +15,7 @@ from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.commands import Use
 from streamserve.settings.options import SettingsError
 
 NOTHING = ("none", "off")
@@ -23,13 +24,14 @@ NOTHING = ("none", "off")
 
 @dataclass(frozen=True)
 class Configured:
-    """All settings together, and the workers that they ask for. `shared`: other models of the server have
-    the settings of the whole server, too."""
+    """All settings together, the workers that they ask for, and the use that they are for. `shared`: other
+    models of the server have the settings of the whole server, too."""
 
     model: ModelConfig
     server: ServerConfig
     workers: Topology
     shared: bool = False
+    use: Use = "serve"
 
     def given(self, name: str) -> Any:
         """Return the value of the setting `name`; None if it has its default."""
@@ -84,6 +86,10 @@ def _has_service_with_key(configured: Configured) -> bool:
 
 def _has_pairs(configured: Configured) -> bool:
     return bool(configured.workers.prefill)
+
+
+def _has_batches(configured: Configured) -> bool:
+    return configured.server.batch_folder is not None
 
 
 def _generates(configured: Configured) -> bool:
@@ -230,9 +236,15 @@ NEEDS = (
         "max_stored_responses = 0 keeps none",
     ),
     Need(
-        ("max_batch_file_bytes", "max_batch_folder_bytes", "max_batch_requests", "batch_concurrency"),
+        ("max_batch_file_bytes", "max_batch_folder_bytes", "max_batch_requests"),
         "`batch_folder`",
-        lambda configured: configured.server.batch_folder is not None,
+        _has_batches,
+        "without batch_folder there are no batches: give batch_folder",
+    ),
+    Need(
+        ("batch_concurrency",),
+        "`batch_folder`, or in `streamserve batch`",
+        lambda configured: configured.use == "batch" or _has_batches(configured),
         "without batch_folder there are no batches: give batch_folder",
     ),
     Need(

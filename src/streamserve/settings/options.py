@@ -1,6 +1,7 @@
 """Options from the declared fields of structs, and structs from given values. Cheap to import: every run of
 the command line needs the options."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.numbers import plain
 from streamserve.protocol.server_config import ServerConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -122,6 +124,8 @@ MAX_NUMBER = 2**63 - 1
 def _check_numbers(values: Mapping[str, Any]) -> None:
     """Raise SettingsError for a number that is not finite, or that no 64 bits hold."""
     for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{name} = {value}: must be a number that is finite")
         if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
             raise SettingsError(f"{name} = {value!r:.40}: must be between {-MAX_NUMBER} and {MAX_NUMBER}")
 
@@ -150,8 +154,24 @@ def convert(values: Mapping[str, Any], struct: type[S]) -> S:
         reason, _, location = str(error).partition(" - at ")
         name = location.strip("`$.") or "settings"
         allowed = _allowed(struct, name)
-        reason = f"must be one of {', '.join(allowed)}" if allowed else reason
+        reason = f"must be one of {', '.join(allowed)}" if allowed else _in_words(reason)
         raise SettingsError(f"{name} = {values.get(name)!r}: {reason}") from error
+
+
+_EXPECTED = re.compile(r"Expected `(\w+)(?: \| null)?`(?: (>=|<=|>|<) ([\d.]+))?(?:, got .*)?")
+_KINDS = {
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
+}  # fmt: skip
+_BOUNDS = {">=": " of at least {}", "<=": " of at most {}", ">": " above {}", "<": " below {}"}
+
+
+def _in_words(reason: str) -> str:
+    """Return msgspec's "Expected `int` >= 1" as "must be a whole number of at least 1"."""
+    match = _EXPECTED.fullmatch(reason)
+    if match is None or match[1] not in _KINDS:
+        return reason
+    bound = _BOUNDS[match[2]].format(plain(float(match[3]))) if match[2] else ""
+    return f"must be {_KINDS[match[1]]}{bound}"
 
 
 def _allowed(struct: type[msgspec.Struct], name: str) -> list[str]:

@@ -4,6 +4,7 @@ All of them use the flat names of the fields in protocol/config.py; `model` name
 """
 
 import json
+import logging
 import os
 import re
 import tomllib
@@ -29,6 +30,7 @@ from streamserve.protocol.tls import tls_context
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.cluster import check_launcher
+from streamserve.settings.commands import Use, acting, idle_text, refuse_idle, split
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import Settings, SettingsError, convert, options
@@ -42,25 +44,30 @@ SECRETS = ("api_key", "admin_key", "metrics_key")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _MAX_NAME = 64
 
+_log = logging.getLogger(__name__)
+
 
 def resolve(
     model: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     config: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
+    use: Use = "serve",
 ) -> Settings:
     """Resolve settings from `overrides` (flags or keyword arguments; None counts as not set), the environment
-    and the file `config`.
+    and the file `config`. Those of the environment and the file that do not act in `use` are named in a
+    warning.
 
-    Raises SettingsError for invalid values, CheckpointError if the model is not found.
+    Raises SettingsError for invalid values, and for overrides that do not act in `use`; CheckpointError if
+    the model is not found.
     """
-    given = gather(overrides, config, environ)
+    given = gather(overrides, config, environ, use)
     if given.tables:
         raise SettingsError(f"models (in {given.config}): only `streamserve serve` serves several models")
     name = model or given.values.get("model", DEFAULT_MODEL)
     if not isinstance(name, str):
         raise SettingsError(f"model must be a name or a folder, got {name!r}")
-    return settings_of(name, given.values)
+    return settings_of(name, given.values, use=use)
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,12 @@ def gather(
     overrides: Mapping[str, Any] | None,
     config: str | Path | None,
     environ: Mapping[str, str] | None,
+    use: Use = "serve",
 ) -> Given:
-    """Return the settings that are given, as `resolve` takes them. Raises SettingsError for unknown names."""
+    """Return the settings that are given, as `resolve` takes them.
+
+    Raises SettingsError for unknown names, and for overrides that do not act in `use`.
+    """
     environ = os.environ if environ is None else environ
     names = {option.name for option in options()} | {"model"}
     config = config or environ.get(CONFIG_VARIABLE)
@@ -88,10 +99,14 @@ def gather(
     values |= _from_environment(environ, names)
     flags = {name: value for name, value in (overrides or {}).items() if value is not None}
     _refuse_unknown(flags, names, "as a flag or argument")
-    values |= flags
+    refuse_idle(flags, use)
+    given = split(values | flags, use)
+    if given.idle:
+        _log.warning("%s", idle_text(given.idle, use))
     for secret in SECRETS:
-        values[secret] = _digests(secret, values, environ)
-    return Given(values, tables, config)
+        if secret in acting(use):
+            given.acting[secret] = _digests(secret, given.acting, environ)
+    return Given(given.acting, tables, config)
 
 
 def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str, dict[str, Any]]:
@@ -106,7 +121,7 @@ def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str
     return named
 
 
-def settings_of(name: str, values: Mapping[str, Any], shared: bool = False) -> Settings:
+def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use: Use = "serve") -> Settings:
     """Return the settings of the model `name` from `values`. `shared`: it is one of several models of a
     server. Raises SettingsError and CheckpointError as `resolve` does."""
     server = convert(values, ServerConfig)
@@ -122,7 +137,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False) -> S
     _check_tls(server)
     _check_policy(unresolved.speculation_policy)
     _check_router(server.router)
-    check_effect(Configured(model_config, server, topology(server), shared))
+    check_effect(Configured(model_config, server, topology(server), shared, use))
     _check_topology(server, unresolved.profile)
     check_launcher(server, model_config)
     model_config = with_adapters(model_config, server, name)
@@ -258,13 +273,14 @@ def check_router(name: str, workers: Topology) -> None:
         )
 
 
-def to_toml(settings: Settings) -> str:
-    """Return the settings as a file that `--config` reads back to the same settings."""
+def to_toml(settings: Settings, use: Use = "serve") -> str:
+    """Return the settings that act in `use` as a file that `--config` reads back to the same settings."""
     values: dict[str, Any] = {"model": settings.name}
     for struct in (settings.model, settings.server):
         values |= msgspec.to_builtins(struct)
-    del values["path"]
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)
+    names = acting(use) | {"model"}
+    shown = {name: value for name, value in values.items() if name in names and value is not None}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in shown.items())
 
 
 def _underscored(values: dict[str, Any], config: str | Path) -> dict[str, Any]:

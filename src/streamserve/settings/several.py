@@ -11,14 +11,15 @@ import msgspec
 
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError, convert
 from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
 
 OF_MODELS = frozenset(
     {
-        "model", "served_model_name", "idle_unload", "max_requests", "max_waiting_tokens", "tool_parser",
-        "reasoning_parser", "max_grammar_bytes", "grammar_timeout", "stuck_after", "workers", "pairs",
-        "max_workers", "prefill", "decode", "prefill_max_num_seqs", "prefill_max_num_batched_tokens",
+        "model", "served_model_name", "lora", "idle_unload", "max_requests", "max_waiting_tokens",
+        "tool_parser", "reasoning_parser", "max_grammar_bytes", "grammar_timeout", "stuck_after", "workers",
+        "pairs", "max_workers", "prefill", "decode", "prefill_max_num_seqs", "prefill_max_num_batched_tokens",
         "prefill_max_chunk", "decode_max_num_seqs", "decode_max_num_batched_tokens", "decode_max_chunk",
         "router", "continue_tokens", "kv_transport", "kv_bytes_per_second",
     }
@@ -75,7 +76,6 @@ def resolve_served(
     )
     _check_common(given.values, len(named), on_demand)
     settings = tuple(_settings(each, given, len(named) > 1) for each in named)
-    _check_adapters(settings, on_demand)
     _check_names(settings)
     return ServedModels(settings, on_demand)
 
@@ -113,20 +113,16 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
             "served_model_name: with several models give NAME=MODEL, or set it in each model's table "
             "[models.NAME]"
         )
+    if models > 1 and values.get("lora"):
+        raise SettingsError(
+            "lora: with several models give each its adapters in its table [models.MODEL]: "
+            'lora = ["NAME=PATH"]'
+        )
     if on_demand and values.get("timeline"):
         raise SettingsError("timeline: it is written for one model that stays loaded: leave it out")
     for name in ("load_timeout", "memory_timeout"):
         if not on_demand and values.get(name) is not None:
             raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
-
-
-def _check_adapters(models: Sequence[Settings], on_demand: bool) -> None:
-    """Refuse LoRA adapters of models that are loaded on demand."""
-    if on_demand and any(settings.model.max_loras for settings in models):
-        raise SettingsError(
-            "lora, max_loras: LoRA adapters are served for one model that stays loaded: give one MODEL "
-            "without idle_unload, and each adapter after a --lora: --lora A=PATH --lora B=PATH"
-        )
 
 
 def _settings(named: _Named, given: Given, shared: bool) -> Settings:
@@ -151,10 +147,13 @@ def served_names(settings: Settings) -> tuple[str, ...]:
 
 
 def _check_names(models: Sequence[Settings]) -> None:
-    """Refuse a name that two models have."""
+    """Refuse a name that two models, or adapters of theirs, have."""
     seen: set[str] = set()
     for settings in models:
-        for name in served_names(settings):
+        names, adapters = served_names(settings), adapter_paths(settings.server.lora)
+        for name in (*names, *adapters):
+            if name in seen and name in adapters:
+                raise SettingsError(f"lora = {name!r} of {names[0]}: another model or adapter has this name")
             if name in seen:
                 raise SettingsError(f"two models have the name {name!r}: give NAME=MODEL for one of them")
             seen.add(name)

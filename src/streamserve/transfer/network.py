@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import torch
@@ -205,8 +206,8 @@ class NetworkTransport:
         )
         try:
             sources = push.sources[part.start : part.stop]
-            rows = self._pools.rows[part.first : part.last]
-            frames = [row.index_select(0, sources).view(torch.uint8).numpy() for row in rows]
+            rows: list[Any] = [self._pools.read(row, sources) for row in range(part.first, part.last)]
+            frames = [row.view(torch.uint8).numpy() for row in rows]
         except (IndexError, RuntimeError) as error:  # blocks that the pool does not have
             push.error = str(error)
             return 0

@@ -3,13 +3,14 @@
     memory   [draft model's layers][target's layers], each [block][bytes]: the same order in every worker
 
 Rows that the next step writes become ready one by one, in this order: a draft model reads a prompt before the
-target does.
+target does. On a GPU all become ready when the host has the step's results.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 Written = npt.NDArray[np.int64]
@@ -20,14 +21,16 @@ LAYER_SECONDS = 0.0003
 
 
 class Pools:
-    """The pools [layer, block, bytes] of all KV cache groups, the target's last. In the target's steps
-    `written` grows by one with each layer."""
+    """The pools [layer, block, bytes] of all KV cache groups, the target's last, in host memory or on a GPU.
+    In the target's steps `written` grows by one with each layer."""
 
     def __init__(self, pools: Sequence[Tensor], written: Written | None = None) -> None:
         self.pools = pools
         self.rows = [layer for pool in pools for layer in pool]
         self._written = np.zeros(1, np.int64) if written is None else written
         self._layers = len(pools[-1])
+        device = pools[-1].device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @property
     def num_blocks(self) -> int:
@@ -49,6 +52,21 @@ class Pools:
             return len(self.rows)
         done = min(max(int(self._written[0]) - since, 0), self._layers)
         return len(self.rows) - self._layers + done
+
+    def read(self, row: int, blocks: Tensor) -> Tensor:
+        """Return these blocks of a ready row in host memory, [block, bytes]. From a GPU they are copied after
+        all that was launched so far, by a stream that steps do not wait for."""
+        source = self.rows[row]
+        if self._stream is None:
+            own: Tensor = source.index_select(0, blocks)
+            return own
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(torch.cuda.default_stream(source.device))
+            gathered = source.index_select(0, blocks.to(source.device))
+            host = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
+            host.copy_(gathered, non_blocking=True)
+        self._stream.synchronize()
+        return host
 
     def of(self, memory: Tensor, num_blocks: int) -> list[Tensor]:
         """Return the rows of another worker's memory, which has `num_blocks` blocks."""

@@ -114,9 +114,9 @@ class SharedMemoryTransport:
                 continue
             started, before = time.monotonic(), sent
             try:
-                for own, there in zip(self._pools.rows[done:ready], target[done:ready], strict=True):
-                    there.index_copy_(0, destinations, own.index_select(0, sources))
-                    sent += len(copies) * own.shape[1]
+                for row in range(done, ready):
+                    target[row].index_copy_(0, destinations, self._pools.read(row, sources))
+                    sent += len(copies) * target[row].shape[1]
             except (IndexError, RuntimeError) as error:  # blocks that the pool does not have
                 self._landed.append(Landed(job, 0, str(error)))
                 return

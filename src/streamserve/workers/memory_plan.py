@@ -40,7 +40,9 @@ def _model_memory(model: PlannedModel, budget: int, models: int) -> ModelMemory:
     from streamserve.execution.memory import KV_FRACTION
 
     taken = footprint(model.config, budget, KV_FRACTION / models, model.workers)
-    return ModelMemory(taken.weights, taken.kv_cache, taken.swap, taken.num_blocks, taken.max_model_len)
+    return ModelMemory(
+        taken.weights, taken.kv_cache, taken.swap, taken.adapters, taken.num_blocks, taken.max_model_len
+    )
 
 
 def main() -> None:

@@ -22,9 +22,11 @@ from streamserve.engine.ports import EnginePorts
 from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
 from streamserve.execution.cores import reserve_cores
+from streamserve.execution.cuda.landing import KVLanding
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
+from streamserve.execution.memory import HostShare
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.measure import load_or_measure_profile
@@ -145,15 +147,17 @@ def _load(config: WorkerConfig) -> _Parts:
     make_vocabulary = partial(_vocabulary, model.path)
     cpus = cores.cpus if cores else ()
     allocate = memory.allocate if disaggregated else None
-    loaded = load(model, make_vocabulary, cpus, config.memory_share, allocate, config.weights)
+    share = HostShare(config.host_number, config.host_workers)
+    loaded = load(model, make_vocabulary, cpus, share, allocate, config.weights)
     fingerprint = kv_fingerprint(
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
-    pools = Pools([cache.as_bytes() for cache in loaded.caches], loaded.cache.written)
-    transport = _transport(config, pools, fingerprint) if disaggregated else None
+    blocks = loaded.engine_config.num_blocks  # a device's cache has one more, for padding
+    pools = Pools([cache.as_bytes()[:, :blocks] for cache in loaded.caches], loaded.cache.written)
+    transport = _transport(config, pools, fingerprint, loaded.landing) if disaggregated else None
     if isinstance(memory, NetworkMemory) and memory.size:
-        memory.serve(pools)
-    cache = memory.address(loaded.engine_config.num_blocks, fingerprint) if memory.size else None
+        memory.serve(Pools(loaded.landing.pools) if loaded.landing else pools)
+    cache = memory.address(blocks, fingerprint) if memory.size else None
     if cores:
         pin_threads(cores, loaded)
     profile = load_or_measure_profile(model.path, loaded, user_profiles()) if model.profile else None
@@ -167,9 +171,11 @@ def _memory(config: WorkerConfig) -> Memory:
     return NixlMemory() if config.kv_transport == "nixl" else SharedMemory()
 
 
-def _transport(config: WorkerConfig, pools: Pools, fingerprint: str) -> Transport:
+def _transport(config: WorkerConfig, pools: Pools, fingerprint: str, landing: KVLanding | None) -> Transport:
     """Return the transport that sends KV. Raises TransferError if it cannot be used here."""
     limit = config.kv_bytes_per_second
+    if landing and config.kv_transport == "nixl":
+        raise TransferError("--kv-transport nixl does not send from a GPU's memory yet: use auto")
     if config.kv_network:
         return NetworkTransport(pools, fingerprint, config.kv_network, limit)
     make = NixlTransport if config.kv_transport == "nixl" else SharedMemoryTransport
@@ -215,6 +221,7 @@ def _engine(
             cache=parts.cache,
             reports_prefixes=config.reports_prefixes,
             gate=parts.memory.gate if isinstance(parts.memory, NetworkMemory) else None,
+            landing=loaded.landing,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),
             observer=tracer,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear
@@ -130,6 +130,23 @@ def test_long_inputs_are_divided_among_programs(device) -> None:
     found = matrix.multiply(x.to(device), pack(weight, device), bias.to(device), torch.float32)
     expected = x.double() @ weight.floats().double().T + bias.double()
     torch.testing.assert_close(found.cpu(), expected.float(), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=4 if settings.default.max_examples < 200 else 200)  # the interpreter is slow
+@given(
+    rows=st.integers(1, 5), outputs=st.integers(1, 40), inputs=st.sampled_from([1024, 1100, 2100]),
+    format=st.sampled_from(["int8:32", "int4", "fp8:128", "mxfp4"]), biased=st.booleans(), dtype=dtypes,
+    seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_parts_of_long_inputs_are_added_up(device, rows, outputs, inputs, format, biased, dtype, seed):
+    case = Product(rows, outputs, inputs, biased, False, False, dtype, seed)
+    weight, x = random_weight(case, FORMATS[format]), case.normal(3, rows, inputs).to(dtype)
+    packed, matrix = pack(weight, device), operations("kernels").matrix
+    assert matrix.choose_splits(1, inputs, packed.part) > 1
+    bias = case.normal(4, outputs).to(dtype) if biased else None
+    found = matrix.multiply(x.to(device), packed, bias if bias is None else bias.to(device), dtype)
+    expected = x.double() @ weight.floats().double().T + (0 if bias is None else bias.double())
+    close(found / 30, expected.to(dtype) / 30)
 
 
 def test_groups_of_few_inputs_cannot_be_packed() -> None:

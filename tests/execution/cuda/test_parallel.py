@@ -34,6 +34,13 @@ SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     "gemma2": {"sliding_window": 20, "query_pre_attn_scalar": 24},
+    "mistral": {"sliding_window": 20},
+    "qwen3": {},
+    "granite": {
+        "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.4,
+        "logits_scaling": 0.9,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 80,

@@ -136,7 +136,7 @@ def test_buckets_are_the_smallest_that_hold_a_count() -> None:
 
 def test_a_step_with_more_rows_than_any_bucket_samples_from_its_own_states(shared_checkpoint) -> None:
     folder = shared_checkpoint("llama", max_position_embeddings=4096)
-    prompt = [3 * position % 300 + 4 for position in range(2400)]
+    prompt = [3 * position % 300 + 4 for position in range(2100)]
     texts = []
     for chunk in (4096, 512):
         config = ModelConfig(
@@ -144,7 +144,7 @@ def test_a_step_with_more_rows_than_any_bucket_samples_from_its_own_states(share
         )
         loaded = load(config)
         engine = Engine(loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0)
-        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         engine.handle(Submit("r", 0, prompt, params, {0: []}, 0.0))
         texts.append([])
         while engine.has_work:
@@ -152,4 +152,4 @@ def test_a_step_with_more_rows_than_any_bucket_samples_from_its_own_states(share
         rows = {shape.rows for shape in loaded.executor._runner.graphs.shapes if hasattr(shape, "rows")}
         assert (512 in rows) == (chunk == 512), "the whole prompt is in no bucket"
     assert texts[0] == texts[1]
-    assert len(texts[0]) == 6
+    assert len(texts[0]) == 3

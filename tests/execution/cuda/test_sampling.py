@@ -60,7 +60,7 @@ class _Length(list):
         return self._length
 
 
-@settings(max_examples=settings.default.max_examples // 3)  # the interpreter of kernels is slow
+@settings(max_examples=5 if settings.default.max_examples < 200 else 200)  # the interpreter is slow
 @given(
     chosen=st.lists(draws, min_size=1, max_size=4),
     vocabulary=st.sampled_from([1, 2, 50, 300, 2500]),

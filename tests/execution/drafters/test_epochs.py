@@ -72,6 +72,7 @@ PARAMS = {
 }
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("outputs", [0, 2, 12])
 def test_after_an_edit_a_drafter_drafts_as_a_new_one(make: Make, name: str, outputs: int) -> None:

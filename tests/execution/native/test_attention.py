@@ -113,6 +113,7 @@ def test_attention_is_a_dense_masked_softmax(
             torch.testing.assert_close(out[part.offset + row].double(), expected, rtol=bound, atol=bound)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize(
     "shape",
@@ -178,6 +179,7 @@ def test_random_chunks_have_the_bits_of_the_whole(pool, scale, record):
     record(cases=cases)
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize("start", [0, 5, 120, 127, 128, 500, 700])
 @pytest.mark.parametrize("window", [None, 40])

@@ -83,6 +83,7 @@ def make(out: int, width: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
     return weight.to(dtype)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("format", FORMATS, ids=IDS)
 @pytest.mark.parametrize("path", Path)
 def test_the_bits_are_those_of_the_formula(pool, path: Path, format: WeightFormat) -> None:
@@ -154,6 +155,7 @@ def test_indices_are_joined_with_other_formats() -> None:
         torch.testing.assert_close(found, weight.floats(), rtol=0, atol=0 if format.symmetric else 1e-4)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("format", FORMATS, ids=IDS)
 @pytest.mark.parametrize("path", Path)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -187,6 +189,7 @@ def test_paths_rows_and_threads_change_no_bit(pool, rows, width, out, format, se
     assert torch.equal(linears[0](x[row : row + 1], wide=True), found[0][row : row + 1])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("format", FORMATS, ids=IDS)
 @pytest.mark.parametrize("path", Path)
 def test_inputs_in_another_order_are_taken_in_it(pool, path: Path, format: WeightFormat) -> None:

@@ -71,6 +71,7 @@ def test_float32_logits_are_those_of_transformers(shared_checkpoint, pool, archi
         assert torch.equal(parts, logits)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("architecture", "overrides"), VARIANTS, ids=str)
 @pytest.mark.parametrize("path", Path)
 def test_bfloat16_is_as_close_to_the_truth_as_torch(shared_checkpoint, pool, path, architecture, overrides):
@@ -83,6 +84,7 @@ def test_bfloat16_is_as_close_to_the_truth_as_torch(shared_checkpoint, pool, pat
     assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.bfloat16, pool(1, path)), logits)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("architecture", "overrides"), FURTHER, ids=str)
 @pytest.mark.parametrize("path", Path)
 def test_a_rows_bits_do_not_depend_on_the_batch(shared_checkpoint, pool, path, architecture, overrides):

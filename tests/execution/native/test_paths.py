@@ -21,6 +21,7 @@ from streamserve.execution.profile.measure import seconds_of
 from streamserve.execution.quantization import WeightFormat, quantize
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from tests.conftest import Scale
 
 MakePool = Callable[..., ThreadPool]
 
@@ -83,17 +84,17 @@ def test_rates_are_stored_and_never_measured_again(library: ctypes.CDLL) -> None
     assert best_path(library) is (Path.AVX2 if Path.AVX2 in supported else Path.PORTABLE)
 
 
-def test_processes_that_start_together_make_one_choice(library: ctypes.CDLL) -> None:
+def test_processes_that_start_together_make_one_choice(library: ctypes.CDLL, scale: Scale) -> None:
     code = (
         "import sys; from pathlib import Path; from streamserve.execution.native import library, paths;"
         "print(paths.best_path(library.load_library(Path(sys.argv[1]))))"
     )
     starts = [
         subprocess.Popen([sys.executable, "-c", code, library._name], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(scale.pick(2, 3))
     ]
     assert len({process.communicate()[0] for process in starts}) == 1
-    assert [process.returncode for process in starts] == [0, 0, 0]
+    assert not any(process.returncode for process in starts)
     assert sorted(file.suffix for file in stored(library).parent.iterdir() if file.suffix) == [".json", ".so"]
 
 

@@ -62,8 +62,10 @@ def _check(upload: Upload) -> None:
     if upload.filename is None:
         raise RequestError("file is required", field="file")
     purpose = upload.fields.get("purpose")
+    if purpose is None:
+        raise RequestError("purpose is required: batch", field="purpose")
     if purpose != "batch":
-        raise RequestError(f"purpose must be batch, not {purpose!r}", field="purpose")
+        raise RequestError(f"purpose must be batch, not {purpose[:40]!r}", field="purpose")
     other = upload.fields.keys() - {"purpose"}
     if other:
         name = min(other)

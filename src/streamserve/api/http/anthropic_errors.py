@@ -19,7 +19,7 @@ _KINDS = {
 }
 """Types of errors by their status; others are an invalid_request_error."""
 
-_OVERLOADED = 529
+OVERLOADED = 529
 """Anthropic's status of an overloaded_error."""
 
 
@@ -54,6 +54,6 @@ def anthropic_body(error: RequestError, request_id: str) -> bytes:
     return msgspec.json.encode(anthropic_error(error, request_id))
 
 
-def anthropic_status(error: RequestError) -> int:
-    """Return the status: 529 for a server that is loading, draining or restarting its model."""
-    return _OVERLOADED if error.status == 503 else error.status
+def anthropic_status(status: int) -> int:
+    """Return an error's status: 529 for a server that is loading, draining or restarting its model."""
+    return OVERLOADED if status == 503 else status

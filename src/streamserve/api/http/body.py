@@ -5,7 +5,7 @@ The memory that a decoded body takes is known before decoding (json_scan.py), an
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.requests import Request
@@ -112,7 +112,15 @@ def checked(
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _located(str(error)) from error
+        raise _located(_with_choices(str(error), kind)) from error
+
+
+def _with_choices(message: str, kind: type[msgspec.Struct]) -> str:
+    """Return msgspec's message with the allowed values of a field that has only some."""
+    match = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(\w+)`", message, re.DOTALL)
+    choices = get_args(get_type_hints(kind).get(match[2])) if match else ()
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    return f"Must be one of {', '.join(texts)} - at `$.{match[2]}`" if match and texts else message
 
 
 def _check_other(

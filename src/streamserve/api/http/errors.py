@@ -74,7 +74,7 @@ def error_response(error: RequestError, scope: Scope) -> Response:
     status, body = error.status, error_body(error)
     if is_anthropic(scope["path"]):
         status, body = (
-            anthropic_status(error),
+            anthropic_status(error.status),
             anthropic_body(error, scope.get("state", {}).get("request_id", "")),
         )
     return Response(body, status, error_headers(error), "application/json")

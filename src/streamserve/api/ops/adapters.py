@@ -1,6 +1,7 @@
-"""vLLM's routes that load and unload LoRA adapters while the server runs. `auth.Authentication` checks the
-admin keys."""
+"""vLLM's routes that load and unload LoRA adapters while the server runs; `model` says for which of several
+models. `auth.Authentication` checks the admin keys."""
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import msgspec
@@ -9,6 +10,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from streamserve.api.generation import AppContext
 from streamserve.api.http.body import read_request
+from streamserve.api.on_demand import routed
+from streamserve.api.ops.models import served_name
 from streamserve.api.routes import Operation, Route
 from streamserve.protocol.adapters import MAX_NAME
 from streamserve.protocol.errors import RequestError
@@ -27,34 +30,53 @@ class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         str,
         msgspec.Meta(min_length=1, max_length=4096, description="its folder on the server, in PEFT's layout"),
     ]
+    model: Annotated[
+        str | None,
+        about("the model that the adapter is of, by one of its names; required if there are several"),
+    ] = None
 
 
 class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Unload a LoRA adapter."""
 
     lora_name: AdapterName
+    model: Annotated[str | None, about("the model that the adapter is of; it may be left out")] = None
     lora_int_id: Annotated[int | None, about("vLLM's number of the adapter; without effect")] = None
 
 
 async def load(context: AppContext, request: Request) -> Response:
-    """Load an adapter. Raises RequestError if it cannot be served."""
+    """Load an adapter, and its model if that is not loaded. Raises RequestError if it cannot be served."""
     body = await read_request(request, context, LoadAdapterRequest)
-    _check_one_model(context)
-    await context.llm.load_adapter(body.lora_name, body.lora_path)
+    models = context.models
+    if models is not None and body.model is None and len(models.contexts) > 1:
+        names = ", ".join(models.contexts)
+        raise RequestError(f"model is required: this server has several: {names}", field="model")
+    with nullcontext() if models is None else models.reserved(body.lora_name):
+        context = await routed(context, request, body.model)
+        await context.llm.load_adapter(body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 async def unload(context: AppContext, request: Request) -> Response:
-    """Unload an adapter. Raises RequestError (404) if there is none of this name."""
+    """Unload an adapter. Raises RequestError (404) if there is none of this name, or not of the model."""
     body = await read_request(request, context, UnloadAdapterRequest)
-    _check_one_model(context)
-    await context.llm.unload_adapter(body.lora_name)
+    await _owner(context, body).llm.unload_adapter(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _check_one_model(context: AppContext) -> None:
-    if context.models is not None:
-        raise RequestError("LoRA adapters are served for one model that stays loaded, not on demand")
+def _owner(context: AppContext, body: UnloadAdapterRequest) -> AppContext:
+    """Return the context of the model that an adapter is of; it need not be loaded."""
+    models = context.models
+    if models is None:
+        served_name(context.llm, body.model)
+        return context
+    owner = models.owner_of(body.lora_name)
+    if owner is None or (body.model is not None and models.find(body.model) != owner):
+        where = "" if body.model is None else f" for the model {body.model!r}"
+        raise RequestError(
+            f"The LoRA adapter '{body.lora_name}' does not exist{where}", field="lora_name", status=404
+        )
+    return models.contexts[owner]
 
 
 ADAPTER_ROUTES: tuple[Route[AppContext], ...] = (
@@ -68,8 +90,8 @@ ADAPTER_ROUTES: tuple[Route[AppContext], ...] = (
             example={"lora_name": "sql", "lora_path": "/adapters/sql"},
             media="text/plain",
             errors=(403, 404, 409),
-            description="Load a LoRA adapter at all workers. Requests then choose it by `model`. Needs an "
-            "admin key.",
+            description="Load a LoRA adapter at all workers of its model, which is loaded for that if it is "
+            "not. Requests then choose the adapter by `model`. Needs an admin key.",
         ),
     ),
     Route(

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from streamserve.api.ops.openapi import Schema
 from streamserve.api.ops.page import page_response
 from streamserve.api.routes import JSON, Operation, Route
+from streamserve.protocol.numbers import plain
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Chats and completions", ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages")),
@@ -169,7 +170,7 @@ def _row(field: str, about: Schema, required: list[str]) -> str:
         notes.append(f"default {json.dumps(about['default'])}")
     low, high = (about.get(bound) for bound in ("minimum", "maximum"))
     if low is not None and high is not None:
-        notes.append(f"{low:g} to {high:g}")
+        notes.append(f"{plain(low)} to {plain(high)}")
     text = escape("; ".join(note for note in notes if note))
     return f"<tr{unsupported}><td><code>{escape(field)}</code><td>{escape(_kind(about))}<td>{text}"
 

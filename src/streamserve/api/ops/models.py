@@ -18,7 +18,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     what users should know of it. Of models that are loaded on demand also the `state` (loaded, loading,
     unloading, not loaded) and the bytes that each takes while it is loaded, `memory`; those that are not
     loaded lack what is known then. `parent` is the model that a LoRA adapter is of; its `root` is the
-    adapter's folder."""
+    adapter's folder, its `state` that of the model."""
 
     id: str
     object: str = "model"
@@ -82,17 +82,25 @@ async def model(context: AppContext, request: Request) -> Response:
 def card_of(llm: Generator, name: str) -> ModelCard:
     """Return what is known of a loaded model under one of its names. Raises RequestError (503) if it is not
     loaded."""
+    model = llm.model
+    return msgspec.structs.replace(
+        unloaded_card_of(llm, name, model.max_model_len),
+        row_invariant=model.row_invariant,
+        precision=model.precision,
+        numerics=model.numerics,
+        notice=model.notice or UNSET,
+    )
+
+
+def unloaded_card_of(llm: Generator, name: str, max_model_len: int) -> ModelCard:
+    """Return what is known of a model that is not loaded, or of an adapter, under one of its names."""
     adapter = llm.adapters.get(name)
     return ModelCard(
         id=name,
         created=llm.created,
         root=adapter.path if adapter else llm.root,
         parent=llm.served_names[0] if adapter else None,
-        max_model_len=llm.model.max_model_len,
-        row_invariant=llm.model.row_invariant,
-        precision=llm.model.precision,
-        numerics=llm.model.numerics,
-        notice=llm.model.notice or UNSET,
+        max_model_len=max_model_len,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from streamserve import __version__
+from streamserve.api.http.anthropic_errors import OVERLOADED, anthropic_status, is_anthropic
 from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.routes import JSON, Operation, Route
@@ -28,6 +29,7 @@ _ERRORS = {
     504: "The request took longer than request_timeout",
     507: "The batch folder cannot be written, as on a full disk",
 }
+_ERRORS[OVERLOADED] = _ERRORS[503]
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = (400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 504)
 _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
@@ -82,9 +84,8 @@ def _operation(route: Route[Any], operation: Operation) -> Schema:
         content = _content(JSON, _reference(operation.request))
         content[JSON]["examples"] = {"request": {"value": operation.example}}
         described["requestBody"] = {"required": True, "content": content}
-    public = route.path in PUBLIC_PATHS
-    described["responses"] = _responses(operation, public)
-    if public:
+    described["responses"] = _responses(operation, route.path)
+    if route.path in PUBLIC_PATHS:
         described["security"] = []
     return described
 
@@ -94,8 +95,8 @@ def _path_parameter(match: re.Match[str]) -> Schema:
     return {"name": match[1], "in": "path", "required": True, "schema": schema}
 
 
-def _responses(operation: Operation, public: bool) -> Schema:
-    """Return the responses of an operation by status. A `public` one needs no key."""
+def _responses(operation: Operation, path: str) -> Schema:
+    """Return the responses of an operation by status."""
     reply: Schema = {"description": "The reply"}
     if operation.media:
         reply["content"] = _content(operation.media, _reference(operation.reply))
@@ -106,8 +107,10 @@ def _responses(operation: Operation, public: bool) -> Schema:
             "schema": {"type": "string", "description": text, "x-event": _reference(event)}
         }
     statuses = {*operation.errors, *(_OF_READING if operation.request is None else _OF_ANSWERING)}
-    if public:
+    if path in PUBLIC_PATHS:
         statuses.discard(401)
+    if is_anthropic(path):
+        statuses = set(map(anthropic_status, statuses))
     errors = {
         str(status): {"description": _ERRORS[status], "content": _content(JSON, _reference(operation.error))}
         for status in sorted(statuses)

@@ -2,6 +2,7 @@
 
 import torch
 
+from streamserve.execution.memory import HostShare
 from streamserve.protocol.errors import CheckpointError
 
 NOT_YET_RUN = "this version has not yet run on a GPU: its kernels were compiled, and tested without one"
@@ -24,6 +25,20 @@ def choose_device(name: str) -> torch.device:
         reason = f"{count} found" if torch.version.cuda else "this PyTorch was built without CUDA"
         raise CheckpointError(f"--device {name}: there is no such GPU: {reason}")
     return torch.device("cuda", int(index or 0))
+
+
+def divide_devices(name: str, share: HostShare) -> tuple[torch.device, float]:
+    """Return the device of a worker, and the fraction of its memory that the worker may use. Without an INDEX
+    the machine's workers are divided among all GPUs in turn. Raises CheckpointError as `choose_device`."""
+    device = choose_device(name)
+    if device.type == "cpu" or ":" in name:
+        return device, share.memory
+    return _in_turn(share, torch.cuda.device_count())
+
+
+def _in_turn(share: HostShare, count: int) -> tuple[torch.device, float]:
+    index = share.number % share.workers % count
+    return torch.device("cuda", index), 1 / len(range(index, share.workers, count))
 
 
 def notice(device: torch.device) -> str:

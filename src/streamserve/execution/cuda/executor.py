@@ -104,6 +104,8 @@ class DeviceExecutor:
         """Return the results of the earliest launched step, waiting for it."""
         launched, swapping = self._queue.popleft()
         spans = self._finish(launched) if launched else []
+        if launched:
+            self._runner.cache.written += len(self._runner.cache.data)
         return StepResult(spans, swap_seconds=swapping.wait() if swapping else 0.0)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Load a model onto a device: weights, KV pool in the device's free memory, executor and drafter."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from streamserve.execution.cuda.device import notice
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.experts import stack_experts
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
+from streamserve.execution.cuda.landing import KVLanding
 from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear, WideLinear
 from streamserve.execution.cuda.model import DeviceModel
 from streamserve.execution.cuda.operations import Implementation, Operations, operations
@@ -50,6 +52,7 @@ from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.processors import usable_processors
 
 KV_FRACTION = 0.9
 """Default share of the device's memory, free after the weights and the reserve, that the KV pool takes."""
@@ -64,6 +67,15 @@ MAX_DRAFT_POSITIONS = 256
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device in bytes."""
     return available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def budget_bytes(device: torch.device, share: float) -> int:
+    """Return the free memory that a worker with this `share` of a device may use. Of a GPU that workers
+    share, it is their part of the whole: they start at the same time, so what is free depends on chance."""
+    if device.type == "cpu" or share == 1:
+        return int(free_bytes(device) * share)
+    free, total = torch.cuda.mem_get_info(device)
+    return min(free, int(total * share))
 
 
 @dataclass(frozen=True)
@@ -204,11 +216,19 @@ def _backend_name(device: torch.device, degree: int) -> str:
 
 
 def load_on_device(
-    source: Source, device: torch.device, vocabulary: Vocabulary | None, memory_share: float
+    source: Source,
+    device: torch.device,
+    vocabulary: Vocabulary | None,
+    memory_share: float = 1.0,
+    allocate: Callable[[int], Tensor] | None = None,
 ) -> Loaded:
-    """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of the
-    free memory that may be used. Raises CheckpointError for what cannot be served there."""
+    """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of its
+    memory that may be used. `allocate` returns the host memory where other workers write KV, if they do.
+    Raises CheckpointError for what cannot be served there."""
     config, spec = source.config, source.spec
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(config.threads or usable_processors().threads)
     if config.kernel_path != "auto":
         raise CheckpointError(f"--kernel-path {config.kernel_path} is for the CPU: use --device cpu")
     if config.numerics != "auto":
@@ -223,11 +243,13 @@ def load_on_device(
         _check_parallel(source, device)
     part = replace(source, spec=shard_spec(spec, degree))
     sizes = plan_memory(
-        part, int(free_bytes(device) * memory_share), False, available_bytes(), KV_FRACTION,
+        part, budget_bytes(device, memory_share), False, available_bytes(), KV_FRACTION,
         reserve_bytes(spec, source.dtype, config.max_num_batched_tokens),
     )  # fmt: skip
+    if allocate:
+        _check_landing(sizes, int(available_bytes() * memory_share))
     try:
-        return _load(source.at_length(sizes.max_model_len), sizes, device, vocabulary)
+        return _load(source.at_length(sizes.max_model_len), sizes, device, vocabulary, allocate)
     except torch.OutOfMemoryError:
         raise CheckpointError(
             f"the memory of {device} does not suffice: {free_bytes(device) >> 20} MiB are free with parts of "
@@ -236,7 +258,23 @@ def load_on_device(
         ) from None
 
 
-def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vocabulary | None) -> Loaded:
+def _check_landing(sizes: PoolSizes, free: int) -> None:
+    """Raise CheckpointError unless the host memory, of which `free` bytes are left, holds the KV pool too."""
+    needed = sizes.blocks * sizes.block_bytes
+    if needed > free:
+        raise CheckpointError(
+            f"stream pairs need as much host memory as the KV pool on the device, {needed >> 20} MiB, where "
+            f"{free >> 20} MiB are free for this worker: set --kv-cache-bytes"
+        )
+
+
+def _load(
+    source: Source,
+    sizes: PoolSizes,
+    device: torch.device,
+    vocabulary: Vocabulary | None,
+    allocate: Callable[[int], Tensor] | None,
+) -> Loaded:
     config, spec = source.config, source.spec
     if config.tensor_parallel_size > 1:
         return _lead(source, sizes, device, vocabulary)
@@ -249,6 +287,7 @@ def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
     drafter = backend.drafter(source.draft, model, cache, config.speculation_mode == "rejection", grammars)
     caches = all_caches(cache, drafter)
     host = DeviceHostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
+    memory = allocate(sizes.blocks * sizes.block_bytes) if allocate else None
     return Loaded(
         DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
@@ -263,6 +302,7 @@ def _load(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
         device,
         source.format,
         source.head,
+        landing=None if memory is None else KVLanding(caches, sizes.blocks, memory),
     )
 
 

@@ -279,7 +279,7 @@ def attend(
     launched: `tiles` says which are. `combined`: whether any row may have partial results. `scale` is
     positive. Raises ValueError for heads that are not contiguous.
     """
-    rows, heads, dim = q.shape
+    heads, dim = q.shape[1:]
     kv_heads, block_size = cache_layer.shape[2:4]
     if q.stride()[1:] != (dim, 1) or out.stride()[1:] != (dim, 1) or not cache_layer.is_contiguous():
         raise ValueError("attention needs contiguous heads and a contiguous cache")
@@ -311,11 +311,21 @@ def attend(
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
     if combined:
-        _combine[(rows, heads)](
-            work.combine, partials, partial_sums, partials if sinks is None else sinks, out,
-            OUT_STRIDE=out.stride(0), HEADS=heads, DIM=dim, PADDED_DIM=padded_dim, PARTS=COMBINED_PARTS,
-            SINKS=sinks is not None, num_warps=4,
-        )  # fmt: skip
+        combine(work.combine, partials, partial_sums, out, sinks)
+
+
+def combine(
+    places: Tensor, partials: Tensor, partial_sums: Tensor, out: Tensor, sinks: Tensor | None = None
+) -> None:
+    """Write the rows of `out` [rows, heads, dim] that have partial results, by their `places` [rows, 3]
+    (AttentionWork.combine): of sums [partials, heads, dim], maxima and sums of weights [partials, heads, 2],
+    both flat."""
+    rows, heads, dim = out.shape
+    _combine[(rows, heads)](
+        places, partials, partial_sums, partials if sinks is None else sinks, out,
+        OUT_STRIDE=out.stride(0), HEADS=heads, DIM=dim, PADDED_DIM=max(16, triton.next_power_of_2(dim)),
+        PARTS=COMBINED_PARTS, SINKS=sinks is not None, num_warps=4,
+    )  # fmt: skip
 
 
 def choose_launch(

@@ -1,0 +1,110 @@
+"""Which settings act where: all of them in a server, and without one those that need no connection.
+
+`streamserve generate`, `streamserve chat` and `LLM` have prompts and sampling parameters, `streamserve batch`
+has requests in the API's format, and `streamserve profile` loads a model and measures it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.options import Option, SettingsError, options
+
+Use = Literal["serve", "batch", "llm", "profile"]
+"""What settings are for; `llm`: the library and the commands that are made of it."""
+
+_CONNECTIONS = frozenset(
+    {
+        "host", "port", "ssl_certfile", "ssl_keyfile", "models_memory_bytes", "idle_unload", "load_timeout",
+        "memory_timeout", "max_requests_per_key", "max_connections", "max_connections_per_address",
+        "max_streams", "stream_ttl", "batch_folder", "max_batch_file_bytes", "max_batch_folder_bytes",
+        "max_batch_requests", "read_timeout", "write_timeout", "drain_timeout", "api_key", "api_key_file",
+        "admin_key", "admin_key_file", "metrics_key", "metrics_key_file", "max_workers", "cors_origin",
+        "access_log",
+    }
+)  # fmt: skip
+"""Settings of what only a server has: connections, keys, several models, prompt streams, and files."""
+
+_REQUESTS = frozenset(
+    {
+        "served_model_name", "max_body_bytes", "max_memory_bytes", "strict_fields", "max_stored_responses",
+        "max_stored_response_bytes", "stored_response_ttl", "batch_concurrency", "tool_parser",
+        "reasoning_parser", "request_timeout",
+    }
+)  # fmt: skip
+"""Settings of requests in the API's format."""
+
+_MEASURED = frozenset(
+    {
+        "dtype", "kv_cache_dtype", "device", "tensor_parallel_size", "backend", "kernel_path", "numerics",
+        "quantization", "head_quantization", "threads", "max_model_len", "kv_cache_bytes", "num_blocks",
+        "block_size", "draft", "task",
+    }
+)  # fmt: skip
+"""Settings of what `streamserve profile` loads and measures."""
+
+_PLACES = {
+    "serve": "`streamserve serve`",
+    "batch": "`streamserve batch`",
+    "llm": "`LLM`, `streamserve generate` and `streamserve chat`",
+    "profile": "`streamserve profile`",
+}
+
+
+def acting(use: Use) -> frozenset[str]:
+    """Return the names of the settings that act in a use."""
+    every = frozenset(ModelConfig.__struct_fields__) - {"path"} | frozenset(ServerConfig.__struct_fields__)
+    return {
+        "serve": every,
+        "batch": every - _CONNECTIONS,
+        "llm": every - _CONNECTIONS - _REQUESTS,
+        "profile": _MEASURED,
+    }[use]
+
+
+def acting_options(use: Use) -> list[Option]:
+    """Return the settings that act in a use, in the order of all settings."""
+    return [option for option in options() if option.name in acting(use)]
+
+
+def other_options(use: Use) -> list[Option]:
+    """Return the settings that act elsewhere only."""
+    return [option for option in options() if option.name not in acting(use)]
+
+
+def refuse_idle(flags: Mapping[str, Any], use: Use) -> None:
+    """Raise SettingsError for a flag or argument that does not act in this use, with where it does."""
+    for name in flags:
+        if name not in acting(use) | {"model"}:
+            raise SettingsError(f"{name}: it has no effect in {_PLACES[use]}: {_where(name)}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Settings of a file and of the environment: those that act, and the names of the others that are not
+    at their default."""
+
+    acting: dict[str, Any]
+    idle: tuple[str, ...]
+
+
+def split(values: Mapping[str, Any], use: Use) -> Split:
+    """Return which values act in this use; a file and the environment may be those of a server, too."""
+    names = acting(use) | {"model"}
+    defaults = {option.name: option.default for option in options()}
+    others = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+              if name not in names}  # fmt: skip
+    idle = sorted(name for name, value in others.items() if value not in (None, defaults[name]))
+    return Split({name: value for name, value in values.items() if name in names}, tuple(idle))
+
+
+def idle_text(names: tuple[str, ...], use: Use) -> str:
+    """Return what to tell about settings of a file or of the environment that do not act in this use."""
+    return f"{', '.join(names)}: without effect in {_PLACES[use]}"
+
+
+def _where(name: str) -> str:
+    uses = [place for use, place in _PLACES.items() if name in acting(use)]  # type: ignore[arg-type]
+    return f"it acts in {', '.join(uses[:-1])}{' and ' if uses[1:] else ''}{uses[-1]}"
