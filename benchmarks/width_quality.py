@@ -64,17 +64,11 @@ def draw_texts(llm: LLM, family: str, count: int, seed: int) -> list[Text]:
     return texts[:count]
 
 
+@dataclass(frozen=True)
 class Reader:
-    """The packaged model with the settings of one width."""
+    """A model that reads texts, with `passes` over blocks of BLOCK tokens."""
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        plain = ModelConfig(
-            path=str(embedded.path("embedded")), draft="none", num_blocks=MAX_TEXT // BLOCK,
-            block_size=BLOCK, max_model_len=MAX_TEXT,
-        )  # fmt: skip
-        loaded = load(msgspec.structs.replace(plain, **settings))
-        attention = make_attention(loaded.cache, loaded.model.spec, loaded.pool)
-        self._passes = ModelPasses(loaded.model, attention)
+    passes: ModelPasses
 
     @torch.inference_mode()
     def log_probabilities(self, text: Text) -> Tensor:
@@ -82,8 +76,18 @@ class Reader:
         tokens = text.tokens[:-1]
         blocks = list(range(-(-len(tokens) // BLOCK)))
         span = Span(0, 0, tokens, blocks, root(tokens[-1]), (0,), prompt_logprobs=True)
-        logits = self._passes.logits(self._passes.forward(lay_out([span], BLOCK)))
+        logits = self.passes.logits(self.passes.forward(lay_out([span], BLOCK)))
         return torch.log_softmax(logits[text.first - 1 :].double(), -1)
+
+
+def packaged(settings: Mapping[str, str]) -> Reader:
+    """Return the packaged model with the settings of one width."""
+    plain = ModelConfig(
+        path=str(embedded.path("embedded")), draft="none", num_blocks=MAX_TEXT // BLOCK,
+        block_size=BLOCK, max_model_len=MAX_TEXT,
+    )  # fmt: skip
+    loaded = load(msgspec.structs.replace(plain, **settings))
+    return Reader(ModelPasses(loaded.model, make_attention(loaded.cache, loaded.model.spec, loaded.pool)))
 
 
 def distributions(readers: dict[str, Reader], texts: Sequence[Text]) -> dict[str, dict[str, float]]:
@@ -119,7 +123,7 @@ def measure(count: int, seed: int, widths: Sequence[str]) -> dict[str, Any]:
     with LLM("embedded", draft="none") as llm:
         texts = [text for family in FAMILIES for text in draw_texts(llm, family, count, seed)]
     compared = distributions(
-        {width: Reader(WIDTHS[width]) for width in dict.fromkeys([PLAIN, *widths])}, texts
+        {width: packaged(WIDTHS[width]) for width in dict.fromkeys([PLAIN, *widths])}, texts
     )
     return {width: {"weights": compared[width], "tasks": tasks(width, count, seed)} for width in widths}
 

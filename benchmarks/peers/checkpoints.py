@@ -56,7 +56,7 @@ def ensure(model: Model, folder: Path) -> Path:
     if not (folder / "tokenizer_config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write_weights(model, folder)
-        _write_tokenizer(folder, model.context)
+        write_tokenizer(folder, model.context)
     return folder
 
 
@@ -102,8 +102,9 @@ def _write_weights(model: Model, folder: Path) -> None:
     llama.save_pretrained(folder)
 
 
-def _write_tokenizer(folder: Path, context: int) -> None:
-    """Write a byte-level BPE tokenizer whose merges all start at a space and grow by a letter, so that no two
+def write_tokenizer(folder: Path, context: int) -> None:
+    """Write to the folder a byte-level BPE tokenizer whose merges all start at a space and grow by a letter,
+    so that no two
     compete."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

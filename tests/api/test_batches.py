@@ -358,7 +358,7 @@ def test_an_output_is_no_input(server: Served) -> None:
     [
         ({"data": {"purpose": "batch"}}, None, "multipart/form-data"),
         ({"files": {"other": b"x"}, "data": {"purpose": "batch"}}, None, "file is required"),
-        ({"files": {"file": b"x"}}, "purpose", "purpose must be batch"),
+        ({"files": {"file": b"x"}}, "purpose", "purpose is required: batch"),
         ({"files": {"file": b"x"}, "data": {"purpose": "fine-tune"}}, "purpose", "not 'fine-tune'"),
         (
             {"files": {"file": b"x"}, "data": {"purpose": "batch", "expires_after[seconds]": "5"}},

@@ -87,7 +87,7 @@ def test_records_of_several_slices_add_up(tmp_path: Path) -> None:
 
 
 def test_words_are_encoded_to_their_ids(tmp_path: Path) -> None:
-    checkpoints._write_tokenizer(tmp_path, 128)
+    checkpoints.write_tokenizer(tmp_path, 128)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == checkpoints.VOCABULARY
     ids = [checkpoints.WORDS[i] for i in (0, 1, 700, -1, 12_345)]

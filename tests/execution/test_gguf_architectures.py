@@ -92,9 +92,13 @@ def yarn(name: str, value: float) -> Callable[[gguf.GGUFWriter], None]:
     [
         ("gemma2", entry("gemma2.attention.sliding_window_pattern", [True]), "array of 2 finite numbers"),
         ("gemma2", entry("gemma2.attention.scale", 0.1), "gemma2.attention.scale is not supported"),
-        ("gemma2", entry("gemma2.attn_logit_softcapping", -1.0), "must be a number from 0 to 1e+06, not -1"),
+        (
+            "gemma2",
+            entry("gemma2.attn_logit_softcapping", -1.0),
+            "must be a number from 0 to 1000000, not -1",
+        ),
         ("granite", entry("granite.rope.scaling.finetuned", False), "false is not supported: no layer is"),
-        ("granite", entry("granite.logit_scale", 0.0), "must be a number from 1e-06 to 1e+06, not 0.0"),
+        ("granite", entry("granite.logit_scale", 0.0), "must be a number from 1e-06 to 1000000, not 0.0"),
         ("smollm3", entry("smollm3.attention.sliding_window", 9), "does not say in which layers"),
         ("phi4-mini", without_short_factors, "rope_factors_short.weight is missing"),
         ("phi4-mini", entry("phi3.rope.dimension_count", 7), "must be even and at most 16, not 7"),

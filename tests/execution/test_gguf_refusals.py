@@ -54,7 +54,7 @@ def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callab
         (entry("llama.rope.scaling.type", "yarn"), "llama.rope.scaling.factor is missing"),
         (entry("llama.rope.scaling.yarn_beta_fast", 8.0), "is not supported with scaling 'none'"),
         (tensor("rope_factors_long.weight", (8,)), "rope_factors_long.weight is not supported for llama"),
-        (entry("llama.rope.freq_base", float("nan")), "must be a number from 1 to 1e+15, not nan"),
+        (entry("llama.rope.freq_base", float("nan")), "must be a number from 1 to 1000000000000000, not nan"),
         (entry("llama.attention.layer_norm_rms_epsilon", 0.0), "must be a number from"),
         (entry("llama.expert_count", 8), "llama.expert_used_count is missing"),
         (entry("llama.attention.causal", False), "llama.attention.causal false is not supported"),

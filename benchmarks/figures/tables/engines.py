@@ -135,6 +135,25 @@ def compare_345m_int4() -> tuple[Row, list[Row]]:
     return _width("peers-345m-avx512_bf16", "int4")
 
 
+@table("engines/mixture", "mixture")
+def mixture() -> tuple[Row, list[Row]]:
+    """Return a mixture of experts beside llama.cpp."""
+    measured = figures("mixture")
+    ours, theirs = measured["streamserve"], measured["llama.cpp"]
+    rows = []
+    for key, entry in ours.items():
+        if key in ("ready", "memory"):
+            continue
+        value, other = entry["value"], theirs[key]["value"]
+        share = f"{entry['share'] * 100:.0f} %" if "share" in entry else ""
+        rows.append([SCENARIOS[key], _number(value), _number(other), f"{value / other:.2f}", share])
+    seconds = [engine["ready"] for engine in (ours, theirs)]
+    rows.append(["time to ready, s", *map(_number, seconds), f"{seconds[1] / seconds[0]:.2f}", ""])
+    sizes = [engine["memory"] / 1e9 for engine in (ours, theirs)]
+    rows.append(["resident memory, GB", *map(_number, sizes), f"{sizes[1] / sizes[0]:.2f}", ""])
+    return ["Q4_0, tokens/s", "streamserve", "llama.cpp", "ratio", "share of the floor"], rows
+
+
 @table("engines/short", "peers-345m", brief=True)
 def short() -> tuple[Row, list[Row]]:
     """Return the ratios to the best peer alone, in two columns of scenarios."""

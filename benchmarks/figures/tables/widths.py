@@ -73,3 +73,13 @@ def quality() -> tuple[Row, list[Row]]:
             ]
         )
     return ["width", "perplexity", "KL, nats", "same greedy token", "mean score", "acceptance"], rows
+
+
+@table("widths/formats", "format_agreement")
+def formats() -> tuple[Row, list[Row]]:
+    """Return agreement with the dequantized weights in float32, by format."""
+    rows = [
+        [name, f"{measured['same greedy token']:.2%}", f"{measured['divergence']:.5f}"]
+        for name, measured in figures("format_agreement").items()
+    ]
+    return ["format", "same greedy token", "KL, nats"], rows

@@ -63,3 +63,13 @@ def throughput() -> tuple[Row, list[Row]]:
         ])  # fmt: skip
     head = ["burst", "one worker", "--workers 2", "ratio", "median: one worker", "--workers 2", "ratio"]
     return head, rows
+
+
+@table("workers/decisions", "fleet_scale")
+def decisions() -> tuple[Row, list[Row]]:
+    """Return how long decisions of a large fleet take."""
+    rows = [
+        [kind, f"{of['count']:,}", f"{1e6 * of['median']:.0f}", f"{1e6 * of['p99']:.0f}"]
+        for kind, of in figures("fleet_scale")["seconds"].items()
+    ]
+    return ["event", "events", "median, µs", "99 %, µs"], rows

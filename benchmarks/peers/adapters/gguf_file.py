@@ -26,7 +26,7 @@ def write(checkpoint: Path, path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     _add_shape(writer, config)
-    _add_tokenizer(writer, json.loads((checkpoint / "tokenizer.json").read_text()), config["eos_token_id"])
+    add_tokenizer(writer, json.loads((checkpoint / "tokenizer.json").read_text()), config["eos_token_id"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for shard in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(shard, "pt") as tensors:
@@ -53,7 +53,8 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], end: int) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], end: int) -> None:
+    """Add a byte-level BPE tokenizer, the content of tokenizer.json."""
     vocabulary = tokenizer["model"]["vocab"]
     types = [gguf.TokenType.NORMAL] * len(vocabulary)
     types[end] = gguf.TokenType.CONTROL

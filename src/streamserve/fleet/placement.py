@@ -19,7 +19,7 @@ from streamserve.scheduling.prefix import extend_hashes, root_hash
 from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, RouteCandidate, Router
 
 REMEMBERED_DECISIONS = 100
-CONSIDERED = 64
+CONSIDERED = 32
 """Candidates that are compared for a request: a decision takes as long among a thousand as among these."""
 MOVE_GAIN = 1.1
 """A prompt stream moves only where the prediction is better by this factor: predictions err."""
@@ -74,6 +74,10 @@ class PrefixView:
         while count < len(hashes) and hashes[count] in known:
             count += 1
         return count
+
+    def holders(self, digest: bytes) -> set[str]:
+        """Return the workers that have a block cached."""
+        return {worker for worker, known in self._blocks.items() if digest in known}
 
     def learn(self, worker: str, hashes: Sequence[bytes], limit: int) -> None:
         """Record that a worker computes these blocks; it holds `limit` blocks at most."""
@@ -257,7 +261,8 @@ class Placement:
         start = self._turn * CONSIDERED % len(candidates)
         turned = [*candidates[start:], *candidates[:start]]
         usable = (pair for pair in turned if pair[0] in ready and pair[1] in ready)
-        cached = (pair for pair in turned if self.view.cached(pair[0], hashes[:1]))
+        holders = self.view.holders(hashes[0]) if hashes else set()
+        cached = (pair for pair in turned if pair[0] in holders)
         holding = islice((pair for pair in cached if pair[0] in ready and pair[1] in ready), CONSIDERED // 2)
         return list(dict.fromkeys(islice(chain(holding, usable), CONSIDERED)))
 

@@ -40,7 +40,7 @@ _MEASURED = frozenset(
     {
         "dtype", "kv_cache_dtype", "device", "tensor_parallel_size", "backend", "kernel_path", "numerics",
         "quantization", "head_quantization", "threads", "max_model_len", "kv_cache_bytes", "num_blocks",
-        "block_size", "draft", "task",
+        "block_size", "max_num_seqs", "max_num_batched_tokens", "draft", "task",
     }
 )  # fmt: skip
 """Settings of what `streamserve profile` loads and measures."""
