@@ -1,4 +1,4 @@
-"""A mixture of experts with the shape of Qwen3-30B-A3B in Q4_0, beside llama.cpp on the same file.
+"""A mixture of experts with the shape of Qwen3-30B-A3B in Q4_0, compared with llama.cpp on the same file.
 
     python -m benchmarks.mixture write                 the file (17 GB), tensor by tensor
     python -m benchmarks.mixture run --rounds 2        each engine in turn, one in memory at a time

@@ -137,7 +137,7 @@ def compare_345m_int4() -> tuple[Row, list[Row]]:
 
 @table("engines/mixture", "mixture")
 def mixture() -> tuple[Row, list[Row]]:
-    """Return a mixture of experts beside llama.cpp."""
+    """Return a mixture of experts compared with llama.cpp."""
     measured = figures("mixture")
     ours, theirs = measured["streamserve"], measured["llama.cpp"]
     rows = []

@@ -12,6 +12,7 @@ the fleet alone judges what the loss of its worker means.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from streamserve.protocol.server_config import LogLevel
 
 logger = logging.getLogger(__name__)
 
+CONNECT_SECONDS = 5.0
 AGAIN_SECONDS = 1.0
 """Between the end of an actor and its successor."""
 STOP_SECONDS = 12.0
@@ -61,7 +63,7 @@ class RayLauncher:
         self._config = config
         self._connected = not ray.is_initialized()
         if self._connected:
-            ray.init(address=config.address, namespace="streamserve", logging_level=logging.WARNING)
+            _connect(ray, config.address)
         self._cpus = config.cpus or cpus_of_each(_machine_cpus(ray.nodes()), len(workers))
         join = config.join
         if not join.endpoint:
@@ -193,6 +195,21 @@ class RayLauncher:
     def _cpus_of_a_machine(self) -> float:
         """Return the processors of the smallest machine: a worker's share of its memory is not too large."""
         return min(_machine_cpus(self._ray.nodes()))
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect to a cluster. Raises OSError if there is none at the address."""
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon and port.isdecimal() and "/" not in host:  # Ray itself waits for more than a minute
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        ray.init(address=address, namespace="streamserve", logging_level=logging.WARNING)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        logger.debug("Ray", exc_info=error)
+        raise OSError(
+            f"there is no Ray cluster at ray_address = {address!r}: start one (`ray start --head`), or name "
+            "another with --ray-address"
+        ) from error
 
 
 def groups(workers: Iterable[str]) -> list[tuple[str, ...]]:

@@ -35,7 +35,7 @@ from streamserve.protocol.kv_network import (
 from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.network_memory import HEARTBEAT_MILLISECONDS, QUEUED, SILENCE_MILLISECONDS
-from streamserve.transfer.pools import LAYER_SECONDS, Pools
+from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 from streamserve.transfer.shared_memory import SharedMemoryTransport
 
 logger = logging.getLogger(__name__)
@@ -102,15 +102,7 @@ class NetworkTransport:
 
     def check(self, to: CacheAddress) -> None:
         """Raise TransferError if blocks cannot be written to this cache."""
-        if to.fingerprint != self._fingerprint:
-            raise TransferError(
-                f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "
-                "weights, precision, block size or layout differ"
-            )
-        if to.size != self._pools.block_bytes * to.num_blocks:
-            raise TransferError(
-                f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
-            )
+        check_fits(to, self._fingerprint, self._pools.block_bytes)
         if to.host == self._host and not self._network.always:
             with contextlib.suppress(TransferError):  # not the same user, or other namespaces: over TCP
                 self._shared.check(to)

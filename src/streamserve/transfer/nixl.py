@@ -29,7 +29,7 @@ from torch import Tensor
 from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.transfer.pools import LAYER_SECONDS, Pools
+from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 from streamserve.transfer.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -171,15 +171,7 @@ class NixlTransport:
 
     def check(self, to: CacheAddress) -> None:
         """Raise TransferError if blocks cannot be written to this cache."""
-        if to.fingerprint != self._fingerprint:
-            raise TransferError(
-                f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "
-                "weights, precision, block size or layout differ"
-            )
-        if to.size != self._pools.block_bytes * to.num_blocks:
-            raise TransferError(
-                f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
-            )
+        check_fits(to, self._fingerprint, self._pools.block_bytes)
         if to not in self._peers:
             with self._agent_lock:
                 self._remove_dead_peers()

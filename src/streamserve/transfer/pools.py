@@ -13,11 +13,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from streamserve.engine.transport import TransferError
+from streamserve.protocol.transfers import CacheAddress
+
 Written = npt.NDArray[np.int64]
 """One number: how many layers the target has written in all its steps so far."""
 
 LAYER_SECONDS = 0.0003
 """Polling interval while waiting for a layer."""
+
+
+def check_fits(to: CacheAddress, fingerprint: str, block_bytes: int) -> None:
+    """Raise TransferError unless a cache has KV of this fingerprint, in blocks of `block_bytes`."""
+    if to.fingerprint != fingerprint:
+        raise TransferError(
+            f"KV of {fingerprint} does not fit a cache of {to.fingerprint}: "
+            "weights, precision, block size or layout differ"
+        )
+    if to.size != block_bytes * to.num_blocks:
+        raise TransferError(
+            f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
+        )
 
 
 class Pools:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.transfer.pools import LAYER_SECONDS, Pools
+from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 
 
 class SharedMemory:
@@ -65,11 +65,7 @@ class SharedMemoryTransport:
 
     def check(self, to: CacheAddress) -> None:
         """Raise TransferError if blocks cannot be written to this cache; map it."""
-        if to.fingerprint != self._fingerprint:
-            raise TransferError(
-                f"KV of {self._fingerprint} does not fit a cache of {to.fingerprint}: "
-                "weights, precision, block size or layout differ"
-            )
+        check_fits(to, self._fingerprint, self._pools.block_bytes)
         if to not in self._opened:
             self._unmap_dead_peers()
             self._opened[to] = self._open(to)
@@ -128,10 +124,6 @@ class SharedMemoryTransport:
         self._landed.append(Landed(job, sent, seconds=seconds))
 
     def _open(self, to: CacheAddress) -> list[Tensor]:
-        if to.size != self._pools.block_bytes * to.num_blocks:
-            raise TransferError(
-                f"the cache at {to.path} has {to.size} bytes, which is not {to.num_blocks} blocks"
-            )
         try:
             handle = os.open(to.path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
