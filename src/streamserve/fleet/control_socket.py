@@ -63,7 +63,8 @@ class ControlSocket:
             state = self._workers.get(worker)
             if len(parts) == 2 and state is not None and incarnation == str(state.incarnation):
                 return worker, state.incarnation, parts[1]
-            logger.warning("ignored a message of %r, which is not a running worker", parts[0][:64])
+            # A worker that was removed or restarted may report until its process has ended.
+            logger.debug("ignored a message of %r, which is not a running worker", parts[0][:64])
 
 
 def _free(

@@ -148,7 +148,9 @@ class Scaling:
             return RequestError("this server was started without stream pairs: add unified", field="role")
         if len(self._workers) + len(names) > bound:
             there = f"{len(self._workers)} workers, of at most {bound}"
-            return RequestError(f"there are {there}: start the server with --max-workers", status=409)
+            return RequestError(
+                f"there are {there}: start the server with a larger --max-workers", status=409
+            )
         return None
 
     def _move(self, workers: Collection[str], now: float) -> Iterator[Command]:

@@ -84,7 +84,7 @@ def router_view(fleet: Fleet, router: str, machines: Sequence[MachineState], now
                 decoding=load.decoding,
                 blocks_live=load.blocks_live,
                 blocks_total=worker.blocks,
-                silence=round(max(load.silence, 0.0), 3),
+                silence=round(max(load.silence, 0.0), 3) if worker.heard_at else 0.0,
                 host=hosts.get(name, ""),
             )
         )
