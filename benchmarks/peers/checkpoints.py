@@ -48,6 +48,7 @@ class Model:
 MODELS = {
     "345m": Model(hidden=960, layers=32, heads=15, kv_heads=5, ffn=2560),
     "1b": Model(hidden=2048, layers=16, heads=32, kv_heads=8, ffn=8192),
+    "3b": Model(hidden=3072, layers=28, heads=24, kv_heads=8, ffn=8192),
 }
 
 

@@ -135,6 +135,24 @@ def compare_345m_int4() -> tuple[Row, list[Row]]:
     return _width("peers-345m-avx512_bf16", "int4")
 
 
+@table("engines/345m-avx512", "peers-345m-avx512")
+def compare_345m_avx512() -> tuple[Row, list[Row]]:
+    """Return 345 M parameters in bf16 on a processor whose bf16 instructions are slower than float32."""
+    return _compare("peers-345m-avx512", floor=True)
+
+
+@table("engines/345m-avx512-int8", "peers-345m-avx512")
+def compare_345m_avx512_int8() -> tuple[Row, list[Row]]:
+    """Return the same in 8 bits."""
+    return _width("peers-345m-avx512", "int8")
+
+
+@table("engines/345m-avx512-int4", "peers-345m-avx512")
+def compare_345m_avx512_int4() -> tuple[Row, list[Row]]:
+    """Return the same in 4 bits."""
+    return _width("peers-345m-avx512", "int4")
+
+
 @table("engines/mixture", "mixture")
 def mixture() -> tuple[Row, list[Row]]:
     """Return a mixture of experts compared with llama.cpp."""

@@ -73,3 +73,14 @@ def decisions() -> tuple[Row, list[Row]]:
         for kind, of in figures("fleet_scale")["seconds"].items()
     ]
     return ["event", "events", "median, µs", "99 %, µs"], rows
+
+
+@table("workers/quota", "quota")
+def quota() -> tuple[Row, list[Row]]:
+    """Return threads and speeds within a CPU quota and on one processor."""
+    cases = figures("quota")
+    work = [name for name in next(iter(cases.values())) if name != "threads"]
+    rows = [
+        [name, f"{one['threads']:.0f}", *(f"{one[what]:.0f}" for what in work)] for name, one in cases.items()
+    ]
+    return ["limit", "threads", *work], rows
