@@ -22,6 +22,7 @@
 // Where the inputs of a group do not follow each other in x, an order of k says where they are.
 #include <iterator>
 
+#include "dot_products.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include "gemm_int_amx.h"
@@ -38,212 +39,6 @@ constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
 constexpr int AHEAD = 4096;     // bytes that are fetched ahead
 constexpr int ROW_GAP = 64;     // bytes between rows of x, so that they do not meet in the same lines of L1
 constexpr float SMALLEST = 1e-35f;  // smaller numbers are zero: 127 divided by them is not finite
-
-// Sums of products of four k for `lanes` columns. `signed8`: 8-bit weights lose 128 on the way.
-struct DotPortable {
-    using V = VecPortable;
-    static constexpr int lanes = 8, at_once = 2, rows = 2;
-    static constexpr bool signed8 = false;
-    int32_t v[lanes];
-
-    struct Bytes {
-        uint8_t b[4 * lanes];
-    };
-    static Bytes load(const uint8_t* p) {
-        Bytes out;
-        std::memcpy(out.b, p, sizeof out.b);
-        return out;
-    }
-    static Bytes low(Bytes w) {
-        for (uint8_t& b : w.b) b &= 15;
-        return w;
-    }
-    static Bytes high(Bytes w) {
-        for (uint8_t& b : w.b) b >>= 4;
-        return w;
-    }
-    static Bytes table(const uint8_t* p) {
-        Bytes out{};
-        std::memcpy(out.b, p, 16);
-        return out;
-    }
-    static Bytes look_up(const Bytes& table, Bytes w) {
-        for (uint8_t& b : w.b) b = table.b[b];
-        return w;
-    }
-    struct Four {
-        int8_t b[4];
-    };
-    static Four broadcast(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
-    static DotPortable all(int32_t x) {
-        DotPortable out;
-        for (int32_t& one : out.v) one = x;
-        return out;
-    }
-    template <int BITS>
-    void add(Bytes w, Four x) {
-        for (int i = 0; i < lanes; i++) {
-            for (int j = 0; j < 4; j++) v[i] += int32_t(w.b[4 * i + j]) * x.b[j];
-        }
-    }
-    V floats() const {
-        return V::make([&](int i) { return float(v[i]); });
-    }
-
-    // For rounding: integers of `lanes` numbers.
-    static DotPortable magnitudes(V x) {
-        DotPortable out;
-        std::memcpy(out.v, x.v, sizeof out.v);
-        for (int32_t& bits : out.v) bits &= 0x7fffffff;
-        return out;
-    }
-    static DotPortable larger(DotPortable a, DotPortable b) {
-        for (int i = 0; i < lanes; i++) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
-        return a;
-    }
-    int32_t largest() const {
-        int32_t out = 0;
-        for (int32_t x : v) out = x > out ? x : out;
-        return out;
-    }
-    static DotPortable nearest(V x) {
-        DotPortable out;
-        for (int i = 0; i < lanes; i++) {
-            float rounded = std::nearbyint(x.v[i]);
-            out.v[i] = rounded >= -127.0f && rounded <= 127.0f ? int32_t(rounded) : 0;
-        }
-        return out;
-    }
-    void plus(DotPortable o) {
-        for (int i = 0; i < lanes; i++) v[i] += o.v[i];
-    }
-    void narrow(int8_t* to) const {
-        for (int i = 0; i < lanes; i++) to[i] = int8_t(v[i]);
-    }
-    int32_t total() const {
-        int32_t out = 0;
-        for (int32_t x : v) out += x;
-        return out;
-    }
-};
-
-// fma in one rounding, which plain C++ has as a function.
-inline VecPortable fused(VecPortable a, VecPortable b, VecPortable c) {
-    return VecPortable::make([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
-}
-
-#if defined(__AVX2__) && defined(__FMA__)
-struct Dot256 {
-    using V = Vec256;
-    static constexpr int lanes = 8, at_once = 2, rows = 4;
-#ifdef STREAMSERVE_VNNI256
-    static constexpr bool signed8 = false;
-#else
-    static constexpr bool signed8 = true;
-#endif
-    __m256i v;
-
-    using Bytes = __m256i;
-    static Bytes load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    static Bytes low(Bytes w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
-    static Bytes high(Bytes w) { return _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15)); }
-    static Bytes table(const uint8_t* p) {
-        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    }
-    static Bytes look_up(Bytes table, Bytes w) { return _mm256_shuffle_epi8(table, w); }
-    static __m256i broadcast(const int8_t* x) {
-        int32_t four;
-        std::memcpy(&four, x, 4);
-        return _mm256_set1_epi32(four);
-    }
-    static Dot256 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
-    // Without VNNI pairs are summed in 16 bits, where 2 · 255 · 127 has no place, but 2 · 128 · 127 has: so 8-bit weights
-    // are taken less 128, and their sign goes to x.
-    template <int BITS>
-    void add(Bytes w, __m256i x) {
-#ifdef STREAMSERVE_VNNI256
-        dot_bytes(v, w, x);
-#else
-        if constexpr (BITS == 8) {
-            w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-            x = _mm256_sign_epi8(x, w);
-            w = _mm256_abs_epi8(w);
-        }
-        __m256i pairs = _mm256_maddubs_epi16(w, x);
-        v = _mm256_add_epi32(v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
-    }
-    V floats() const { return {_mm256_cvtepi32_ps(v)}; }
-
-    static Dot256 magnitudes(V x) {
-        return {_mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x7fffffff))};
-    }
-    static Dot256 larger(Dot256 a, Dot256 b) { return {_mm256_max_epi32(a.v, b.v)}; }
-    int32_t largest() const {
-        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-        __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-        return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-    }
-    static Dot256 nearest(V x) { return {_mm256_cvtps_epi32(x.v)}; }
-    void plus(Dot256 o) { v = _mm256_add_epi32(v, o.v); }
-    void narrow(int8_t* to) const {
-        __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-        _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(words, words));
-    }
-    int32_t total() const {
-        __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-        __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-        return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-    }
-};
-
-inline Vec256 fused(Vec256 a, Vec256 b, Vec256 c) { return fma(a, b, c); }
-#endif
-
-#if defined(STREAMSERVE_AVX512) && defined(__AVX512VNNI__)
-struct Dot512 {
-    using V = Vec512;
-    static constexpr int lanes = 16, at_once = 4, rows = 6;
-    static constexpr bool signed8 = false;
-    __m512i v;
-
-    using Bytes = __m512i;
-    static Bytes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-    static Bytes low(Bytes w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
-    static Bytes high(Bytes w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
-    static Bytes table(const uint8_t* p) {
-        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    }
-    static Bytes look_up(Bytes table, Bytes w) { return _mm512_shuffle_epi8(table, w); }
-    static __m512i broadcast(const int8_t* x) {
-        int32_t four;
-        std::memcpy(&four, x, 4);
-        return _mm512_set1_epi32(four);
-    }
-    static Dot512 all(int32_t x) { return {_mm512_set1_epi32(x)}; }
-    template <int BITS>
-    void add(Bytes w, __m512i x) {
-        // The sum stays in its register: left to itself, gcc moves 24 of them to the stack and back.
-        asm("vpdpbusd %2, %1, %0" : "+v"(v) : "v"(w), "v"(x));
-    }
-    V floats() const { return {_mm512_cvtepi32_ps(v)}; }
-    static Dot512 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
-
-    static Dot512 magnitudes(V x) {
-        return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff))};
-    }
-    static Dot512 larger(Dot512 a, Dot512 b) { return {_mm512_max_epi32(a.v, b.v)}; }
-    int32_t largest() const { return _mm512_reduce_max_epi32(v); }
-    static Dot512 nearest(V x) { return {_mm512_cvtps_epi32(x.v)}; }
-    void plus(Dot512 o) { v = _mm512_add_epi32(v, o.v); }
-    void narrow(int8_t* to) const {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(v));
-    }
-    int32_t total() const { return _mm512_reduce_add_epi32(v); }
-};
-
-inline Vec512 fused(Vec512 a, Vec512 b, Vec512 c) { return fma(a, b, c); }
-#endif
 
 // One thread's rows of x in 8 bits, group by group.
 class RoundedRows {
@@ -285,6 +80,10 @@ class RoundedRows {
         bool tiled = w_.path == AMX && !w_.table && IntegerTiles::fit(w_.group);
         if (tiled && rows_ >= IntegerTiles::ROWS) return tile_times(panel);
 #endif
+        if constexpr (D::at_once * D::lanes == PANEL) {
+            if (rows_ == 1 && w_.group != SMALL_GROUP) return stream_panel<D, 1>(panel, next);
+            if (rows_ == 2 && w_.group != SMALL_GROUP) return stream_panel<D, 2>(panel, next);
+        }
         for (int g = 0; g < groups_; g++) {
             for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
                 Block block = block_of(panel, column, g);
@@ -345,9 +144,11 @@ class RoundedRows {
 
     // Where the weights are that are read AHEAD bytes after `weight`, by the first rows of a block.
     const uint8_t* ahead_of(const Block& b, const uint8_t* weight) const {
-        if (b.row) return weight;
-        const uint8_t* end = weights_of(b.panel) + panel_bytes();
-        return weight + AHEAD < end ? weight + AHEAD : weights_of(b.next) + (weight + AHEAD - end);
+        return b.row ? weight : ahead_in(b.panel, b.next, weight);
+    }
+    const uint8_t* ahead_in(int panel, int next, const uint8_t* weight) const {
+        const uint8_t* end = weights_of(panel) + panel_bytes();
+        return weight + AHEAD < end ? weight + AHEAD : weights_of(next) + (weight + AHEAD - end);
     }
 
     // The largest number of a group decides its scale. Its bits are compared, so that a NaN is the largest; it,
@@ -437,6 +238,110 @@ class RoundedRows {
         }
     }
 #endif
+
+    // `times` for one row or two, which take as long as reading the weights: registers hold y from the first
+    // group to the last, and two integer sums of each number, which do not wait for each other.
+    template <class D, int ROWS>
+    float* stream_panel(int panel, int next) {
+        if (w_.bits == 8) return stream_numbers<D, 8, ROWS>(panel, next);
+        return w_.table ? stream_numbers<D, INDICES, ROWS>(panel, next) : stream_numbers<D, 4, ROWS>(panel, next);
+    }
+
+    template <class D, int BITS, int ROWS>
+    float* stream_numbers(int panel, int next) {
+        return w_.offsets ? stream<D, BITS, ROWS, true>(panel, next) : stream<D, BITS, ROWS, false>(panel, next);
+    }
+
+    // Of 4 bits the first sum is that of the low halves of bytes: with groups of 32 that of a group, and the second
+    // that of the next one. Of 8 bits the sums are those of every other line.
+    template <class D, int BITS, int ROWS, bool ZEROS>
+    float* stream(int panel, int next) {
+        using V = typename D::V;
+        constexpr int LINES = BITS == 8 ? TILE / 4 : TILE / 8;  // of a tile
+        bool halves = w_.group < TILE;
+        int first = -((w_.offsets ? 0 : BITS == 4 ? 8 : 128));
+        V y[ROWS][D::at_once];
+        UNROLLED for (auto& row : y) UNROLLED for (V& one : row) one = V::set(0.0f);
+        D even[ROWS][D::at_once], odd[ROWS][D::at_once];
+        typename D::Bytes table{};
+        if constexpr (BITS == INDICES) table = D::table(w_.table);
+        const uint8_t* weight = weights_of(panel);
+        const int8_t* x = x_rounded_;
+        int tiles_of_group = halves ? 1 : w_.group / TILE, tiles = w_.k_padded / TILE;
+        for (int g = 0; tiles > 0; tiles -= tiles_of_group, g += 1 + halves) {
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                const int32_t* total = totals_ + size_t(r) * size_t(groups_) + size_t(g);
+                UNROLLED for (int i = 0; i < D::at_once; i++) {
+                    even[r][i] = D::all(first * total[0]), odd[r][i] = D::all(halves ? first * total[1] : 0);
+                }
+            }
+            int count = tiles < tiles_of_group ? tiles : tiles_of_group;
+            for (int tile = 0; tile < count; tile++, weight += LINES * LINE, x += TILE) {
+                stream_tile<D, BITS, ROWS>(weight, ahead_in(panel, next, weight), x, table, halves, even, odd);
+            }
+            if (!halves) {
+                UNROLLED for (int r = 0; r < ROWS; r++) {
+                    UNROLLED for (int i = 0; i < D::at_once; i++) even[r][i].plus(odd[r][i]);
+                }
+            }
+            add_scaled<D, ROWS, ZEROS>(panel, next, g, even, y);
+            if (halves) add_scaled<D, ROWS, ZEROS>(panel, next, g + 1, odd, y);
+        }
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            UNROLLED for (int i = 0; i < D::at_once; i++) y[r][i].store(sums_ + r * PANEL + i * D::lanes);
+        }
+        return sums_;
+    }
+
+    // A tile of 64 numbers. Of 8 bits with groups of 32 the sums are those of the tile's halves.
+    template <class D, int BITS, int ROWS>
+    __attribute__((always_inline)) void stream_tile(const uint8_t* weight, const uint8_t* ahead, const int8_t* x,
+                                                    typename D::Bytes table, bool halves, D (&even)[ROWS][D::at_once],
+                                                    D (&odd)[ROWS][D::at_once]) {
+        int second = BITS != 8 || halves ? TILE / 2 : 4;  // where in x the second sum's numbers are
+        int step = BITS == 8 && !halves ? 8 : 4;
+        size_t gap = BITS != 8 ? 0 : halves ? size_t(TILE / 8 * LINE) : size_t(LINE), jump = size_t(step / 4 * LINE);
+        for (int j = 0; j < TILE / 8; j++, weight += jump, ahead += jump, x += step) {
+            typename D::Bytes low[D::at_once], high[D::at_once];
+            UNROLLED for (int i = 0; i < D::at_once; i++) {
+                const uint8_t* at = weight + size_t(i) * 4 * D::lanes;
+                __builtin_prefetch(ahead + i * 4 * D::lanes, 0, 2);
+                low[i] = D::load(at);
+                if constexpr (BITS == 8) {
+                    __builtin_prefetch(ahead + gap + size_t(i) * 4 * D::lanes, 0, 2);
+                    high[i] = D::load(at + gap);
+                } else {
+                    high[i] = looked_up<D, BITS>(table, D::high(low[i]));
+                    low[i] = looked_up<D, BITS>(table, D::low(low[i]));
+                }
+            }
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                const int8_t* row = x + size_t(r) * stride();
+                auto one = D::broadcast(row), two = D::broadcast(row + second);
+                UNROLLED for (int i = 0; i < D::at_once; i++) {
+                    even[r][i].template add<WIDTH<BITS>>(low[i], one);
+                    odd[r][i].template add<WIDTH<BITS>>(high[i], two);
+                }
+            }
+        }
+    }
+
+    // Adds a group's integer sums to y, scaled.
+    template <class D, int ROWS, bool ZEROS>
+    __attribute__((always_inline)) void add_scaled(int panel, int next, int g, const D (&dot)[ROWS][D::at_once],
+                                                   typename D::V (&y)[ROWS][D::at_once]) {
+        using V = typename D::V;
+        size_t at = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL;
+        V s[D::at_once], m[D::at_once];
+        load_tables<D, ZEROS>(at, (size_t(next) * size_t(groups_) + size_t(g)) * PANEL, s, m);
+        UNROLLED for (int r = 0; r < ROWS; r++) {
+            size_t of = size_t(r) * size_t(groups_) + size_t(g);
+            V scale_of_row = V::set(scales_[of]), sum_of_row = V::set(float(totals_[of]));
+            UNROLLED for (int i = 0; i < D::at_once; i++) {
+                y[r][i] = fused(scale_of_row, scaled<D, ZEROS>(s[i], m[i], dot[r][i], sum_of_row), y[r][i]);
+            }
+        }
+    }
 
     // ROWS rows and the columns of `at_once` vectors: registers hold the integer sums, y is in L1. Sums begin
     // with what an offset of the weights adds to them.
@@ -556,6 +461,39 @@ class RoundedRows {
         return V::load(static_cast<const int8_t*>(w_.offsets) + i) * (V::set(-0.0f) - scales);
     }
 
+    // The scales and offsets of a panel's group from `at` on; fetches those from `ahead` on.
+    template <class D, bool ZEROS>
+    __attribute__((always_inline)) void load_tables(size_t at, size_t ahead, typename D::V (&s)[D::at_once],
+                                                    typename D::V (&m)[D::at_once]) const {
+        switch (w_.scale_type) {
+            case SCALE_BF16: return load_tables_of<D, ZEROS, bf16, int8_t>(at, ahead, s, m);
+            case SCALE_F16: return load_tables_of<D, ZEROS, f16, int8_t>(at, ahead, s, m);
+            case SCALE_E8M0: return load_tables_of<D, false, e8m0, int8_t>(at, ahead, s, m);
+            default: return load_tables_of<D, ZEROS, float, float>(at, ahead, s, m);
+        }
+    }
+    template <class D, bool ZEROS, class S, class M>
+    __attribute__((always_inline)) void load_tables_of(size_t at, size_t ahead, typename D::V (&s)[D::at_once],
+                                                       typename D::V (&m)[D::at_once]) const {
+        using V = typename D::V;
+        const S* scales = static_cast<const S*>(w_.scales);
+        const M* offsets = static_cast<const M*>(w_.offsets);
+        UNROLLED for (size_t i = 0; i < PANEL * sizeof(S); i += 64) {
+            __builtin_prefetch(reinterpret_cast<const char*>(scales + ahead) + i, 0, 2);
+        }
+        if (ZEROS) UNROLLED for (size_t i = 0; i < PANEL * sizeof(M); i += 64) {
+            __builtin_prefetch(reinterpret_cast<const char*>(offsets + ahead) + i, 0, 2);
+        }
+        UNROLLED for (int i = 0; i < D::at_once; i++) {
+            s[i] = V::load(scales + at + size_t(i * D::lanes));
+            m[i] = V::set(0.0f);
+            if constexpr (ZEROS) {
+                m[i] = V::load(offsets + at + size_t(i * D::lanes));
+                if constexpr (sizeof(M) == 1) m[i] = m[i] * (V::set(-0.0f) - s[i]);
+            }
+        }
+    }
+
     // Fetches the scales and offsets of a panel's group after the next.
     void fetch_scales(const Block& b) const {
         int g = b.g + 2, panel = b.panel;
@@ -588,15 +526,17 @@ class RoundedRows {
         UNROLLED for (int r = 0; r < ROWS; r++, y += PANEL, sx += groups_, total += groups_) {
             V scale_of_row = V::set(*sx), sum_of_row = V::set(float(*total));
             UNROLLED for (int i = 0; i < D::at_once; i++) {
-                V sum = dot[r][i].floats(), t;
-                if constexpr (ZEROS) {
-                    t = fused(s[i], sum, m[i] * sum_of_row);
-                } else {
-                    t = s[i] * sum;
-                }
+                V t = scaled<D, ZEROS>(s[i], m[i], dot[r][i], sum_of_row);
                 fused(scale_of_row, t, b.g ? V::load(y + i * D::lanes) : V::set(0.0f)).store(y + i * D::lanes);
             }
         }
+    }
+
+    template <class D, bool ZEROS>
+    static __attribute__((always_inline)) typename D::V scaled(typename D::V s, typename D::V m, D dot,
+                                                               typename D::V sum_of_row) {
+        if constexpr (ZEROS) return fused(s, dot.floats(), m * sum_of_row);
+        return s * dot.floats();
     }
 
     const Linear& w_;
