@@ -8,6 +8,8 @@ Trials that the result file has are not repeated: an interruption costs one.
 
 import argparse
 import json
+import time
+from math import inf
 from typing import Any
 
 from benchmarks.report import RESULTS, SIMULATED, commit, table, write
@@ -33,9 +35,9 @@ def save(trials: list[dict[str, Any]]) -> None:
     write(NAME, settings, {"trials": trials}, SIMULATED)
 
 
-def run(rounds: int) -> list[dict[str, Any]]:
-    """Run the trials that are missing; return all."""
-    trials = known()
+def run(rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Run the trials that are missing, for so many seconds at most; return all."""
+    trials, end = known(), time.monotonic() + seconds
     done = {trial["seed"] for trial in trials}
     with open_campaign() as campaign:
         for seed in (seed for seed in range(rounds * CASES) if seed not in done):
@@ -48,6 +50,8 @@ def run(rounds: int) -> list[dict[str, Any]]:
             })  # fmt: skip
             print(seed, event, fault, worker, outcome.verdict, outcome.worst.get(fault), flush=True)
             save(trials)
+            if time.monotonic() > end:
+                break
     return trials
 
 
@@ -57,7 +61,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5, help="of every event with every fault")
-    trials = run(parser.parse_args().rounds)
+    parser.add_argument("--minutes", type=float, default=inf, help="the longest time of this run")
+    args = parser.parse_args()
+    trials = run(args.rounds, 60 * args.minutes)
     rows = []
     for fault in FAULTS:
         seconds = sorted(t["seconds"] for t in trials if t["fault"] == fault and t["verdict"] == "passed")

@@ -43,6 +43,8 @@ def main() -> None:
         figures[f"TCP, {rate}"] = asyncio.run(between(args.model, lengths, rate))
     sent = {measured["bytes"] for measured in figures.values()}
     assert len(sent) == 1, f"every transport sends the same KV, not {sent}"
+    for measured in figures.values():
+        measured["prompts"] = len(lengths)
     each = 1e3 / len(lengths)
     rows = [
         [name, f"{one['bytes'] / 1e6:.1f}", f"{one['prefill_seconds'] * each:.0f}",
