@@ -27,7 +27,7 @@ MAX_HELD = 50_000
 
 
 class Wire:
-    """The frames on their way, and the fault. Times are in seconds."""
+    """The frames in flight, and the fault. Times are in seconds."""
 
     def __init__(self, ends: dict[int, str]) -> None:
         self._ends = ends
