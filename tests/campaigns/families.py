@@ -41,7 +41,7 @@ FAMILIES = {
     "machine_faults": Family(
         "tests.campaigns.machine_faults",
         "machines that are lost or slow at each lifecycle event of a request, in network namespaces",
-        3.0,
+        2.0,
     ),
     "soak": Family(
         "tests.campaigns.soak",

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.outcome import WRONG_TEXT, Outcome
+from tests.campaigns.outcome import UNAVAILABLE, WRONG_TEXT, Outcome
 from tests.cluster.machine_faults import EVENTS, FAULTS, STREAMS, WORKERS, MachineFaults, machine_faults
 from tests.cluster.namespaces import why_not_permitted
 
@@ -34,7 +34,7 @@ class Faults:
 
     def trial(self, seed: int) -> Outcome:
         if self._refused:
-            return Outcome(verdict="refused", detail=self._refused)
+            return Outcome(verdict="refused", kind=UNAVAILABLE, detail=self._refused)
         event, fault, victim = case(seed)
         try:
             seconds = self._runner.run(self._trial(event, fault, victim))

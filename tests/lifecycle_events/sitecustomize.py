@@ -1,5 +1,5 @@
-"""Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of tests that lose some at
-a lifecycle event.
+"""Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of tests that lose some
+at a lifecycle event.
 
 The file `round` in the folder TEST_EVENT_FOLDER has the number of a round, a count and the name of the event.
 The first worker that reaches it that many times in the round writes the file `reached`, and blocks
