@@ -7,15 +7,40 @@ their own, which tc limits), encrypted and with keys, compared with shared memor
 import argparse
 import asyncio
 import random
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from benchmarks.pairs_live import transfer
 from benchmarks.report import table, write
 from tests.cluster.machines import machines
+from tests.cluster.namespaces import Namespaces
 
 RATES = ("not limited", "10gbit", "1gbit")
 LEASE = 10.0
+PROBE_BYTES = 100_000_000
+BLOCKS = 2000
+"""KV blocks of each worker; by default each takes a share of the memory, as if the machine were its own."""
+
+
+def throughput(net: Namespaces) -> float:
+    """Return the bytes a second of a plain connection between the machines."""
+    listen = (
+        "import socket; s = socket.create_server(('', 5000)); print(flush=True); c, _ = s.accept()\n"
+        "while c.recv(1 << 20): pass\nc.sendall(b'x')"
+    )
+    call = (
+        f"import socket, time; c = socket.create_connection(('{net.address(2)}', 5000))\n"
+        f"t = time.perf_counter(); c.sendall(bytes({PROBE_BYTES})); c.shutdown(socket.SHUT_WR); c.recv(1)\n"
+        f"print({PROBE_BYTES} / (time.perf_counter() - t))"
+    )
+    with subprocess.Popen(net.command(2, sys.executable, "-c", listen), stdout=subprocess.PIPE) as sink:
+        assert sink.stdout is not None
+        sink.stdout.readline()
+        command = net.command(1, sys.executable, "-c", call)
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout)
 
 
 async def between(model: str, lengths: list[int], rate: str) -> dict[str, float]:
@@ -24,8 +49,11 @@ async def between(model: str, lengths: list[int], rate: str) -> dict[str, float]
         for number in (1, 2):
             if rate in RATES[1:]:
                 made.net.limit(number, rate)
-            made.join(number, "--threads", "1")
-        return await transfer(model, lengths, **made.settings(LEASE))
+        link = throughput(made.net)
+        for number in (1, 2):
+            made.join(number)
+        measured = await transfer(model, lengths, num_blocks=BLOCKS, **made.settings(LEASE))
+    return measured | {"link_bytes_per_second": link}
 
 
 def main() -> None:
@@ -38,7 +66,7 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(0)
     lengths = [rng.randint(512, 1500) for _ in range(args.prompts)]
-    figures = {"shared memory": asyncio.run(transfer(args.model, lengths, threads=1))}
+    figures = {"shared memory": asyncio.run(transfer(args.model, lengths, num_blocks=BLOCKS, threads=1))}
     for rate in RATES:
         figures[f"TCP, {rate}"] = asyncio.run(between(args.model, lengths, rate))
     sent = {measured["bytes"] for measured in figures.values()}

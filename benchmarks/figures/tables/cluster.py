@@ -33,15 +33,16 @@ def transfer() -> tuple[Row, list[Row]]:
     """Return prefill time and exposed transfer time, per prompt."""
     rows = []
     for name, one in figures("pair_hosts").items():
-        each = one["prompts"]
+        each, link = one["prompts"], one.get("link_bytes_per_second")
         rows.append([
             name,
+            f"{8 * link / 1e9:.2f} Gbit/s" if link else "–",
             f"{one['bytes'] / each / 1e6:.2f} MB",
             f"{1e3 * one['prefill_seconds'] / each:.0f} ms",
             f"{1e3 * one['exposed_seconds'] / each:.1f} ms",
             f"{100 * one['exposed_share']:.1f} %",
         ])  # fmt: skip
-    return ["transport", "KV", "prefill", "exposed", "share"], rows
+    return ["transport", "plain TCP there", "KV", "prefill", "exposed", "share"], rows
 
 
 @table("cluster/load", "cluster_load")
