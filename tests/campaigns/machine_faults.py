@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.campaigns.outcome import UNAVAILABLE, WRONG_TEXT, Outcome
 from tests.cluster.machine_faults import EVENTS, FAULTS, STREAMS, WORKERS, MachineFaults, machine_faults
-from tests.cluster.namespaces import why_not_permitted
+from tests.cluster.namespaces import why_no_wire
 
 CASES = len(EVENTS) * len(FAULTS)
 
@@ -30,7 +30,7 @@ class Faults:
         self._runner = runner
         self._stack = AsyncExitStack()
         self._made: MachineFaults | None = None
-        self._refused = why_not_permitted()
+        self._refused = why_no_wire()
 
     def trial(self, seed: int) -> Outcome:
         if self._refused:

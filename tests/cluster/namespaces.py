@@ -137,3 +137,9 @@ def why_not_permitted() -> str:
     except (OSError, subprocess.CalledProcessError) as error:
         return f"network namespaces are not permitted here: {error}"
     return ""
+
+
+def why_no_wire() -> str:
+    """Return why there are no namespaces with wires here; empty if there are."""
+    permitted = os.access("/dev/net/tun", os.R_OK | os.W_OK)
+    return why_not_permitted() or ("" if permitted else "/dev/net/tun is missing or not permitted here")

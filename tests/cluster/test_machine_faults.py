@@ -8,10 +8,10 @@ import pytest
 
 from tests.campaigns.machine_faults import CASES, case
 from tests.cluster.machine_faults import EVENTS, FAULTS, machine_faults
-from tests.cluster.namespaces import why_not_permitted
+from tests.cluster.namespaces import why_no_wire
 from tests.conftest import Scale
 
-REFUSED = why_not_permitted()
+REFUSED = why_no_wire()
 NEEDS_NAMESPACES = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
 ALWAYS = (
     ("mid-layer push", "half-open connection", "decode-0"),
