@@ -63,16 +63,17 @@ async def all_answers(llm: AsyncLLM, requests: list[Request]) -> list[object]:
     )
 
 
+async def undisturbed(checkpoint: Path, requests: list[Request]) -> list[object]:
+    """Return the answers of one worker without faults."""
+    async with serving(checkpoint, **SETTINGS) as llm:
+        return await all_answers(llm, requests)
+
+
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path, scale: Scale) -> tuple[list[Request], list[object]]:
     """The requests, and the answers of one worker without faults."""
-
-    async def ask() -> list[object]:
-        async with serving(checkpoint, **SETTINGS) as llm:
-            return await all_answers(llm, requests)
-
     requests = make_requests(12, scale.seed)
-    return requests, asyncio.run(ask())
+    return requests, asyncio.run(undisturbed(checkpoint, requests))
 
 
 async def send_until(
@@ -115,7 +116,7 @@ async def test_a_worker_lost_at_an_event_costs_time_never_text(
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent / "lifecycle_events"), _path()])
     )
-    monkeypatch.setenv("TEST_EVENT", "finishing" if draining else event)
+    awaited = "finishing" if draining else event
     monkeypatch.setenv("TEST_EVENT_FOLDER", str(tmp_path))
     reached, resume, number = tmp_path / "reached", tmp_path / "resume", tmp_path / "round"
     recovered = []
@@ -125,7 +126,7 @@ async def test_a_worker_lost_at_an_event_costs_time_never_text(
         for attempt in range(1, 1 + rounds):
             reached.unlink(missing_ok=True)
             resume.unlink()
-            number.write_text(f"{attempt} {1 + attempt % 3}")
+            number.write_text(f"{attempt} {1 + attempt % 3} {awaited}")
             working = await send_until(reached, llm, requests, expected)
             if draining:  # with the requests sent before
                 await llm.drain(victims[0], True)

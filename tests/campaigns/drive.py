@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.campaigns.families import FAMILIES, open_campaign
 from tests.campaigns.ledger import RESULTS, Ledger, product_commit, read, write
-from tests.campaigns.outcome import ERROR, Campaign, Outcome, TrialFailure
+from tests.campaigns.outcome import ERROR, UNAVAILABLE, Campaign, Outcome, TrialFailure
 
 WRITE_SECONDS = 20.0
 """Interval in seconds at which the results file is written."""
@@ -63,7 +63,8 @@ def run(
                 if ended - written > WRITE_SECONDS:
                     written = ended
                     write(ledger, folder)
-                if ended - began >= seconds or len(done) == trials:
+                over = ended - began >= seconds or len(done) == trials
+                if over or outcome.kind == UNAVAILABLE:
                     break
         except KeyboardInterrupt:
             print("\ninterrupted: completed trials are recorded", file=sys.stderr)

@@ -38,6 +38,11 @@ FAMILIES = {
         "tests.campaigns.join_protocol",
         "hostile bytes and messages where machines join, with and without keys",
     ),
+    "machine_faults": Family(
+        "tests.campaigns.machine_faults",
+        "machines that are lost or slow at each lifecycle event of a request, in network namespaces",
+        2.0,
+    ),
     "soak": Family(
         "tests.campaigns.soak",
         "pairs with drafts, prompt streams and cancels; the slope of each process's memory",

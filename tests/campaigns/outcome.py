@@ -14,6 +14,8 @@ TRACEBACK = "traceback"
 UNCLEAR = "unclear refusal"
 LEFT_BEHIND = "left behind"
 ERROR = "error"
+UNAVAILABLE = "unavailable"
+"""Kind of a refused trial after which the run ends: the family needs what this machine does not permit."""
 KINDS = (DEATH, WRONG_TEXT, UNEXPECTED_5XX)
 """Kinds of failure that every results file counts, even where there are none; there may be others."""
 

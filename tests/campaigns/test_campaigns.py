@@ -18,7 +18,7 @@ from tests.campaigns.drive import run
 from tests.campaigns.families import FAMILIES, Family, open_campaign
 from tests.campaigns.ledger import Ledger, contains, merged
 from tests.campaigns.mutate import mutated, mutated_bytes
-from tests.campaigns.outcome import WRONG_TEXT, Outcome, TrialFailure
+from tests.campaigns.outcome import UNAVAILABLE, WRONG_TEXT, Outcome, TrialFailure
 from tests.campaigns.process_output import first_fault
 from tests.campaigns.settings import Trials, models
 from tests.campaigns.settings.draw import NoGenerator, draw_settings, generators
@@ -170,6 +170,14 @@ def test_seeds_accumulate_over_runs_and_failed_ones_come_first_at_the_next_commi
     fourth = scripted(Scripted(broken=False), "three", 1)
     assert fourth.earlier.failing == [], "it passed"
     assert fourth.now.seeds == [(7, 7)]
+
+
+def test_a_run_ends_where_its_family_is_not_permitted(scripted: Any) -> None:
+    class Forbidden(Scripted):
+        def trial(self, seed: int) -> Outcome:
+            return Outcome(verdict="refused", kind=UNAVAILABLE)
+
+    assert scripted(Forbidden(), "one", 50).now.refused == 1
 
 
 def test_an_interruption_records_completed_trials(scripted: Any) -> None:

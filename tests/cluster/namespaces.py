@@ -1,10 +1,34 @@
-"""Machines as network and process namespaces on one bridge: each with an address and its own processes, and a
-link that can be cut."""
+"""Machines as network, process and mount namespaces on one bridge: each with an address, with its own
+processes and /dev/shm, and with a link that can be cut, limited, delayed, stalled or made half-open."""
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+OWN_SHM = 'mount -t tmpfs shm /dev/shm && exec "$@"'
+
+
+class WireProcess:
+    """A running wire: see tests/cluster/wire.py."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def set(self, command: str) -> None:
+        """Let frames flow, or begin a fault: `delay SECONDS`, `stall`, `mute` or `flow`."""
+        assert self._process.stdin
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+
+    def counts(self) -> dict[str, int]:
+        """Return the frames so far, by device and by fault."""
+        self.set("count")
+        assert self._process.stdout
+        counts: dict[str, int] = json.loads(self._process.stdout.readline())
+        return counts
 
 
 class Namespaces:
@@ -28,11 +52,12 @@ class Namespaces:
     def command(self, number: int, *command: str) -> list[str]:
         """Return the command that runs another in a machine, as its first process."""
         alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-        return ["ip", "netns", "exec", self.name(number), *alone, *command]
+        return ["ip", "netns", "exec", self.name(number), *alone, "sh", "-c", OWN_SHM, "sh", *command]
 
     def up(self) -> None:
         """Raises OSError or CalledProcessError if namespaces are not permitted."""
-        _ip(f"link add {self._bridge} type bridge")
+        # Its own address: that of its ports changes as they come and go, unnoticed by the machines.
+        _ip(f"link add {self._bridge} address 02:00:00:00:00:fe type bridge")
         _ip(f"addr add {self.address(254)}/24 dev {self._bridge}")
         _ip(f"link set {self._bridge} up")
         for number in range(1, self._count + 1):
@@ -54,6 +79,31 @@ class Namespaces:
         """Limit what a machine sends, such as "1gbit"."""
         command = f"qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
         subprocess.run(["tc", "-n", self.name(number), *command.split()], check=True, capture_output=True)
+
+    @contextmanager
+    def wired(self, number: int) -> Iterator[WireProcess]:
+        """Put a wire between a machine's link and the bridge."""
+        segment = f"ssw{self._tag}.{number}"
+        devices = [f"sst{self._tag}.{number}{end}" for end in "ab"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.wire", *devices],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "up\n", "there is no wire"
+            _ip(f"link add {segment} type bridge")
+            _ip(f"link set {segment} up")
+            for device, bridge in zip(devices, (segment, self._bridge), strict=True):
+                _ip(f"link set {device} master {bridge} up")
+            _ip(f"link set {self._outer(number)} master {segment}")
+            yield WireProcess(process)
+        finally:
+            with suppress(subprocess.CalledProcessError):
+                _ip(f"link set {self._outer(number)} master {self._bridge}")
+            process.communicate()
+            with suppress(subprocess.CalledProcessError):
+                _ip(f"link del {segment}")
 
     def down(self) -> None:
         for number in range(1, self._count + 1):
@@ -87,3 +137,9 @@ def why_not_permitted() -> str:
     except (OSError, subprocess.CalledProcessError) as error:
         return f"network namespaces are not permitted here: {error}"
     return ""
+
+
+def why_no_wire() -> str:
+    """Return why there are no namespaces with wires here; empty if there are."""
+    permitted = os.access("/dev/net/tun", os.R_OK | os.W_OK)
+    return why_not_permitted() or ("" if permitted else "/dev/net/tun is missing or not permitted here")

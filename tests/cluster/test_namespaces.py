@@ -5,10 +5,7 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,62 +13,14 @@ import psutil
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.cluster.fakes import key_file
-from tests.cluster.namespaces import Namespaces, namespaces, why_not_permitted
+from tests.cluster.machines import Process, machines
+from tests.cluster.namespaces import why_not_permitted
 from tests.conftest import Scale
 from tests.test_pairs import answers, make_requests, serving
 
 REFUSED = why_not_permitted()
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
 LEASE = 2.0
-Process = subprocess.Popen[str]
-
-
-class Machines:
-    """A head on machine 1, and agents on the others."""
-
-    def __init__(self, net: Namespaces, folder: Path, stack: ExitStack) -> None:
-        self.net = net
-        self._folder = folder
-        self._key = key_file(folder)
-        self._stack = stack
-        self.agents: dict[int, Process] = {}
-
-    def head(self, checkpoint: Path, **settings: object) -> Process:
-        joining = {
-            "launcher": "join", "listen": f"tcp://{self.net.address(1)}:7800", "join_key": str(self._key),
-            "join_lease": LEASE, "threads": 1,
-        }  # fmt: skip
-        return self._run(1, "tests.cluster.head", str(checkpoint), json.dumps(joining | settings))
-
-    def join(self, number: int, *arguments: str) -> None:
-        head = f"tcp://{self.net.address(1)}:7800"
-        own = ("--join", head, "--key", str(self._key), "--name", f"machine-{number}")
-        self.agents[number] = self._run(number, "streamserve", "worker", *own, *arguments)
-
-    def workers(self, number: int) -> list[psutil.Process]:
-        """The processes of workers on a machine."""
-        below = psutil.Process(self.agents[number].pid).children(recursive=True)
-        return [process for process in below if "streamserve.workers" in process.cmdline()]
-
-    def _run(self, number: int, module: str, *arguments: str) -> Process:
-        process = subprocess.Popen(
-            self.net.command(number, sys.executable, "-m", module, *arguments),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-        def end() -> None:
-            process.kill()
-            process.wait()
-
-        self._stack.callback(end)
-        return process
-
-
-@contextmanager
-def machines(count: int, folder: Path) -> Iterator[Machines]:
-    with namespaces(count) as net, ExitStack() as stack:
-        yield Machines(net, folder, stack)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +60,7 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
     count = scale.pick(12, 60)
     texts = await expected(checkpoint, count, scale.seed)
     with machines(3, tmp_path) as made:
-        head = made.head(checkpoint, pairs=1)
+        head = made.head(checkpoint, LEASE, pairs=1)
         for number in (2, 3):
             made.join(number)
         assert line(head) == "ready"

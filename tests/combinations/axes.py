@@ -5,6 +5,9 @@ An axis is added by a table here, its default first, a value by an entry. They a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from streamserve.baselines.routers import parse_router
@@ -14,6 +17,7 @@ from streamserve.protocol.config import Order
 from streamserve.protocol.nixl import nixl_package
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
+from tests.cluster.fakes import key_file
 from tests.combinations.covering import Row
 from tests.simulate.settings_fuzz import ADAPTERS
 
@@ -21,6 +25,10 @@ SIMULATED, LIVE = ("simulated",), ("live",)
 SERVICE = "tcp://127.0.0.1:7700"
 SERVICES = f"{SERVICE},tcp://127.0.0.1:7701"
 """A draft service, and two of them; a live row replaces the addresses by those of running ones."""
+HEAD, KEY = "tcp://127.0.0.1:7800", "cluster.key"
+"""Where machines join, and the key file: a live row replaces them by those of a running agent."""
+FOLDER = TemporaryDirectory(prefix="combinations-")
+"""Removed when this process ends."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,12 @@ AXES: dict[str, dict[str, Value]] = {
     },
     "transport": {
         "default": Value(),
+        "tcp": Value({"kv_transport": "tcp"}, {}, ("handed_over",), in_rows=LIVE),
         "nixl": Value({"kv_transport": "nixl"}, {}, ("handed_over",), in_rows=LIVE),
+    },
+    "launcher": {
+        "local": Value(),
+        "join": Value({"launcher": "join", "listen": HEAD, "join_key": KEY}, {}, in_rows=LIVE),
     },
     "draft": {
         "none": Value({"draft": "none"}, {"drafter": "none"}),
@@ -157,6 +170,14 @@ def settings(row: Row) -> dict[str, Any]:
     return {name: each for value in values(row).values() for name, each in value.settings.items()}
 
 
+def there(chosen: Mapping[str, Any], existing: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings with addresses and files that exist, in place of those of the tables."""
+    return {
+        name: existing.get(value, value) if isinstance(value, str) else value
+        for name, value in chosen.items()
+    }
+
+
 def simulated(row: Row) -> dict[str, Any]:
     """Return what a row is in virtual time."""
     return {name: each for value in values(row).values() for name, each in value.simulated.items()}
@@ -167,6 +188,12 @@ def shown(row: Row) -> dict[str, tuple[str, ...]]:
     return {f"{axis} = {row[axis]}": value.shown for axis, value in values(row).items() if value.shown}
 
 
+@cache
+def join_key() -> str:
+    """Return the file of a key for machines that join."""
+    return str(key_file(Path(FOLDER.name)))
+
+
 _REFUSALS: dict[tuple[tuple[str, str], ...], str] = {}
 
 
@@ -175,7 +202,7 @@ def refusal(row: Row) -> str:
     key = tuple(sorted((name, repr(value)) for name, value in settings(row).items()))
     if key not in _REFUSALS:
         try:
-            resolve("embedded", settings(row), environ={})
+            resolve("embedded", there(settings(row), {KEY: join_key()}), environ={})
             _REFUSALS[key] = ""
         except SettingsError as error:
             _REFUSALS[key] = str(error)
@@ -188,5 +215,5 @@ def axes(kind: str) -> dict[str, list[str]]:
         axis: [name for name, value in table.items() if kind in value.in_rows] for axis, table in AXES.items()
     }
     if nixl_package() is None:
-        named["transport"] = ["default"]
+        named["transport"] = [name for name in named["transport"] if name != "nixl"]
     return {axis: names for axis, names in named.items() if len(names) > 1}

@@ -3,9 +3,13 @@
 Of each row all texts are those of a plain engine with the same weights and KV, and what it has was used.
 """
 
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,7 +19,18 @@ import pytest
 from streamserve.protocol.sampling import Slo
 from tests.campaigns.settings import Trials, random_model
 from tests.campaigns.settings.workload import TrialRequest
-from tests.combinations.axes import SERVICE, SERVICES, axes, refusal, settings, shown
+from tests.combinations.axes import (
+    HEAD,
+    KEY,
+    SERVICE,
+    SERVICES,
+    axes,
+    join_key,
+    refusal,
+    settings,
+    shown,
+    there,
+)
 from tests.combinations.covering import Row, cover, draw_three
 from tests.conftest import Scale
 from tests.draft_service.network import drafting
@@ -57,11 +72,48 @@ def _services(row: Row) -> int:
     return {"service": 1, "services": 2}.get(str(row["draft"]), 0)
 
 
-def overrides(row: Row, services: list[str], draft: str) -> dict[str, Any]:
-    """Return the settings of a row, with the addresses and folders that there are."""
-    there = {SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), "embedded-draft": draft}
-    chosen = FIXED | settings(row)
-    return chosen | {"draft": there.get(chosen["draft"], chosen["draft"])}
+class Agent:
+    """A machine that joins the heads of the rows, one after another."""
+
+    SLOTS = 4
+
+    def __init__(self, log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.head = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self._log = log
+
+    @contextmanager
+    def running(self) -> Iterator["Agent"]:
+        own = ("--join", self.head, "--key", join_key(), "--workers", str(self.SLOTS))
+        with self._log.open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "streamserve", "worker", *own], stdout=log, stderr=log
+            )
+            try:
+                yield self
+            finally:
+                process.terminate()
+                process.wait()
+        assert "Traceback" not in self._log.read_text()
+
+    def joined(self) -> int:
+        """Return how many heads it has joined."""
+        return self._log.read_text().count("joined the head")
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    with Agent(tmp_path_factory.mktemp("agent") / "log").running() as running:
+        yield running
+
+
+def overrides(row: Row, services: list[str], draft: str, head: str) -> dict[str, Any]:
+    """Return the settings of a row, with the addresses and files that there are."""
+    existing = {
+        SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), "embedded-draft": draft,
+        HEAD: head, KEY: join_key(),
+    }  # fmt: skip
+    return there(FIXED | settings(row), existing)
 
 
 def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
@@ -82,13 +134,15 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
     return shape
 
 
-def run_row(row: Row, seed: int, trials: Trials, services: list[str]) -> dict[str, int]:
+def run_row(row: Row, seed: int, trials: Trials, services: list[str], agent: Agent) -> dict[str, int]:
     """Serve a row; returns its counts. Raises AssertionError where a text is wrong, or something of the row
     was not used."""
-    chosen = overrides(row, services, trials.models["llama"].environment.drafts[0])
+    chosen = overrides(row, services, trials.models["llama"].environment.drafts[0], agent.head)
+    joined = agent.joined()
     outcome = trials.run_settings(seed, "llama", chosen, shape_of(row))
     assert outcome.verdict == "passed", (row, outcome)
     assert outcome.counts["compared"] > 0
+    assert (agent.joined() > joined) == (row["launcher"] == "join")
     for value, counters in shown(row).items():
         if "policy" in value and row["draft"] in ("none", "ngram"):
             continue  # n-grams of random text are seldom accepted
@@ -103,18 +157,16 @@ def live_rows(scale: Scale) -> list[Row]:
     rows = cover(axes("live"), refusal).rows
     if not scale.full:
         busy = lambda row: sum(bool(value) for value in shown(row).values())  # noqa: E731
-        return [max(rows, key=busy)]
+        return [max((row for row in rows if row["launcher"] == "join"), key=busy)]
     rng = Random(f"live-{scale.seed}")
     three = (draw_three(axes("live"), rng) for _ in range(24))
     return rows + [row for row in three if not refusal(row)]
 
 
 def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
-    trials: Trials, services: list[str], scale: Scale, record: Callable[..., None]
+    trials: Trials, services: list[str], agent: Agent, scale: Scale, record: Callable[..., None]
 ) -> None:
     rows, compared = live_rows(scale), 0
     for number, row in enumerate(rows):
-        compared += run_row({"transport": "default", **row}, scale.seed + number, trials, services)[
-            "compared"
-        ]
+        compared += run_row(row, scale.seed + number, trials, services, agent)["compared"]
     record(rows=len(rows), compared=compared)

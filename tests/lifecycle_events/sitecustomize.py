@@ -1,8 +1,8 @@
-"""Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of
-test_lifecycle_events.py.
+"""Python runs this when it starts, where its folder is in PYTHONPATH: in the workers of tests that lose some
+at a lifecycle event.
 
-The file `round` in the folder TEST_EVENT_FOLDER has the number of a round, and a count. The first worker that
-reaches the lifecycle event TEST_EVENT that many times in the round writes the file `reached`, and blocks
+The file `round` in the folder TEST_EVENT_FOLDER has the number of a round, a count and the name of the event.
+The first worker that reaches it that many times in the round writes the file `reached`, and blocks
 until the test has written the file `resume`. No worker blocks while `resume` exists."""
 
 import os
@@ -18,9 +18,11 @@ if folder:
 
     def on_event(self: observer.NoObserver, name: observer.LifecycleEvent, request: str = "") -> None:
         """Block if this is the event."""
-        if name != os.environ["TEST_EVENT"] or resume.exists():
+        if resume.exists():
             return
-        round_number, count = round_file.read_text().split()
+        round_number, count, event = round_file.read_text().split(maxsplit=2)
+        if name != event:
+            return
         counted[round_number] = counted.get(round_number, 0) + 1
         if counted[round_number] != int(count) or reached.exists():
             return

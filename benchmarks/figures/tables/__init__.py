@@ -1,6 +1,7 @@
 """The tables that pages may name: each function renders one from its result files."""
 
 from . import (
+    cluster,
     draft_service,
     engines,
     installing,
@@ -19,6 +20,7 @@ from .base import TABLES
 
 __all__ = [
     "TABLES",
+    "cluster",
     "draft_service",
     "engines",
     "installing",

@@ -46,8 +46,7 @@ class CacheCopies:
             f"{prefix}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter
         )
         copy = OpenRequest(opened, now, -number, writer, owner)
-        copy.resumed = {0: []}
-        copy.open_choices, copy.transferring = {0}, {0}
+        copy.open_choices = copy.transferring = frozenset({0})
         self.open[opened.request] = copy
         return opened.request, Send(owner, copy.submit("decode"))
 

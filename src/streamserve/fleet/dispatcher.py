@@ -7,6 +7,7 @@ A request's record and the load records of its workers change together, here alo
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import count
 
 from streamserve.fleet.admission import WaitingPrompts
@@ -14,7 +15,7 @@ from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, Open, Refuse, Send
 from streamserve.fleet.placement import Placement, Route
 from streamserve.fleet.quarantine import Quarantine
-from streamserve.fleet.requests import OpenRequest
+from streamserve.fleet.requests import NO_CHOICES, OpenRequest
 from streamserve.fleet.worker_state import Queued
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
@@ -22,6 +23,12 @@ from streamserve.protocol.messages import Cancel
 BUSY = 0.8
 """Share of the strictest target that the predicted time per output token may reach before first tokens wait
 for the decision of the decode worker, which takes a step longer."""
+
+
+@lru_cache(maxsize=64)
+def _choices(number: int) -> frozenset[int]:
+    """Return the choices of a request: the same object for all requests with as many."""
+    return frozenset(range(number))
 
 
 class Dispatcher:
@@ -49,11 +56,9 @@ class Dispatcher:
 
     def open(self, event: Open, now: float) -> Iterator[Command]:
         """Open a request and place it."""
-        choices = range(event.params.n)
         request = OpenRequest(event, now, next(self._attempts))
-        request.outputs = {choice: [] for choice in choices}
-        request.resumed = {choice: [] for choice in choices}
-        request.open_choices = set(choices)
+        request.open_choices = _choices(event.params.n)
+        request.outputs = {choice: [] for choice in request.open_choices}
         self.requests[event.request] = request
         self.waiting.add(request.name, len(event.prompt))
         yield from self.place(request, now)
@@ -134,7 +139,7 @@ class Dispatcher:
         final = not request.opened.open or request.opened.answer_early
         local = route.decode is None or (final and params.max_tokens in (0, 1))
         request.worker, request.decode = route.worker, None if local else route.decode
-        request.transferring = set() if local else set(request.open_choices)
+        request.transferring = NO_CHOICES if local else request.open_choices
         request.hold = self.holds(request)
         request.arriving.computed = len(request.opened.prompt) - route.tokens
         if any(request.outputs.values()):

@@ -229,10 +229,10 @@ class Fleet:
         if request is None:
             return
         if event.choice is None:
-            request.open_choices.clear()
+            request.open_choices = frozenset()
         else:
-            request.open_choices.discard(event.choice)
-            request.transferring.discard(event.choice)
+            request.open_choices -= {event.choice}
+            request.transferring -= {event.choice}
         for worker in sorted(request.workers):
             yield Send(worker, Cancel(event.request, event.choice))
         if not request.open_choices:

@@ -24,6 +24,7 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 
 UNSPECULATED = SpeculationLimits(enabled=False)
+NO_CHOICES: frozenset[int] = frozenset()
 
 
 class GapError(Exception):
@@ -67,7 +68,7 @@ class OpenRequest:
     `worker` computes the prompt and, except in a stream pair, the output tokens. In a pair, `decode`
     computes the tokens of all choices except those in `transferring`, whose KV has not arrived yet. It is
     asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). `resumed`
-    has the outputs with which the current attempt began; `first_token_at` has the time of each choice's
+    has the outputs with which the current attempt began, of choices that had some; `first_token_at` has the time of each choice's
     first token.
 
     With `hold` the worker holds back the first token until the decode worker has reserved blocks.
@@ -84,7 +85,7 @@ class OpenRequest:
     decode: str | None = None
     planned: bool = False
     reserving: bool = False
-    transferring: set[int] = field(default_factory=set)
+    transferring: frozenset[int] = NO_CHOICES
     resumed: dict[int, list[int]] = field(default_factory=dict)
     losses: int = 0
     strikes: int = 0
@@ -94,7 +95,7 @@ class OpenRequest:
     isolated: bool = False
     outputs: dict[int, list[int]] = field(default_factory=dict)
     first_token_at: dict[int, float] = field(default_factory=dict)
-    open_choices: set[int] = field(default_factory=set)
+    open_choices: frozenset[int] = NO_CHOICES
     admitted: bool = False
     awaited_version: int | None = None
     prompt_logprobs: int = 0
@@ -117,7 +118,7 @@ class OpenRequest:
     @property
     def decoded(self) -> bool:
         """Whether this attempt has produced, for each open choice, a token after its first one."""
-        return all(len(self.outputs[choice]) - len(self.resumed[choice]) > 1 for choice in self.open_choices)
+        return all(len(self.outputs[choice]) - len(self.resumed.get(choice, ())) > 1 for choice in self.open_choices)
 
     def limited(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters for the next attempt: in isolation, without speculation, which never changes
@@ -163,10 +164,10 @@ class OpenRequest:
         self.worker = self.decode = None
         self.planned = self.reserving = False
         self.hold = False
-        self.transferring = set()
+        self.transferring = NO_CHOICES
         self.arriving = Arriving()
         self.awaited_version = None
-        self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items()}
+        self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items() if tokens}
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
         """Return the reason to reject an edit, or None."""
@@ -205,7 +206,7 @@ class OpenRequest:
         withdrawn = any(self.outputs.values())
         if withdrawn:
             self.outputs = {choice: [] for choice in self.outputs}
-            self.resumed = {choice: [] for choice in self.outputs}
+            self.resumed = {}
             self.first_token_at.clear()
         return Edited(True, withdrawn)
 
@@ -218,14 +219,14 @@ class OpenRequest:
             self.attempt,
             opened.prompt,
             self.limited(opened.params),
-            {choice: self.resumed[choice] for choice in sorted(self.open_choices)},
+            {choice: self.resumed.get(choice, []) for choice in sorted(self.open_choices)},
             self.since,
             opened.priority,
             self.cache_salt,
             {
                 choice: self.first_token_at[choice]
                 for choice in sorted(self.open_choices)
-                if self.resumed[choice]
+                if choice in self.resumed
             },
             opened.open,
             opened.answer_early,
@@ -279,8 +280,8 @@ class OpenRequest:
         return event
 
     def _end(self, choice: int) -> None:
-        self.open_choices.discard(choice)
-        self.transferring.discard(choice)
+        self.open_choices -= {choice}
+        self.transferring -= {choice}
 
     def _accept_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
         """Return the new part of the prompt logprobs, or None. A next attempt recomputes the prompt, perhaps

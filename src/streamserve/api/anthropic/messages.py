@@ -38,6 +38,7 @@ from streamserve.api.openai.conversation import (
 )
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.output_parser import OutputParser
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
@@ -71,6 +72,7 @@ async def messages(context: AppContext, request: Request) -> Response:
     ignored = _ignored_headers(request)
     body = await read_request(request, context, MessagesRequest, OTHER_IN_MESSAGES)
     body = with_header_targets(body, request.headers)
+    body = with_key_seed(body, request.headers)
     context = await routed(context, request, body.model)
     try:
         chat = await _chat(context, request, body, ignored)
@@ -108,7 +110,7 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
             event=MessageEvent,
             others=OTHER_IN_MESSAGES,
             error=AnthropicErrorBody,
-            parameters=[*_HEADERS, *header_parameters()],
+            parameters=[*_HEADERS, *header_parameters(), KEY_PARAMETER],
             example={"max_tokens": 16, "messages": [{"role": "user", "content": "Say hello."}]},
         ),
     ),

@@ -29,6 +29,7 @@ from streamserve.api.openai.conversation import Conversation, prepared
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_CHATS
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.replies import (
     ChatChoice,
     ChatDelta,
@@ -55,6 +56,7 @@ async def chat_completions(context: AppContext, request: Request) -> Response:
     body = await read_request(request, context, ChatRequest, OTHER_IN_CHATS)
     body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
+    body = with_key_seed(body, request.headers)
     context = await routed(context, request, body.model)
     body = with_thinking(body, context.llm.chat_template, ignored_of(request))
     return await Chat(context, body, await prepared(context, body, charge_of(request))).respond(request)
@@ -71,7 +73,7 @@ CHAT_ROUTES: tuple[Route[AppContext], ...] = (
             ChatReply,
             event=ChatReply,
             others=OTHER_IN_CHATS,
-            parameters=header_parameters(),
+            parameters=[*header_parameters(), KEY_PARAMETER],
             example={"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16},
         ),
     ),

@@ -27,6 +27,7 @@ from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
 from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, truncation_limit
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.replies import (
     CompletionChoice,
     CompletionLogprobs,
@@ -49,6 +50,7 @@ async def completions(context: AppContext, request: Request) -> Response:
     body = await read_request(request, context, CompletionRequest, OTHER_IN_COMPLETIONS)
     body = without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
+    body = with_key_seed(body, request.headers)
     context = await routed(context, request, body.model)
     return await Completion(context, body).respond(request)
 
@@ -64,7 +66,7 @@ COMPLETION_ROUTES: tuple[Route[AppContext], ...] = (
             CompletionReply,
             event=CompletionReply,
             others=OTHER_IN_COMPLETIONS,
-            parameters=header_parameters(),
+            parameters=[*header_parameters(), KEY_PARAMETER],
             example={"prompt": "Once upon a time", "max_tokens": 16},
         ),
     ),

@@ -22,6 +22,7 @@ from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
 from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
 from streamserve.api.openai.output_parser import OutputParser
+from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
 from streamserve.api.openai.replies import slo_fields
 from streamserve.api.openai.response_input import NAMES, as_chat
 from streamserve.api.openai.response_output import Emit, Output
@@ -53,6 +54,7 @@ async def responses(context: AppContext, request: Request) -> Response:
     body = await read_request(request, context, ResponseRequest, OTHER_IN_RESPONSES)
     body = response_without_idle_fields(body, ignored_of(request))
     body = with_header_targets(body, request.headers)
+    body = with_key_seed(body, request.headers)
     context = await routed(context, request, body.model)
     if body.store and not context.stored.enabled:
         ignored_of(request).add("store")
@@ -92,7 +94,7 @@ RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
             ResponseReply,
             event=ResponseEvent,
             others=OTHER_IN_RESPONSES,
-            parameters=header_parameters(),
+            parameters=[*header_parameters(), KEY_PARAMETER],
             example={"input": "Say hello.", "max_output_tokens": 16},
         ),
     ),

@@ -1,0 +1,39 @@
+"""Requests that a client repeats with the same Idempotency-Key, perhaps to a server that was started since:
+the key chooses the seed, so that the answer is the same text."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamserve.api.openai.schemas import SamplingFields
+from streamserve.protocol.errors import RequestError
+
+KEY_HEADER = "Idempotency-Key"
+MAX_KEY_CHARACTERS = 255
+KEY_PARAMETER: dict[str, Any] = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "description": "chooses the seed, where the body does not: with the same key the same request gets the "
+    "same text",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARACTERS},
+}
+
+T = TypeVar("T", bound=SamplingFields)
+
+
+def with_key_seed(body: T, headers: Mapping[str, str]) -> T:
+    """Return `body` with the seed of its idempotency key, unless it has a seed or there is no key.
+
+    Raises RequestError if the key is empty or too long.
+    """
+    key = headers.get(KEY_HEADER)
+    if key is None:
+        return body
+    if not 0 < len(key) <= MAX_KEY_CHARACTERS:
+        raise RequestError(f"an {KEY_HEADER} has 1 to {MAX_KEY_CHARACTERS} characters", field=KEY_HEADER)
+    if body.seed is not None:
+        return body
+    digest = blake2b(key.encode(), digest_size=8).digest()
+    return msgspec.structs.replace(body, seed=int.from_bytes(digest, "little"))

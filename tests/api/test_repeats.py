@@ -1,0 +1,42 @@
+"""Requests that are repeated with an Idempotency-Key get the same text, of another server too."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.serving import ScriptedGenerator, Served, scripted
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+}
+ROUTES = pytest.mark.parametrize("route", BODIES)
+
+
+@ROUTES
+def test_the_key_chooses_the_seed_unless_the_body_has_one(generator: ScriptedGenerator, route: str) -> None:
+    seeds = []
+    for _ in range(2):  # a server, and one that was started after it
+        watched = generator.replaced(submitted=[])
+        with scripted(watched) as server:
+            for key in ("a", "b", None):
+                headers = {"idempotency-key": key} if key else {}
+                assert server.http.post(route, json=BODIES[route], headers=headers).status_code == 200
+            body = BODIES[route] | {"seed": 7}
+            server.http.post(route, json=body, headers={"idempotency-key": "a"})
+        seeds.append([submitted.params.seed for submitted in watched.submitted])
+    assert seeds[0][:2] == seeds[1][:2]
+    assert seeds[0][0] != seeds[0][1]
+    assert None not in seeds[0][:2]
+    assert seeds[0][2] is None, "without a key the seed is left to the engine"
+    assert seeds[0][3] == 7
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+def test_a_key_without_characters_or_with_too_many_is_refused(hello: Served, key: str) -> None:
+    route = "/v1/completions"
+    reply = hello.http.post(route, json=BODIES[route], headers={"idempotency-key": key})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "Idempotency-Key"

@@ -1,0 +1,74 @@
+"""The family `machine_faults`: machines that are lost or slow at each lifecycle event, in network namespaces.
+12 events and 6 faults in 72 seeds, then the other half of the pair."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.outcome import UNAVAILABLE, WRONG_TEXT, Outcome
+from tests.cluster.machine_faults import EVENTS, FAULTS, STREAMS, WORKERS, MachineFaults, machine_faults
+from tests.cluster.namespaces import why_no_wire
+
+CASES = len(EVENTS) * len(FAULTS)
+
+
+def case(seed: int) -> tuple[str, str, str]:
+    """Return the event, the fault and the worker of a seed; each pair of the first two in CASES seeds."""
+    names = list(FAULTS)
+    event = EVENTS[seed % len(EVENTS)]
+    fault = names[(seed + seed // len(EVENTS)) % len(names)]
+    return event, fault, WORKERS[seed // CASES % len(WORKERS)]
+
+
+class Faults:
+    """Trials on the same machines, which are made again after a failure."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self._runner = runner
+        self._stack = AsyncExitStack()
+        self._made: MachineFaults | None = None
+        self._refused = why_no_wire()
+
+    def trial(self, seed: int) -> Outcome:
+        if self._refused:
+            return Outcome(verdict="refused", kind=UNAVAILABLE, detail=self._refused)
+        event, fault, victim = case(seed)
+        try:
+            seconds = self._runner.run(self._trial(event, fault, victim))
+        except AssertionError as error:
+            self.close()
+            detail = f"{event}, {fault}, {victim}: {error}"
+            return Outcome(verdict="failed", kind=WRONG_TEXT, detail=detail)
+        except BaseException:
+            self.close()
+            raise
+        counts = {"streams": STREAMS, f"at {event}": 1, fault: 1, f"{fault}, ms": round(1000 * seconds)}
+        return Outcome(verdict="passed", counts=counts, worst={fault: round(seconds, 2)})
+
+    async def _trial(self, event: str, fault: str, victim: str) -> float:
+        if self._made is None:
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            self._made = await self._stack.enter_async_context(machine_faults(folder))
+        return await self._made.trial(event, fault, victim)
+
+    def close(self) -> None:
+        """Remove the machines."""
+        self._made = None
+        self._runner.run(self._stack.aclose())
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+
+@contextmanager
+def open_campaign() -> Iterator[Faults]:
+    """Run trials in an event loop that lives as long as they."""
+    with asyncio.Runner() as runner:
+        faults = Faults(runner)
+        try:
+            yield faults
+        finally:
+            faults.close()
