@@ -64,7 +64,7 @@ KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
 """Seconds by which a KV token lengthens a simulated step."""
 OPEN = 4
 """Open requests of a pair while decisions are timed."""
-REQUESTS = {2: 80, 4: 80, 16: 160}
+REQUESTS = {2: 60, 4: 60, 16: 96}
 """Requests of a trace by number of pairs."""
 
 
