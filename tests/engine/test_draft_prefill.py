@@ -1,6 +1,6 @@
-"""A prefill worker's draft model computes each chunk of a prompt before the target does, but a prompt stream's
-only while it arrives. Its KV is sent under the same transfer reservation, so the decode worker's draft model
-does not compute the prompt again."""
+"""A prefill worker's draft model computes each chunk of a prompt before the target does, a prompt stream's
+while it arrives. Its KV is sent under the same transfer reservation: the decode worker's draft model does not
+compute the prompt again."""
 
 from collections.abc import Callable, Sequence
 
