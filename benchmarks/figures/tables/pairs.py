@@ -127,10 +127,10 @@ def router_ttft() -> tuple[Row, list[Row]]:
     return ["trace, pairs", "flowguard", *(f"/ `{name}`" for name in OTHER_ROUTERS)], rows
 
 
-@call("routers.lowest")
-def _lowest() -> float:
-    """Return the lowest end of an interval of flowguard's difference in goodput."""
-    return min(one["routers"][name]["difference"]["low"] for one in _cells() for name in OTHER_ROUTERS)
+@call("routers.predictive.bursty")
+def _predictive_in_bursts() -> str:
+    (cell,) = (one for one in _cells() if one["trace"] == "bursty" and one["pairs"] == 4)
+    return _interval(cell["routers"]["predictive"]["difference"], 100, 1, "+")
 
 
 @call("routers.seeds")
@@ -171,7 +171,7 @@ def latency() -> tuple[Row, list[Row]]:
         *((name, "ablation", name) for name in found["ablation"][families[0]] if name != "full"),
     ]
     rows = [
-        [label, *(f"{found[part][family][key]['latency']:.2f}" for family in families)]
+        [label, *(f"{found[part][family][key]['latency']:.3f}" for family in families)]
         for label, part, key in systems
     ]
     return ["", *families], rows

@@ -77,7 +77,7 @@ class PrefixView:
 
     def pending(self, worker: str, hashes: Sequence[bytes]) -> int:
         """Return how many of `hashes`, which a worker has cached, it has not reported: it computes them."""
-        known = self._blocks.get(worker, {})
+        known: Mapping[bytes, bool] = self._blocks.get(worker, {})
         return sum(not known[digest] for digest in hashes)
 
     def holders(self, digest: bytes) -> set[str]:
