@@ -300,6 +300,7 @@ def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--first-seed", type=int, default=6)
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--resume", action="store_true", help="keep the rounds of the result file")
     parser.add_argument("--live", action="store_true")
@@ -309,15 +310,15 @@ def main() -> None:
     settings = {key: str(value) for key, value in vars(args).items() if key != "resume"}
     file = "pair_streams_live" if args.live else "pair_streams"
     rounds = known(file) if args.resume else []
-    for seed in range(args.rounds if args.live else args.seeds):
-        before = rounds[seed] if seed < len(rounds) else {}
+    for number in range(args.rounds if args.live else args.seeds):
+        before = rounds[number] if number < len(rounds) else {}
         if set(before) >= set(LIVE_ROWS if args.live else ROWS):
             continue
         if args.live:
-            after = asyncio.run(live_round(args.model, seed, args.queries))
+            after = asyncio.run(live_round(args.model, number, args.queries))
         else:
-            after = simulate(seed, args.queries, before)
-        rounds[seed : seed + 1] = [after]
+            after = simulate(args.first_seed + number, args.queries, before)
+        rounds[number : number + 1] = [after]
         report(file, settings, rounds, PACKAGED_PAIR if args.live else SIMULATED)
 
 

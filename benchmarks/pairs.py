@@ -1,32 +1,29 @@
 """Routers over stream pairs, in virtual time: the same Fleet and Engines as live, on an A100-like cost curve.
 
-Three traces: requests of a few groups that share a long prefix (`shared`), prompts of very different lengths
-(`skewed`), and arrivals in bursts (`bursty`). Every router serves the same requests; results are medians over
-seeds with bootstrap intervals: of each router's ratio to round-robin, and of our claims (flowguard against
-round-robin, random and least-loaded; predictive against flowguard on attainment). Also the time of a routing
-decision, in real time, with and without the fleet's bookkeeping.
+Four traces: requests of a few groups that share a long prefix (`shared`), prompts of very different lengths
+(`skewed`), arrivals in bursts (`bursty`), and prompts of evenly distributed lengths (`uniform`). Every router
+serves the same requests. Compared are the goodput, requests a second that meet both targets, of the default
+router and each other one, as paired differences over the seeds, and p95 TTFT, as ratios. Also the time of a
+routing decision, in real time, with and without the fleet's bookkeeping.
 
-    python -m benchmarks.pairs --pairs 2 4 16 --seeds 20
+    python -m benchmarks.pairs --pairs 2 4 16 --seeds 0 20
 
-New results are merged with those in the result file for other traces and numbers of pairs.
+Results are kept by seed and cell: a run adds those that the result file lacks, unless the settings differ.
 """
 
 import argparse
-import itertools
 import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.report import RESULTS, SIMULATED, table, write
 from benchmarks.slo_costs import a100
-from streamserve.baselines.routers import PUBLISHED_WEIGHTS, ROUTERS
+from streamserve.baselines.routers import ROUTERS
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
@@ -34,7 +31,6 @@ from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
-from streamserve.scheduling.flowguard import FlowGuard
 from streamserve.scheduling.predictive import Predictive
 from streamserve.scheduling.routing import (
     Arrival,
@@ -45,7 +41,12 @@ from streamserve.scheduling.routing import (
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 
-TRACES = ("shared", "skewed", "bursty")
+DEFAULT = "flowguard"
+"""The default router."""
+TRACES = ("shared", "skewed", "bursty", "uniform")
+RATES = {"shared": 14.0, "skewed": 18.0, "bursty": 9.0, "uniform": 11.0}
+"""Requests a second a pair. They load the prefill workers to 0.6 to 0.8, and with shared prefixes, where that
+depends on the router, to 1.8 if no prefix were cached."""
 OUTPUT = (16, 64)
 ENGINE = EngineConfig(
     num_blocks=1500, max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=512
@@ -54,15 +55,17 @@ MODEL = ModelInfo(
     architecture="simulated", parameters=0, vocab_size=1000, max_model_len=4096, eos_token_ids=(),
     weight_bytes=0, dtype="none", row_invariant=True, fingerprint="simulated",
 )  # fmt: skip
-TARGETS = {"shared": (0.25, 0.025), "skewed": (0.25, 0.025), "bursty": (0.75, 0.025)}
-"""The targets of each trace, in seconds, for attainment: time to the first token, time per further token.
+TARGETS = {
+    "shared": (0.25, 0.025), "skewed": (0.25, 0.025), "bursty": (0.75, 0.025), "uniform": (0.25, 0.025)
+}  # fmt: skip
+"""The targets of each trace, in seconds, for goodput: time to the first token, time per further token.
 They are set so that some routers miss them occasionally."""
 KV_TOKEN = (a100().step(1, 1 << 20) - a100().step(1, 0)) / (1 << 20)
 """Seconds by which a KV token lengthens a simulated step."""
 OPEN = 4
 """Open requests of a pair while decisions are timed."""
-MAX_REQUESTS = 200
-"""Maximum requests of a trace, for any number of pairs."""
+REQUESTS = {2: 60, 4: 60, 16: 96}
+"""Requests of a trace by number of pairs."""
 
 
 @dataclass(frozen=True)
@@ -94,20 +97,15 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[WorkloadRequest
 
 
 def routers() -> dict[str, Router]:
-    """Return all routers, and flowguard with the paper's weights; predictive knows how long outputs are."""
-    paper = FlowGuard(PUBLISHED_WEIGHTS)
-    return {
-        **ROUTERS,
-        "flowguard, paper's weights": paper,
-        "predictive": Predictive(output=sum(OUTPUT) // 2),
-    }
+    """Return all routers; predictive knows how long outputs are."""
+    return {**ROUTERS, "predictive": Predictive(output=sum(OUTPUT) // 2)}
 
 
 def simulate(
     router: Router, count: int, trace_requests: Sequence[WorkloadRequest], targets: tuple[float, float]
 ) -> dict[str, float]:
-    """Simulate a trace with a router; return p95 time to first token, output tokens a second, attainment, and
-    the bytes sent between workers."""
+    """Simulate a trace with a router; return p95 time to first token, output tokens a second, attainment,
+    goodput in requests a second, and the number of requests handed over."""
     fleet = FleetConfig(topology=pairs(count), router=router)
     simulation = Simulation(
         fleet, WorkerSpec(ENGINE, MODEL, a100().step, wire_seconds=1e-4, curve=_curve(1.0))
@@ -131,46 +129,40 @@ def simulate(
         "ttft_p95": float(np.percentile(first, 95)),
         "tokens_per_second": sum(one.output for one in trace_requests) / span,
         "attainment": float(np.mean(met)),
+        "goodput": sum(met) / span,
         "handed_over": float(sum(report.handed_over for report in reports if report)),
     }
 
 
-def seed_figures(count: int, kind: str, requests: int, rate: float, seed: int) -> dict[str, dict[str, float]]:
+def seed_figures(count: int, kind: str, seed: int) -> dict[str, dict[str, float]]:
     """Return the results of every router on one trace."""
-    trace_requests = trace(kind, min(requests * count, MAX_REQUESTS), rate * count, seed)
+    trace_requests = trace(kind, REQUESTS[count], RATES[kind] * count, seed)
     return {
         name: simulate(router, count, trace_requests, TARGETS[kind]) for name, router in routers().items()
     }
 
 
-ResultsBySeed = list[dict[str, dict[str, float]]]
+ResultsBySeed = Sequence[dict[str, dict[str, float]]]
 """For each seed, the results of every router."""
 
 
 def summary(measured: ResultsBySeed) -> dict[str, dict[str, Any]]:
-    """Return medians over seeds, and the ratio of p95 TTFT to round-robin's."""
+    """Return for each router the means over seeds, and of the default router the difference of its goodput to
+    this one's, in its share, and the ratio of its p95 TTFT."""
     return {
         name: {
-            **{key: float(np.median([one[name][key] for one in measured])) for key in measured[0][name]},
-            "ratio": ratio(measured, name, "round-robin", "ttft_p95"),
+            **{key: float(np.mean([one[name][key] for one in measured])) for key in measured[0][name]},
+            "difference": difference(measured, name),
+            "ratio": ratio(measured, DEFAULT, name, "ttft_p95"),
         }
         for name in measured[0]
     }
 
 
-def claims(measured: ResultsBySeed) -> dict[str, dict[str, Any]]:
-    """Return the claims about one trace: ratios of flowguard to others, and how many more of the targets
-    predictive meets than flowguard."""
-    others = ("round-robin", "random", "least-loaded")
-    made: dict[str, dict[str, Any]] = {
-        f"flowguard / {other}": {
-            key: ratio(measured, "flowguard", other, key) for key in ("ttft_p95", "tokens_per_second")
-        }
-        for other in others
-    }
-    gain = [one["predictive"]["attainment"] - one["flowguard"]["attainment"] for one in measured]
-    made["predictive - flowguard"] = {"attainment": interval(gain, np.mean)}
-    return made
+def difference(measured: ResultsBySeed, other: str) -> dict[str, float]:
+    """Return the mean paired difference of the default router's goodput to another's, as a share of it."""
+    goodput = np.array([(one[DEFAULT]["goodput"], one[other]["goodput"]) for one in measured])
+    return interval(list((goodput[:, 0] - goodput[:, 1]) / goodput[:, 1].mean()), np.mean)
 
 
 def ratio(measured: ResultsBySeed, one: str, other: str, key: str) -> dict[str, float]:
@@ -234,51 +226,51 @@ def _spread(taken: Sequence[float]) -> dict[str, float]:
     return {"median": float(np.median(taken)), "p99": float(np.percentile(taken, 99))}
 
 
-def plot(figures: Sequence[dict[str, Any]]) -> None:
-    """Plot one panel a trace: the ratio of p95 TTFT to round-robin's, by pairs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    canvas, panels = plt.subplots(1, len(TRACES), figsize=(13, 4), sharey=True)
-    for panel, kind in zip(panels, TRACES, strict=True):
-        of_kind = [one for one in figures if one["trace"] == kind]
-        for name in of_kind[0]["routers"] if of_kind else []:
-            shown = [one["routers"][name]["ratio"]["value"] for one in of_kind]
-            panel.plot([one["pairs"] for one in of_kind], shown, marker="o", label=name)
-        panel.set(title=kind, xlabel="stream pairs", xscale="log")
-    panels[0].set_ylabel("p95 TTFT / round-robin's")
-    panels[-1].legend(fontsize=7)
-    canvas.tight_layout()
-    canvas.savefig(RESULTS / "pairs.png", dpi=110)
+def settings() -> dict[str, Any]:
+    """Return the settings that results depend on."""
+    return {
+        "requests": {str(count): requests for count, requests in REQUESTS.items()}, "rates": RATES,
+        "targets": {kind: list(targets) for kind, targets in TARGETS.items()},
+        "curve": a100().note, "time": "virtual, but for decisions",
+    }  # fmt: skip
 
 
-def cached(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the results in the result file that were computed with these settings."""
+def recorded() -> dict[str, Any]:
+    """Return the results by seed of each cell in the result file that were computed with these settings, and
+    the times of decisions."""
     path = RESULTS / "pairs.json"
-    if not path.exists():
-        return []
-    read = json.loads(path.read_text())
-    same = all(read["settings"].get(key) == value for key, value in settings.items())
-    return list(read["figures"]["played"]) if same else []
+    read = json.loads(path.read_text()) if path.exists() else {"settings": None}
+    return read["figures"] if read["settings"] == settings() else {"seeds": {}, "decision_seconds": {}}
+
+
+def record(figures: dict[str, Any]) -> None:
+    """Write results by seed, and what follows from them."""
+    played = [
+        {"trace": kind, "pairs": count, "seeds": len(seeds), "routers": summary(list(seeds.values()))}
+        for kind in TRACES
+        for count in REQUESTS
+        if (seeds := figures["seeds"].get(f"{kind}, {count}"))
+    ]
+    write("pairs", settings(), figures | {"played": played}, SIMULATED)
 
 
 def show(one: dict[str, Any]) -> None:
-    """Print a trace's results and the claims about them."""
+    """Print the results of a cell."""
     rows = [
-        [name, f"{f['ttft_p95'] * 1e3:.0f}", _text(f["ratio"]), f"{f['tokens_per_second']:.0f}",
-         f"{f['attainment']:.1%}"]
+        [name, f"{f['goodput']:.2f}", _text(f["difference"], 100), f"{f['ttft_p95'] * 1e3:.0f}",
+         _text(f["ratio"]), f"{f['attainment']:.1%}"]
         for name, f in one["routers"].items()
     ]  # fmt: skip
-    columns = ["router", "p95 TTFT, ms", "of round-robin's", "tokens/s", "attainment"]
-    table(f"{one['trace']}, {one['pairs']} pairs (simulated, A100-like)", columns, rows)
-    rows = [[name, key, _text(value)] for name, of in one["claims"].items() for key, value in of.items()]
-    table("", ["", "of", "value"], rows)
+    columns = [
+        "router", "goodput", f"{DEFAULT}'s difference, %", "p95 TTFT, ms", f"{DEFAULT}'s ratio", "attainment"
+    ]  # fmt: skip
+    title = f"{one['trace']}, {one['pairs']} pairs, {one['seeds']} seeds (simulated, A100-like)"
+    table(title, columns, rows)
 
 
-def _text(measured: dict[str, float]) -> str:
-    return f"{measured['value']:.3f} ({measured['low']:.3f} to {measured['high']:.3f})"
+def _text(measured: dict[str, float], factor: float = 1.0) -> str:
+    value, low, high = (measured[key] * factor for key in ("value", "low", "high"))
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _micros(taken: dict[str, float]) -> str:
@@ -286,40 +278,36 @@ def _micros(taken: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Simulate, print, and write the results."""
+    """Simulate what is not recorded yet, and write and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, nargs="*", default=[2, 4, 16])
+    parser.add_argument("--pairs", type=int, nargs="*", choices=[*REQUESTS], default=[*REQUESTS])
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=TRACES)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=25, help="requests a pair")
-    parser.add_argument("--rate", type=float, default=9.0, help="requests a second a pair")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs=2, default=[0, 20], help="the first, and the end")
+    parser.add_argument("--decisions", action="store_true", help="measure the time of decisions too")
     args = parser.parse_args()
-    settings = {
-        "seeds": args.seeds, "requests": args.requests, "rate": args.rate, "most_requests": MAX_REQUESTS,
-        "targets": {kind: list(targets) for kind, targets in TARGETS.items()},
-        "curve": a100().note, "time": "virtual, but for decisions",
-    }  # fmt: skip
-    with ProcessPoolExecutor(args.processes) as pool:
-        for kind, count in itertools.product(args.traces, args.pairs):
-            one: Callable[[int], Any] = partial(seed_figures, count, kind, args.requests, args.rate)
-            measured = list(pool.map(one, range(args.seeds)))
-            new = {"trace": kind, "pairs": count, "routers": summary(measured), "claims": claims(measured)}
-            show(new)
-            others = [old for old in cached(settings) if (old["trace"], old["pairs"]) != (kind, count)]
-            played = sorted([*others, new], key=lambda p: (TRACES.index(p["trace"]), p["pairs"]))
-            write("pairs", settings, {"played": played, "decision_seconds": {}}, SIMULATED)
-    decisions = {
-        str(count): {name: decision_seconds(name, count) for name in ROUTERS} for count in (2, 16, 64)
-    }
+    for seed in range(*args.seeds):
+        for kind in args.traces:
+            for count in args.pairs:
+                if str(seed) in recorded()["seeds"].get(f"{kind}, {count}", {}):
+                    continue
+                results = seed_figures(count, kind, seed)
+                figures = recorded()  # another process may have written meanwhile
+                figures["seeds"].setdefault(f"{kind}, {count}", {})[str(seed)] = results
+                record(figures)
+    figures = recorded()
+    if args.decisions:
+        figures["decision_seconds"] = {
+            str(count): {name: decision_seconds(name, count) for name in ROUTERS} for count in (2, 16, 64)
+        }
+        record(figures)
+    for one in figures.get("played", []):
+        show(one)
     for what in ("decision", "placing"):
+        decisions = figures["decision_seconds"]
         rows = [[name, *(_micros(of[name][what]) for of in decisions.values())] for name in ROUTERS]
         table(f"{what} in µs, median (p99)", ["", *(f"{count} pairs" for count in decisions)], rows)
-    played = cached(settings)
-    print(write("pairs", settings, {"played": played, "decision_seconds": decisions}, SIMULATED))
-    plot(played)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 one machine, with recorded drafts of four families of tasks.
 
 A device is a machine that was measured, or a roofline of four A100 (`--machine`). On four of them:
-`streamserve` is two stream pairs with FlowGuard routing and the paper's weights, `data parallel` four
-independent workers in round-robin order, `tensor parallel` one worker whose steps take a quarter of the time,
-without any cost of communication between devices, which favours it. All use the same speculation policy
-(goodput) unless stated otherwise. Eighty requests a run, at a constant concurrency; prompts have the lengths
-of the paper's kinds of tasks.
+`streamserve` is two stream pairs with FlowGuard, `data parallel` four independent workers in round-robin
+order, `tensor parallel` one worker whose steps take a quarter of the time, without any cost of communication
+between devices, which favours it. All use SpecuStream unless stated otherwise. Eighty requests a run, at a
+constant concurrency; prompts have the lengths of the paper's kinds of tasks, after one of four instructions
+of a family, which share their prefix.
 
 Throughput has two definitions: the paper's, the mean over requests of (prompt + generated) / latency; and the
 usual one, output tokens a second in total. The interaction of disaggregation and speculation is the ratio of
@@ -39,6 +39,7 @@ from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack
 from streamserve.simulate.simulation import Simulation
+from streamserve.simulate.transport import LAYERS
 from streamserve.simulate.worker import WorkerSpec
 
 MACHINES: dict[str, Callable[[], Hardware]] = {"a100": a100, "here": here}
@@ -52,8 +53,10 @@ PROMPTS = {
 }
 """Shortest and longest prompt of each family, in tokens: ALPACA, GSM8K, HUMANEVAL, SUM."""
 OUTPUTS = (48, 160)
-WIRE_SECONDS = 16 * 49152 / 8e9
-"""Of a block at 8 GB/s, the measured rate of shared memory."""
+WIRE_SECONDS = {"a100": 16 * 328e3 / 25e9, "here": 16 * 49152 / 8e9}
+"""Of a block: at 25 GB/s, a network of 200 Gbit/s, and at the measured rate of shared memory."""
+INSTRUCTIONS, INSTRUCTION_TOKENS = 4, 64
+"""The instructions of a family, and their length."""
 ENGINE = EngineConfig(
     num_blocks=3000, max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_chunk=256
 )
@@ -68,10 +71,11 @@ class System:
     """A serving system: `share` is its step time as a fraction of one device's."""
 
     topology: Topology = field(default_factory=lambda: pairs(2))
-    router: str = "flowguard:0.4,0.1,0.3,0.2"
-    policy: str = "goodput"
+    router: str = "flowguard"
+    policy: str = "specustream"
     share: float = 1.0
     engine: EngineConfig = ENGINE
+    layers: int = LAYERS
 
 
 WHOLE = msgspec.structs.replace(ENGINE, max_chunk=2048, max_num_batched_tokens=2048)
@@ -82,12 +86,15 @@ SYSTEMS = {
 }
 ABLATIONS = {
     "full": System(),
+    "FlowGuard as published": System(router="flowguard-as-published"),
     "round-robin": System(router="round-robin"),
     "no speculation": System(policy="off"),
     "monolithic": System(unified(4)),
-    "all KV at the end": System(engine=WHOLE),
+    "all KV at the end": System(engine=WHOLE, layers=1),
     "no FlowGuard (random)": System(router="random"),
+    "SpecuStream as published": System(policy="specustream-as-published"),
     "fixed speculation (5)": System(policy="fixed:5"),
+    "goodput": System(policy="goodput"),
     "monolithic, no speculation": System(unified(4), policy="off"),
 }
 
@@ -115,8 +122,10 @@ def requests(family: str, recorded: Recording, seed: int) -> list[Open]:
     rng = random.Random(f"{family}/{seed}")
     texts = [number for number, name in enumerate(recorded.families) if name == family]
     made = []
+    instructions = [[rng.randrange(1000) for _ in range(INSTRUCTION_TOKENS)] for _ in range(INSTRUCTIONS)]
     for number in range(REQUESTS):
-        prompt = [rng.randrange(1000) for _ in range(rng.randint(*PROMPTS[family]))]
+        task = [rng.randrange(1000) for _ in range(rng.randint(*PROMPTS[family]))]
+        prompt = rng.choice(instructions) + task
         params = SamplingParams(temperature=0, seed=rng.choice(texts), max_tokens=rng.randint(*OUTPUTS))
         made.append(Open(f"r{number}", prompt, params))
     return made
@@ -132,7 +141,8 @@ def simulate(name: str, system: System, family: str, at_once: int, seed: int) ->
             system.engine,
             MODEL,
             lambda tokens, kv: system.share * machine.step(tokens, kv),
-            wire_seconds=WIRE_SECONDS,
+            wire_seconds=WIRE_SECONDS[name],
+            layers=system.layers,
             policy=system.policy,
             drafter=None
             if system.policy == "off"
@@ -230,7 +240,7 @@ def main() -> None:
     parser.add_argument("--machine", choices=tuple(MACHINES), default="a100")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=16, help="requests at once, in the tables")
-    parser.add_argument("--sweep", type=int, nargs="+", default=[1, 4, 16, 40])
+    parser.add_argument("--sweep", type=int, nargs="*", default=[1, 4, 16, 40])
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     result: dict[str, Any] = {"families": {}, "ablation": {}, "interaction": {}, "sweep": []}

@@ -1,5 +1,6 @@
-"""A prefill worker's draft model computes each chunk of a prompt before the target does. Its KV is sent under
-the same transfer reservation, so the decode worker's draft model does not compute the prompt again."""
+"""A prefill worker's draft model computes each chunk of a prompt before the target does, a prompt stream's
+while it arrives. Its KV is sent under the same transfer reservation: the decode worker's draft model does not
+compute the prompt again."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,7 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, DraftRequest
 from streamserve.engine.ports import EnginePorts
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Pushed, Reserved, Token
+from streamserve.protocol.messages import Edit, Pushed, Reserved, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.protocol.transfers import CacheAddress, Join, Push
 from streamserve.simulate.executor import CostExecutor
@@ -128,6 +129,24 @@ def test_requests_without_speculation_are_not_prefilled_by_the_draft_model(
     _, pushed, _ = hand_over(prefill, decode, speculation=SpeculationLimits(enabled=False))
     assert not prefill[1].requests
     assert pushed.groups == 1
+
+
+def test_a_prompt_stream_is_read_while_it_arrives_and_not_while_its_client_waits(
+    workers: tuple[Worker, Worker],
+) -> None:
+    prefill, drafter, _ = workers[0]
+    sampling = SamplingParams(seed=1, max_tokens=3)
+    prefill.handle(submit("r", PROMPT[:200], sampling, phase="prefill", open=True))
+    while prefill.has_work:
+        prefill.step()
+    assert [request.length for request in drafter.requests] == [128, 199], (
+        "its last token is computed when it is finished"
+    )
+    drafter.requests.clear()
+    prefill.handle(Edit("r", 0, 1, 200, PROMPT[200:], True, sampling))
+    events = prefill.step()
+    assert [event for event in events if isinstance(event, Token)]
+    assert not drafter.requests
 
 
 def test_a_prefix_cached_on_both_workers_is_neither_prefilled_nor_sent_again(

@@ -28,6 +28,10 @@ def test_cache_reports_correct_the_estimates() -> None:
     assert view.cached("w", NAMES) == 1, "the second is no longer there"
     view.update("w", Cached(NAMES[1:2], []), 9)
     assert view.cached("w", NAMES) == 3
+    assert view.pending("w", NAMES[:3]) == 1, "the first has not been reported"
+    view.update("w", Cached(NAMES[:1], []), 9)
+    view.learn("w", NAMES[:2], 9)
+    assert view.pending("w", NAMES[:3]) == 0, "an estimate does not undo a report"
     view.forget("w")
     assert view.cached("w", NAMES) == 0
 

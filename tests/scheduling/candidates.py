@@ -19,6 +19,7 @@ loads = st.builds(
     st.just("w"),
     queued=st.integers(0, 20),
     queued_tokens=st.integers(0, 5000),
+    prompts=st.lists(st.integers(1, 4000), max_size=5).map(tuple),
     timely_tokens=st.integers(0, 5000),
     busy=st.floats(0, 5),
     timely_for=st.floats(0, 5),
@@ -32,5 +33,5 @@ loads = st.builds(
     costs=st.sampled_from((COSTS, COSTS, None)),
 )
 candidate_lists = st.lists(
-    st.builds(RouteCandidate, loads, loads, st.integers(0, 100)), min_size=1, max_size=6
+    st.builds(RouteCandidate, loads, loads, st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=6
 )

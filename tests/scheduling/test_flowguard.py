@@ -8,29 +8,63 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamserve.scheduling.flowguard import FlowGuard
-from streamserve.scheduling.routing import Arrival, RouteCandidate, WorkerLoad
+from streamserve.scheduling.routing import Arrival, RouteCandidate, WorkerLoad, delay
 from tests.scheduling.candidates import IDLE, candidate, candidate_lists
 
 PAPER = (0.4, 0.1, 0.3, 0.2)
 """The paper's weights."""
 
 
-def test_the_score_is_the_papers() -> None:
-    prefill = WorkerLoad("p", queued=2, max_num_seqs=10, blocks_live=10, blocks_total=100, hit_rate=0.9)
+def test_the_score_is_the_papers_with_the_delay_for_q() -> None:
+    prefill = WorkerLoad(
+        "p", queued=2, queued_tokens=2060, prompts=(60, 2000), max_num_seqs=10, blocks_live=10,
+        blocks_total=100, hit_rate=0.9,
+    )  # fmt: skip
     decode = WorkerLoad("d", decoding=5, max_num_seqs=10, blocks_live=30, blocks_total=100)
-    candidates = RouteCandidate(prefill, decode, cached=50)
-    assert FlowGuard(PAPER).score(Arrival(100), candidates) == pytest.approx(
-        0.4 * 0.5 + 0.1 * (1 - 0.3) + 0.3 * (1 - 0.2) + 0.2 * (1 - 0.5)
+    route = RouteCandidate(prefill, decode, cached=50)
+    queue = (50 + 60 + 512) / 5120
+    assert FlowGuard(PAPER).score(Arrival(100), route) == pytest.approx(
+        0.4 * 0.5 + 0.1 * (1 - 0.3) + 0.3 * (1 - queue) + 0.2 * (1 - 0.5)
     )
 
 
-def test_the_cached_prefix_wins_until_the_candidate_is_overloaded() -> None:
-    assert FlowGuard()(Arrival(100), [candidate(), candidate(cached=90)], 0).chosen == 1
-    busy = [candidate(queued=3), candidate(cached=90, queued=4)]
-    assert FlowGuard()(Arrival(100), busy, 0).chosen == 1, "one more in the queue"
-    assert FlowGuard()(Arrival(100), [candidate(), busy[1]], 0).chosen == 0, "four more"
-    assert FlowGuard(PAPER)(Arrival(100), [candidate(), busy[1]], 0).chosen == 1
-    decision = FlowGuard(PAPER)(Arrival(100), [candidate(), candidate(cached=90, queued=5)], 0)
+@pytest.mark.parametrize(
+    ("prompt", "cached", "pending", "tokens"),
+    [
+        (1000, 0, 0, 1000 + 60 + 800 + 1000),  # before one of 2000 tokens, which it delays by its own
+        (1000, 900, 0, 100 + 60 + 512 + 512),  # steps are shared, not interrupted
+        (4000, 0, 0, 4000 + 60 + 800 + 2000),  # after all
+        (1000, 900, 100, 100 + 60 + 800 + 2000),  # one of them computes the end of its prefix
+    ],
+)
+def test_the_shorter_of_two_prompts_delays_the_other(
+    prompt: int, cached: int, pending: int, tokens: int
+) -> None:
+    load = replace(IDLE, queued=3, queued_tokens=2860, prompts=(60, 800, 2000))
+    assert delay(Arrival(prompt), RouteCandidate(load, IDLE, cached, pending)) == tokens
+
+
+def test_a_long_prompt_in_the_queue_counts_more_than_some_short_ones() -> None:
+    one_long = candidate(queued=1, queued_tokens=3000, prompts=(3000,))
+    short = candidate(queued=3, queued_tokens=90, prompts=(30, 30, 30))
+    assert FlowGuard()(Arrival(1000), [one_long, short], 0).chosen == 1
+    busy = candidate(queued=3, queued_tokens=3000, prompts=(1000, 1000, 1000))
+    assert FlowGuard()(Arrival(1000), [one_long, busy], 0).chosen == 0
+
+
+def test_the_cached_prefix_wins_while_it_saves_more_than_it_waits() -> None:
+    def cached(*prompts: int) -> RouteCandidate:
+        return candidate(cached=900, queued=len(prompts), queued_tokens=sum(prompts), prompts=prompts)
+
+    assert FlowGuard()(Arrival(1000), [candidate(), cached()], 0).chosen == 1
+    assert FlowGuard()(Arrival(1000), [candidate(), cached(800)], 0).chosen == 1
+    assert FlowGuard()(Arrival(1000), [candidate(), cached(800, 800, 800)], 0).chosen == 0
+    pending = replace(cached(800, 800), pending=900)
+    assert FlowGuard()(Arrival(1000), [candidate(), pending], 0).chosen == 0, "it is not yet computed"
+
+
+def test_overloaded_candidates_are_skipped() -> None:
+    decision = FlowGuard()(Arrival(100), [candidate(), candidate(cached=90, queued=5)], 0)
     assert (decision.chosen, decision.scores[1]) == (0, None), "2 * 0.5 > 0.85"
     assert FlowGuard()(Arrival(100), [candidate(), candidate(cached=90, blocks_live=90)], 0).chosen == 0
 
@@ -39,6 +73,13 @@ def test_a_silent_candidate_is_skipped_even_when_all_others_are_overloaded() -> 
     silent, full = candidate(silence=9.0), candidate(queued=9)
     assert FlowGuard()(Arrival(100), [silent, full], 0).chosen == 1
     assert FlowGuard()(Arrival(100), [silent, silent], 1).chosen == 1, "better a silent one than none"
+
+
+def test_where_all_are_overloaded_the_shortest_delay_wins() -> None:
+    long = candidate(queued=5, queued_tokens=5000, prompts=(1000,) * 5)
+    short = candidate(queued=6, queued_tokens=600, prompts=(100,) * 6)
+    decision = FlowGuard()(Arrival(1000), [long, short], 0)
+    assert (decision.chosen, decision.scores) == (1, (None, None))
 
 
 @given(candidate_lists, st.integers(0, 100))
@@ -70,7 +111,7 @@ def test_uneven_pools_choose_each_half_by_what_it_needs() -> None:
     prefills = [
         candidate(decode=IDLE),
         candidate(cached=80, decode=IDLE),
-        candidate(cached=99, queued=9, decode=IDLE),
+        candidate(cached=99, queued=3, queued_tokens=1200, prompts=(400, 400, 400), decode=IDLE),
     ]
     assert FlowGuard()(Arrival(100), prefills, 0).chosen == 1
     decodes = [replace(IDLE, decoding=8), replace(IDLE, decoding=1), replace(IDLE, blocks_live=95)]

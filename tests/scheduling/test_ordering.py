@@ -21,6 +21,15 @@ def test_streamed_prompts_with_little_work_do_not_wait_for_those_with_much() -> 
     assert rank(SLO, [much, late], late.completed_at) == [0, 1]
 
 
+def test_streamed_prompts_with_deadlines_and_time_to_spare_are_served_in_the_same_order() -> None:
+    much, little = (
+        RequestView(0.0, completed_at=5.0, prefill_seconds=0.1, deadline=7.0),
+        RequestView(0.0, completed_at=5.5, prefill_seconds=0.01, deadline=7.5),
+    )
+    assert rank(SLO, [much, little], 5.6) == [1, 0]
+    assert rank(SLO, [much, little], 6.1) == [0, 1], "with ten times its work left, its deadline counts"
+
+
 def test_slo_puts_those_with_targets_first_by_deadline() -> None:
     waiting = [RequestView(1.0), RequestView(2.0, deadline=4.0), RequestView(3.0, deadline=3.5)]
     assert rank(SLO, waiting, 3.0) == [2, 1, 0]

@@ -85,33 +85,57 @@ def _crashes() -> int:
     return sum(map(len, crashes().values()))
 
 
-def _claim(one: Any, factor: float = 1.0) -> str:
-    value, low, high = (one[key] * factor for key in ("value", "low", "high"))
-    return f"{value:.2f} ({low:.2f}–{high:.2f})"
+OTHER_ROUTERS = (
+    "round-robin", "random", "least-loaded", "cache-aware", "predictive", "flowguard-as-published",
+)  # fmt: skip
+
+
+def _cells() -> list[Any]:
+    return list(figures("pairs")["played"])
+
+
+def _interval(one: Any, factor: float, digits: int, sign: str = "") -> str:
+    value, low, high = (f"{one[key] * factor:{sign}.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} ({low} to {high})" if sign else f"{value} ({low}–{high})"
 
 
 @table("routers/virtual", "pairs")
 def routers() -> tuple[Row, list[Row]]:
-    """Return p95 TTFT with flowguard, its ratio to other routers, and predictive's difference."""
-    others = ("round-robin", "random", "least-loaded")
-    head = [
-        "trace, pairs", "flowguard", *(f"/ {name}" for name in others), "predictive",
-        "attainment, − flowguard's",
-    ]  # fmt: skip
-    rows = []
-    for one in figures("pairs")["played"]:
-        claims = one["claims"]
-        points = {key: value * 100 for key, value in claims["predictive - flowguard"]["attainment"].items()}
-        rows.append(
-            [
-                f"{one['trace']}, {one['pairs']}",
-                _ms(one["routers"]["flowguard"]["ttft_p95"]),
-                *(_claim(claims[f"flowguard / {name}"]["ttft_p95"]) for name in others),
-                _ms(one["routers"]["predictive"]["ttft_p95"]),
-                f"{points['value']:+.1f} ({points['low']:+.1f} to {points['high']:+.1f})",
-            ]
-        )
-    return head, rows
+    """Return flowguard's goodput, and its difference to that of the other routers."""
+    rows = [
+        [
+            f"{one['trace']}, {one['pairs']}",
+            f"{one['routers']['flowguard']['goodput']:.1f}",
+            *(_interval(one["routers"][name]["difference"], 100, 1, "+") for name in OTHER_ROUTERS),
+        ]
+        for one in _cells()
+    ]
+    return ["trace, pairs", "requests/s", *(f"− `{name}`, %" for name in OTHER_ROUTERS)], rows
+
+
+@table("routers/ttft", "pairs")
+def router_ttft() -> tuple[Row, list[Row]]:
+    """Return p95 TTFT with flowguard, and its ratio to other routers."""
+    rows = [
+        [
+            f"{one['trace']}, {one['pairs']}",
+            _ms(one["routers"]["flowguard"]["ttft_p95"]),
+            *(_interval(one["routers"][name]["ratio"], 1, 2) for name in OTHER_ROUTERS),
+        ]
+        for one in _cells()
+    ]
+    return ["trace, pairs", "flowguard", *(f"/ `{name}`" for name in OTHER_ROUTERS)], rows
+
+
+@call("routers.predictive.bursty")
+def _predictive_in_bursts() -> str:
+    (cell,) = (one for one in _cells() if one["trace"] == "bursty" and one["pairs"] == 4)
+    return _interval(cell["routers"]["predictive"]["difference"], 100, 1, "+")
+
+
+@call("routers.seeds")
+def _seeds() -> int:
+    return min(one["seeds"] for one in _cells())
 
 
 @table("routers/live", "pairs_live")
@@ -135,16 +159,6 @@ def routers_live() -> tuple[Row, list[Row]]:
     return ["p95 TTFT; attainment", *traces], rows
 
 
-@call("routers.throughput")
-def _throughput() -> list[float]:
-    return [
-        claim["tokens_per_second"]["value"]
-        for one in figures("pairs")["played"]
-        for claim in one["claims"].values()
-        if "tokens_per_second" in claim
-    ]
-
-
 @table("streamserve/latency", "streamserve_a100")
 def latency() -> tuple[Row, list[Row]]:
     """Return mean latency in seconds by system and family."""
@@ -157,7 +171,7 @@ def latency() -> tuple[Row, list[Row]]:
         *((name, "ablation", name) for name in found["ablation"][families[0]] if name != "full"),
     ]
     rows = [
-        [label, *(f"{found[part][family][key]['latency']:.2f}" for family in families)]
+        [label, *(f"{found[part][family][key]['latency']:.3f}" for family in families)]
         for label, part, key in systems
     ]
     return ["", *families], rows

@@ -60,14 +60,30 @@ def orders() -> tuple[Row, list[Row]]:
 
 @table("streams/eviction", "streaming-append-profiles", "streaming-update-profiles")
 def eviction() -> tuple[Row, list[Row]]:
-    """Return mean and p99 of each eviction policy on four kinds of hardware."""
+    """Return mean and p99 of each eviction policy on four kinds of hardware, and what `cost` decides."""
     names = ("recompute", "swap", "cost")
     rows = [
-        [part, *(f"{found[name]['mean']:.3f}, {found[name]['p99']:.2f}" for name in names)]
+        [
+            part,
+            *(f"{found[name]['mean']:.3f}, {found[name]['p99']:.2f}" for name in names),
+            f"{found['cost']['recomputes']}, {found['cost']['swaps']}",
+        ]
         for file in ("streaming-append-profiles", "streaming-update-profiles")
         for part, found in figures(file).items()
     ]
-    return ["mean and p99, s", *names], rows
+    return ["mean and p99, s", *names, "`cost`: recomputed, swapped"], rows
+
+
+@table("streams/order", *MAIN.values())
+def order_alone() -> tuple[Row, list[Row]]:
+    """Return what the service order alone gains, without streaming, and what streaming gains in that order."""
+    rows = []
+    for part, file in MAIN.items():
+        names = ("no streaming", "slo, no streaming", "slo cost")
+        plain, ordered, streamed = (figures(file)[part][name] for name in names)
+        gains = (_ratios(plain, ordered), _ratios(ordered, streamed), _ratios(plain, streamed))
+        rows.append([part, *(", ".join(f"{ratio:.1f}" for ratio in gain) for gain in gains)])
+    return ["p50, p95, p99, times better", "order alone", "streaming alone", "both"], rows
 
 
 @table("streams/live", "streaming-live-append", "streaming-live-update")

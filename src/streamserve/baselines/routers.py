@@ -33,9 +33,9 @@ groups of prompts with a common prefix crowd on a few of many pairs."""
 
 @dataclass(frozen=True)
 class PublishedFlowGuard:
-    """FlowGuard as published: C is the prefill worker's rolling hit rate, whatever the prompt. If all
-    candidates are overloaded or stale, the shortest queue of all takes the request, where a dead worker's
-    empty queue wins. Raises ValueError as FlowGuard does."""
+    """FlowGuard as published: C is the prefill worker's rolling hit rate, whatever the prompt, and Q its
+    queue depth. If all candidates are overloaded or stale, the shortest queue of all takes the request, where
+    a dead worker's empty queue wins. Raises ValueError as FlowGuard does."""
 
     weights: Weights = PUBLISHED_WEIGHTS
     overload: float = 0.85
@@ -53,7 +53,8 @@ class PublishedFlowGuard:
 
     def score(self, candidate: RouteCandidate) -> float:
         """Return S of one candidate."""
-        return weighted_score(self.weights, candidate.prefill.hit_rate, candidate)
+        prefill = candidate.prefill
+        return weighted_score(self.weights, prefill.hit_rate, prefill.queue, candidate)
 
     def _eligible(self, candidate: RouteCandidate) -> bool:
         overload = candidate.memory + 2 * candidate.prefill.queue

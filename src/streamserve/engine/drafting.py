@@ -125,9 +125,10 @@ class Drafting:
 
     def read_ahead(self, plan: StepPlan) -> None:
         """For prompts that are handed over, let a draft model compute KV of the tokens that this step
-        computes: its KV is sent with the target's."""
-        if self._catches_up:
-            spans = [(self._scheduler.sequences[span.sequence], span) for span in plan.spans]
+        computes: its KV is sent with the target's. A prompt stream is read while it arrives, not in the
+        steps in which its client waits for the first token: the decode worker reads the rest."""
+        spans = [(self._scheduler.sequences[span.sequence], span) for span in plan.spans]
+        if self._catches_up and all(sequence.stream.finished_at is None for sequence, _ in spans):
             ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.transfer.role.sends]
             self._catch_up(ends, sum(end for _, end in ends))
 

@@ -60,38 +60,43 @@ class RoutingRecord:
 
 
 class PrefixView:
-    """The full KV blocks cached by each worker, by hash. Workers of a fleet report theirs; until then they
-    are estimated from the prompts sent there. A wrong estimate is evicted once as many
-    other blocks came (LRU): it costs a recomputation, never correctness."""
+    """The full KV blocks cached by each worker, by hash, and whether it has reported them. Workers of a fleet
+    report theirs; until then they are estimated from the prompts sent there. A wrong estimate is evicted once
+    as many other blocks came (LRU): it costs a recomputation, never correctness."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, OrderedDict[bytes, None]] = {}
+        self._blocks: dict[str, OrderedDict[bytes, bool]] = {}
 
     def cached(self, worker: str, hashes: Sequence[bytes]) -> int:
         """Return how many leading blocks of `hashes` a worker has cached."""
-        known: Mapping[bytes, None] = self._blocks.get(worker, {})
+        known: Mapping[bytes, bool] = self._blocks.get(worker, {})
         count = 0
         while count < len(hashes) and hashes[count] in known:
             count += 1
         return count
 
+    def pending(self, worker: str, hashes: Sequence[bytes]) -> int:
+        """Return how many of `hashes`, which a worker has cached, it has not reported: it computes them."""
+        known: Mapping[bytes, bool] = self._blocks.get(worker, {})
+        return sum(not known[digest] for digest in hashes)
+
     def holders(self, digest: bytes) -> set[str]:
         """Return the workers that have a block cached."""
         return {worker for worker, known in self._blocks.items() if digest in known}
 
-    def learn(self, worker: str, hashes: Sequence[bytes], limit: int) -> None:
-        """Record that a worker computes these blocks; it holds `limit` blocks at most."""
+    def learn(self, worker: str, hashes: Sequence[bytes], limit: int, reported: bool = False) -> None:
+        """Record that a worker computes these blocks, or has `reported` them; it holds `limit` at most."""
         known = self._blocks.setdefault(worker, OrderedDict())
         for digest in hashes:
-            known[digest] = None
+            known[digest] = reported or known.get(digest, False)
             known.move_to_end(digest)
         while len(known) > limit:
             known.popitem(last=False)
 
     def update(self, worker: str, changes: Cached, limit: int) -> None:
         """Apply a worker's report of stored and dropped blocks."""
-        self.learn(worker, changes.stored, limit)
-        known = self._blocks.get(worker, OrderedDict())
+        self.learn(worker, changes.stored, limit, reported=True)
+        known = self._blocks[worker]
         for digest in changes.dropped:
             known.pop(digest, None)
 
@@ -278,13 +283,9 @@ class Placement:
         workers = self._availability.workers
         names = {name for pair in candidates for name in pair}
         loads = {name: workers[name].load(name, now) if name else IDLE_WORKER for name in names}
-        cached = [
-            self.view.cached(front, hashes) * workers[front].block_size if front else 0
-            for front, _ in candidates
-        ]
         options = [
-            RouteCandidate(loads[front], loads[back], count)
-            for (front, back), count in zip(candidates, cached, strict=True)
+            RouteCandidate(loads[front], loads[back], *self._cached_tokens(front, hashes))
+            for front, back in candidates
         ]
         opened = request.opened
         tokens, slo = len(opened.prompt), opened.params.slo
@@ -293,9 +294,18 @@ class Placement:
         arrival = Arrival(tokens, _seconds(slo.ttft_ms), _seconds(slo.tpot_ms))
         decision = self._router(arrival, options, self._turn if turn is None else turn)
         named = tuple(" → ".join(filter(None, dict.fromkeys(pair))) for pair in candidates)
+        cached = tuple(option.cached for option in options)
         self._recorded += 1
-        self.recent.append(RoutingRecord(now, opened.request, tokens, named, tuple(cached), decision))
+        self.recent.append(RoutingRecord(now, opened.request, tokens, named, cached, decision))
         return candidates[decision.chosen]
+
+    def _cached_tokens(self, worker: str, hashes: list[bytes]) -> tuple[int, int]:
+        """Return how many tokens of a prompt a worker has cached, and how many of those are pending. It is ""
+        where the other half of candidates is chosen."""
+        if not worker:
+            return 0, 0
+        blocks, size = self.view.cached(worker, hashes), self._availability.workers[worker].block_size
+        return blocks * size, self.view.pending(worker, hashes[:blocks]) * size
 
     def _hashes(self, worker: str, request: OpenRequest, tokens: list[int]) -> list[bytes]:
         """Return the hashes of the full blocks of a request's tokens, as in the workers' own prefix index."""

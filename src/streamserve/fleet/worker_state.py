@@ -129,18 +129,18 @@ class WorkerState(ProcessState[Ready]):
         """Return its load as seen by a router. Prompt streams with tokens to compute are queued, but delay no
         complete prompt."""
         report, ready = self.report, self.ready
-        tokens, timely = sum(self.arriving.values()), 0
-        until = now
+        prompts = (*self.arriving.values(), *(queued.tokens for queued in self.prefilling.values()))
+        timely, until = 0, now
         for queued in self.prefilling.values():
             deadline = inf if queued.deadline is None else queued.deadline
-            tokens += queued.tokens
             if deadline >= now:
                 timely += queued.tokens
                 until = max(until, deadline)
         return WorkerLoad(
             worker=name,
-            queued=len(self.prefilling) + len(self.arriving),
-            queued_tokens=tokens,
+            queued=len(prompts),
+            queued_tokens=sum(prompts),
+            prompts=prompts,
             timely_tokens=timely,
             busy=now - self.computing_since if timely else 0.0,
             timely_for=until - now,

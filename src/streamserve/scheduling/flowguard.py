@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from math import inf
 
 from streamserve.scheduling.routing import (
+    STEP_TOKENS,
     Arrival,
     Decision,
     RouteCandidate,
     best,
     cached_share,
+    delay,
 )
 
 Weights = tuple[float, float, float, float]
@@ -20,14 +22,16 @@ Weights = tuple[float, float, float, float]
 class FlowGuard:
     """StreamServe's router: S = a1·C + a2·(1−M) + a3·(1−Q) + a4·(1−L), the highest wins.
 
-    C is the share of *this* prompt that is cached. The default weights let the queue count most. Candidates
-    that are overloaded (M + 2·Q > `overload`) or have been silent for longer than `stale` seconds are
-    skipped; if all are, the shortest queue among the live ones takes the request. Equal scores: shortest
-    queue, then in turn. baselines/routers.py has the router as published. Raises ValueError unless the
-    weights are not negative and sum to 1.
+    C is the share of *this* prompt that is cached. Q is the `delay` of first tokens, as a share of full
+    sequence slots with a step of prompt tokens each: with the number of queued prompts instead, one of 3000
+    tokens counts as much as one of 30. The default weights let it count most. Candidates that are overloaded
+    (M + 2 · queue depth > `overload`) or have been silent for longer than `stale` seconds are skipped; if all
+    are, the live one with the shortest delay takes the request. Equal scores: shortest queue, then in turn.
+    baselines/routers.py has the router as published. Raises ValueError unless the weights are not negative
+    and sum to 1.
     """
 
-    weights: Weights = (0.1, 0.05, 0.8, 0.05)
+    weights: Weights = (0.02, 0.02, 0.94, 0.02)
     overload: float = 0.85
     stale: float = 1.5
 
@@ -45,13 +49,15 @@ class FlowGuard:
             memory = prefill.blocks_live / prefill.blocks_total
             decode_memory = decode.blocks_live / decode.blocks_total
             memory = decode_memory if decode_memory > memory else memory
-            queue = prefill.queued / prefill.max_num_seqs
-            if memory + 2 * queue > overload or prefill.silence > stale or decode.silence > stale:
+            slots = prefill.max_num_seqs
+            if memory + 2 * prefill.queued / slots > overload or (
+                prefill.silence > stale or decode.silence > stale
+            ):
                 scores.append(None)
                 continue
-            share = candidate.cached / prompt
+            queue = delay(arrival, candidate) / (STEP_TOKENS * slots)
             load = decode.decoding / decode.max_num_seqs
-            score = a1 * share + a2 * (1 - memory) + a3 * (1 - queue) + a4 * (1 - load)
+            score = a1 * candidate.cached / prompt + a2 * (1 - memory) + a3 * (1 - queue) + a4 * (1 - load)
             if score > highest:
                 highest, chosen, equal = score, len(scores), 1
             elif score == highest:
@@ -61,13 +67,13 @@ class FlowGuard:
             return Decision(chosen, tuple(scores), "highest score")
         if equal:
             return highest_score(candidates, scores, turn)
-        fresh = [candidate.silence <= self.stale for candidate in candidates]
-        queues = [(f or not any(fresh), -p.prefill.queued) for f, p in zip(fresh, candidates, strict=True)]
-        return Decision(best(queues, turn), tuple(scores), "all overloaded or stale: shortest queue")
+        keys = [(one.silence <= self.stale, -delay(arrival, one)) for one in candidates]
+        return Decision(best(keys, turn), tuple(scores), "all overloaded or stale: shortest delay")
 
     def score(self, arrival: Arrival, candidate: RouteCandidate) -> float:
         """Return S of one candidate."""
-        return weighted_score(self.weights, cached_share(arrival, candidate), candidate)
+        queue = delay(arrival, candidate) / (STEP_TOKENS * candidate.prefill.max_num_seqs)
+        return weighted_score(self.weights, cached_share(arrival, candidate), queue, candidate)
 
 
 def check_weights(weights: Weights, overload: float, stale: float) -> None:
@@ -79,10 +85,10 @@ def check_weights(weights: Weights, overload: float, stale: float) -> None:
         raise ValueError("FlowGuard's overload threshold and stale time must be positive")
 
 
-def weighted_score(weights: Weights, cached: float, candidate: RouteCandidate) -> float:
-    """Return FlowGuard's S of a candidate, whose C is `cached`."""
+def weighted_score(weights: Weights, cached: float, queue: float, candidate: RouteCandidate) -> float:
+    """Return FlowGuard's S of a candidate, whose C is `cached` and whose Q is `queue`."""
     a1, a2, a3, a4 = weights
-    queue, load = candidate.prefill.queue, candidate.decode.load
+    load = candidate.decode.load
     return a1 * cached + a2 * (1 - candidate.memory) + a3 * (1 - queue) + a4 * (1 - load)
 
 

@@ -90,14 +90,16 @@ def _edit_stable_first(views: Sequence[RequestView], ranked: Sequence[int]) -> l
 
 
 def due(view: RequestView, now: float) -> float:
-    """Return when the request is due; with a target for its further tokens, when its prompt was complete."""
-    complete_since = view.complete_since
+    """Return when the request is due; with a target for its further tokens, when its prompt was complete.
+    A prompt stream that has time to spare is due later by its remaining work, as one without a target is:
+    serving by deadline alone, those with little left would wait for those with much."""
+    complete_since, work = view.complete_since, WAIT_PER_WORK * view.prefill_seconds
     if view.requirement.tpot is not None:
         return complete_since
     deadline = view.deadline
     if deadline is not None and deadline > now:
-        return deadline
-    return complete_since + MAX_WAIT + WAIT_PER_WORK * view.prefill_seconds
+        return deadline + work if now + work < deadline else deadline
+    return complete_since + MAX_WAIT + work
 
 
 SLO = Order(due, complete_first=True, by_targets=True)

@@ -18,7 +18,8 @@ import msgspec
 class WorkerLoad(msgspec.Struct, frozen=True):
     """A worker's load, from its last report and the fleet's own bookkeeping.
 
-    * `queued`: requests that wait or are being prefilled, with `queued_tokens` prompt tokens.
+    * `queued`: requests that wait or are being prefilled, with `queued_tokens` prompt tokens to compute, by
+      prompt in `prompts`.
     * `timely_tokens`: those of requests whose first token can still be in time; the last of them for
       `timely_for` more seconds.
     * `busy`: seconds that the first of them has been computed for.
@@ -32,6 +33,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     worker: str
     queued: int = 0
     queued_tokens: int = 0
+    prompts: tuple[int, ...] = ()
     timely_tokens: int = 0
     timely_for: float = inf
     busy: float = 0.0
@@ -62,11 +64,13 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
 
 class RouteCandidate(msgspec.Struct, frozen=True):
-    """A route candidate. `cached` of the prompt's tokens are in the prefill worker's prefix cache."""
+    """A route candidate. `cached` of the prompt's tokens are in the prefill worker's prefix cache; `pending`
+    ones of them only will be: they are being computed for another request."""
 
     prefill: WorkerLoad
     decode: WorkerLoad
     cached: int = 0
+    pending: int = 0
 
     @property
     def memory(self) -> float:
@@ -131,6 +135,23 @@ def or_inf(target: float | None) -> float:
 def cached_share(arrival: Arrival, candidate: RouteCandidate) -> float:
     """Return the share of the prompt that is in the candidate's prefix cache."""
     return candidate.cached / max(arrival.prompt_tokens, 1)
+
+
+STEP_TOKENS = 512
+"""Query tokens of a prefill step: prompts that have no more to compute are served together."""
+
+
+def delay(arrival: Arrival, candidate: RouteCandidate) -> int:
+    """Return the prompt tokens by which first tokens are delayed at a candidate: this one by its own and by
+    what is served before it, and others by its own. Prefill workers serve short prompts before long ones, so
+    of two prompts the shorter one delays the other, by its tokens. A prompt whose prefix is pending waits for
+    the whole queue, where it is computed."""
+    own = max(arrival.prompt_tokens - candidate.cached, 1)
+    prefill = candidate.prefill
+    if candidate.pending or prefill.queued_tokens <= STEP_TOKENS:
+        return own + prefill.queued_tokens
+    longest = max(own, STEP_TOKENS)
+    return own + sum([tokens if tokens < longest else longest for tokens in prefill.prompts])
 
 
 def best(keys: Sequence[tuple[float, ...]], turn: int) -> int:

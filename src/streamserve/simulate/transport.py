@@ -15,7 +15,7 @@ Pool = Callable[[str], CostExecutor | None]
 
 
 LAYERS = 16
-"""Layers that a simulated model is assumed to have."""
+"""Layers that a simulated model has, unless said otherwise."""
 
 
 @dataclass
@@ -31,8 +31,9 @@ class _Push:
 
 class SimulatedTransport:
     """Writes blocks of `executor` into the pool that `pool` returns for an address, None if its worker is
-    gone. Pushes use the wire one after another, for `block_seconds` a block. The last layer of blocks that a
-    step fills leaves when the step ends; `step_left` returns how many seconds after `clock` that is."""
+    gone. Pushes use the wire one after another, for `block_seconds` a block. Blocks that a step fills leave
+    layer by layer, the last of `layers` when the step ends; `step_left` returns how many seconds after
+    `clock` that is. With one layer they leave as a whole."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class SimulatedTransport:
         block_seconds: float,
         clock: Callable[[], float] = lambda: 0.0,
         step_left: Callable[[], float] = lambda: 0.0,
+        layers: int = LAYERS,
     ) -> None:
         self._executor = executor
         self._pool = pool
@@ -49,6 +51,7 @@ class SimulatedTransport:
         self._block_seconds = block_seconds
         self._clock = clock
         self._step_left = step_left
+        self._layers = layers
         self._push_count = 0
         self._queue: list[_Push] = []
         self._landed: list[Landed] = []
@@ -89,7 +92,7 @@ class SimulatedTransport:
         self._step_begun(push)
         seconds = self._block_seconds * len(push.copies)
         step_left = max(0.0, (push.ready or 0.0) - self._clock())
-        self._schedule(max(seconds, step_left + seconds / LAYERS), self._land)
+        self._schedule(max(seconds, step_left + seconds / self._layers), self._land)
 
     def _land(self) -> None:
         push = self._queue.pop(0)

@@ -29,15 +29,15 @@ from streamserve.simulate.clock import Action, VirtualClock
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.faults import FaultInjector, FaultObserver, InjectedCrash, PoisonPhase
 from streamserve.simulate.journal import SimulatedJournal
-from streamserve.simulate.transport import Pool, SimulatedTransport
+from streamserve.simulate.transport import LAYERS, Pool, SimulatedTransport
 from streamserve.speculation.controller import Speculation
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
     """What all workers of a simulation are. They report the step costs `curve`, are ready `start_seconds`
-    after their start, and a KV block takes `wire_seconds` from one worker to another. With two `groups` (KV
-    cache groups) the drafter is a model with separate KV, which prefill workers have as well."""
+    after their start, and a KV block takes `wire_seconds` from one worker to another, in `layers`. With two
+    `groups` (KV cache groups) the drafter is a model with separate KV, which prefill workers have as well."""
 
     engine: EngineConfig
     model: ModelInfo
@@ -45,6 +45,7 @@ class WorkerSpec:
     start_seconds: float = 1.0
     swap_cost: SwapCost = DEFAULT_SWAP_COST
     wire_seconds: float = 0.0
+    layers: int = LAYERS
     policy: str = "goodput"
     drafter: Callable[[CostExecutor], Drafter] | None = None
     groups: int = 1
@@ -229,7 +230,9 @@ class SimulatedWorker:
         spec, clock, executor = self._spec, self._clock, self.executor
         path = f"{self.name}/{self.incarnation}"
         drafts = spec.groups > 1 or role != "prefill"
-        transport = SimulatedTransport(executor, pool, self._after, spec.wire_seconds, clock, self._turn_left)
+        transport = SimulatedTransport(
+            executor, pool, self._after, spec.wire_seconds, clock, self._turn_left, spec.layers
+        )
         cache = CacheAddress(path, 0, spec.engine.num_blocks, spec.model.fingerprint)
         return Engine(
             spec.engine,
