@@ -285,6 +285,7 @@ def prepared(clone: Path) -> Iterator[Reader]:
     gguf = {"model-Q4_K_M.gguf": (clone / "model-Q4_K_M.gguf").read_bytes()}
     repositories = {
         "owner/model": Repository({"main": folder_content(models[0]) | gguf}),
+        "owner/other": Repository({"main": folder_content(models[1])}),
         "owner/embedding-model": Repository({"main": folder_content(embedder)}),
     }
     with serving(FakeHub(repositories)) as hub:
