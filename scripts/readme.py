@@ -3,7 +3,8 @@
     python scripts/readme.py [--tests]      needs the ports 8000, 9000 and 7700, and pip's registry
 
 The clone has what the reader is meant to have: checkpoints with the README's names, a file of requests, and
-a hub on this machine. Servers are asked, then ended with Ctrl-C. What a `$` block shows must be printed, in
+a hub on this machine. The home folder is empty; of this machine's caches, pip's and the compiled kernels of
+`make wheel` are used. Servers are asked, then ended with Ctrl-C. What a `$` block shows must be printed, in
 order; other numbers may be printed where they are times or counts. `make test` is run with `--tests` only.
 """
 
@@ -31,9 +32,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^```python\n(?P<python>.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"(?<=\n\n)(?P<block>(?: {4}[^\n]*\n|\n(?= {4}))+)")
-INLINE = re.compile(r"`(?P<inline>make (?:install|wheel|docs)|pip install [^`\n=<]+)`")
+SPAN = re.compile(r"`(?P<span>(?:make|pip|source|python|curl|git|streamserve)(?: [^`\n]*)?)`")
+NOT_RUN = {
+    "make": "a name: `make serve` and `make install` are run",
+    "make serve": "run from its block",
+    "make verify": "it runs this script",
+    "streamserve worker": "a name: it needs a key and a head, and the page of clusters has its commands",
+}
+"""Spans of the README that look like commands and are not typed, and why."""
 STARTS = re.compile(r"(?:make|pip|source|python|curl|streamserve [a-z]+)\b")
 SERVER = re.compile(r"(?:make serve|streamserve (?:serve|draft))\b")
+ANSWERS = re.compile(r"--(?:help|print-config)\b")
 ASKS = re.compile(r"curl |python examples/folder_stream")
 LOOSE = re.compile(r"curl |python examples/folder_stream|streamserve (?:serve|draft)|make serve")
 WITHOUT_COMPILER = re.compile(r"pip install torch dist/|streamserve doctor")
@@ -60,8 +69,9 @@ def commands(readme: str) -> list[Command]:
     found: list[tuple[int, Command]] = []
     for match in FENCE.finditer(readme):
         found.append((match.start(), Command("python -", input=match["python"])))
-    for match in INLINE.finditer(readme):
-        found.append((match.start(), Command(match["inline"])))
+    for match in SPAN.finditer(readme):
+        if match["span"] not in NOT_RUN:
+            found.append((match.start(), Command(match["span"])))
     for match in BLOCK.finditer(readme):
         lines = [line[4:] for line in match["block"].splitlines()]
         if lines[0].startswith("$ "):
@@ -102,9 +112,18 @@ class Reader:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if name not in ("PYTHONPATH", "VIRTUAL_ENV") and not name.startswith(("STREAMSERVE_", "HF_"))
+            if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+            and not name.startswith(("STREAMSERVE_", "HF_", "XDG_"))
         }
-        self.environment = kept | {"HF_ENDPOINT": hub, "HF_HOME": str(clone / "hub"), "COLUMNS": "200"}
+        cache = subprocess.run(
+            [sys.executable, "-m", "pip", "cache", "dir"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        home = clone.parent / "home"
+        home.mkdir()
+        self.environment = kept | {
+            "HOME": str(home), "PIP_CACHE_DIR": cache, "HF_ENDPOINT": hub, "HF_HOME": str(clone / "hub"),
+            "COLUMNS": "200",
+        }  # fmt: skip
 
     def start(self, text: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command in a process group; `/models` is a folder of the clone."""
@@ -218,7 +237,7 @@ def check(reader: Reader, command: Command) -> None:
         reader.run(command)
         reader.activated = True
         return
-    if SERVER.match(text) and "--help" not in text:
+    if SERVER.match(text) and not ANSWERS.search(text):
         with reader.serving(text) as (address, lines):
             ask(address)
             if text.startswith("make"):
@@ -266,6 +285,7 @@ def prepared(clone: Path) -> Iterator[Reader]:
     gguf = {"model-Q4_K_M.gguf": (clone / "model-Q4_K_M.gguf").read_bytes()}
     repositories = {
         "owner/model": Repository({"main": folder_content(models[0]) | gguf}),
+        "owner/other": Repository({"main": folder_content(models[1])}),
         "owner/embedding-model": Repository({"main": folder_content(embedder)}),
     }
     with serving(FakeHub(repositories)) as hub:

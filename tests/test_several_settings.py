@@ -73,11 +73,16 @@ def test_print_config_shows_every_model() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[models.b]\nmodel = "embedded"\nport = 2\n', "models.b: port is a setting of the whole server"),
+        (
+            '[models.b]\nmodel = "embedded"\nport = 2\n',
+            r"\[models.b\] in .*toml: port is a setting of the whole",
+        ),
         ("[models.b]\nmax_num_seqs = 2\n", r"models.b \(in .*\): model is missing"),
         ('[models.a]\nmodel = "embedded"\n', "models.a: model is given twice"),
         ("[models.a]\nmax_num_sqs = 2\n", r"'max_num_sqs' \(in \[models.a\].*did you mean max_num_seqs"),
-        ("[models.a]\nmax_num_seqs = 0\n", "max_num_seqs = 0"),
+        ("[models.a]\nmax_num_seqs = 0\n", r"^\[models.a\] in .*settings.toml: max_num_seqs = 0"),
+        ("max_num_seqs = 0\n[models.a]\nthreads = 2\n", "^max_num_seqs = 0"),
+        ('[models.a]\ndtype = "int5"\n', r"^\[models.a\] in .*settings.toml: dtype = 'int5'"),
         ('models = "embedded"\n', "must be tables"),
         ('idle_unload = "10 minutes"\n', "idle_unload = '10 minutes': must be a number of seconds"),
         ('load_timeout = "10s"\n', "load_timeout: a single model"),

@@ -110,6 +110,12 @@ def test_an_operator_adds_and_removes_workers(generator: ScriptedGenerator) -> N
         for within in ("-1", "soon", "inf", "nan"):
             refused = delete(f"/admin/workers/unified-1?within={within}", headers=ADMIN)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "within")
+        refused = delete("/admin/workers/unified-1?wthin=0", headers=ADMIN)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "wthin")
+        assert refused.json()["error"]["message"] == (
+            "wthin is not a known query parameter: did you mean within?"
+        )
+        assert len(replaced.removals) == 2
         assert post("/admin/workers", json={"role": "unified"}).status_code == 401
     with scripted(generator) as server:
         for refused in (

@@ -69,6 +69,29 @@ def test_unknown_fields(hello: Served, strict: Served, route: str) -> None:
     assert refused(strict.post(route, **body))["message"] == "colour is not a known field"
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/v1/models/scripted"])
+def test_unknown_query_parameters(hello: Served, strict: Served, path: str) -> None:
+    plain, asked = hello.http.get(path), hello.http.get(f"{path}?api-version=1&colour=a&colour=b")
+    assert warning(plain) == ""
+    assert warning(asked) == '299 streamserve "unknown: api-version, colour"'
+    message = "api-version is not a known query parameter"
+    assert refused(strict.http.get(f"{path}?api-version=1"))["message"] == message
+
+
+def test_unknown_query_parameters_of_a_request_with_a_body(hello: Served, strict: Served) -> None:
+    asked = hello.http.post(f"{CHATS}?api-version=1", json={**BODIES[CHATS], "colour": 1})
+    assert warning(asked) == '299 streamserve "unknown: api-version, colour"'
+    messages = {"messages": [USER], "max_tokens": 1}
+    for server in (hello, strict):
+        assert warning(server.http.post("/v1/messages?beta=true", json=messages)) == ""
+
+
+@pytest.mark.parametrize("path", ["/v1/router", "/v1/streams/x"])
+def test_routes_of_this_server_alone_refuse_unknown_query_parameters(hello: Served, path: str) -> None:
+    refusal = refused(hello.http.get(f"{path}?modle=x"))
+    assert (refusal["param"], "modle is not a known query parameter" in refusal["message"]) == ("modle", True)
+
+
 @pytest.mark.parametrize(
     ("route", "name", "meant"),
     [

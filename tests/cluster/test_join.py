@@ -213,14 +213,26 @@ async def test_after_a_head_only_one_of_a_higher_epoch_is_joined(epoch: int) -> 
 
 async def test_keys_that_are_not_allowed_are_refused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster() as made:
-        await made.join("stranger", new_pair())
-        await until(lambda: made.launcher.listener.handshakes_failed > 0)
+        stranger = new_pair()
+        for name in ("one", "two", "three"):
+            await made.join(name, stranger)
+        await until(lambda: made.launcher.listener.handshakes_failed >= 3)
         # The two ends learn of it on their own, in either order.
         await until(lambda: "is not allowed" in caplog.text and "refuses this machine's key" in caplog.text)
+        assert caplog.text.count("refused a connection: its key") == 1
+        assert caplog.text.count("refused a connection: a connection used a key that is not allowed") == 1
         assert not made.launcher.registry.agents
         await made.join("a")
         await until(lambda: made.runtime.fleet.health()[0])
         assert await ask(made, "x", 5) == list(range(5))
+
+
+async def test_an_address_in_use_is_named_once() -> None:
+    async with cluster() as made:
+        endpoint = made.launcher.listener.address
+        with pytest.raises(OSError, match="Address already in use") as raised:
+            ClusterListener(endpoint, new_pair(), {}, 1.0)
+        assert str(raised.value) == f"cannot listen at {endpoint}: Address already in use"
 
 
 def peer(made: Cluster, context: zmq.asyncio.Context) -> zmq.asyncio.Socket:

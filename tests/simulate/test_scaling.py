@@ -69,8 +69,8 @@ class Scaled:
             self.simulation._handle(AddWorkers(names))
 
     def remove(self, name: str, within: float) -> None:
-        names = self.scaling.named(name)
         try:
+            names = self.scaling.named(name)
             self.scaling.after_removing(names)
         except RequestError:
             self.refused += 1
@@ -135,14 +135,15 @@ def test_all_workers_of_the_start_are_replaced_under_load(
     """The first workers leave when their requests have ended: nothing is computed twice."""
     scaled = Scaled(5, topology, wire)
     scaled.load(streams=0)
+    named = scaled.scaling.named(first)
     clock = scaled.simulation.clock
     clock.at(1.0, lambda: scaled.add(scaled.roles[-3] if first == "pair-0" else "unified"))
     clock.at(2.6, lambda: scaled.remove(first, inf))
     scaled.run()
     assert scaled.refused == 0
     assert scaled.scaling.moved == 0
-    assert scaled.scaling.removed == len(scaled.scaling.named(first)) == scaled.scaling.added
-    assert scaled.simulation.fleet.workers.keys().isdisjoint(scaled.scaling.named(first))
+    assert scaled.scaling.removed == len(named) == scaled.scaling.added
+    assert scaled.simulation.fleet.workers.keys().isdisjoint(named)
     assert len(scaled.simulation.retired) == scaled.scaling.removed
     for worker in scaled.simulation.retired:
         assert worker.engine.report().steps > 0
@@ -187,6 +188,10 @@ def test_what_cannot_be_changed_is_refused_by_name() -> None:
     assert "no worker, or only one half" in str(refusal(scaled, "after_removing", "unified-0"))
     missing = refusal(scaled, "after_removing", "unified-7")
     assert (missing.status, str(missing)) == (404, "there is no worker 'unified-7'; there are unified-0")
+    for name in ("pair-0", "unified-7", "nothing"):
+        with pytest.raises(RequestError, match=f"there is no worker '{name}'; there are unified-0") as error:
+            scaled.scaling.named(name)
+        assert error.value.status == 404
     assert "without stream pairs" in str(refusal(scaled, "after_adding", "prefill-0", "decode-0"))
     many = refusal(scaled, "after_adding", *scaled.scaling.free_names("unified", BOUND))
     assert (many.status, "--max-workers" in str(many)) == (409, True)

@@ -11,11 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.http.errors import ErrorBody
-from streamserve.api.http.ignored_fields import STRICT, OtherFields
+from streamserve.api.http.ignored_fields import STRICT, OtherFields, check_parameters
 
 JSON = "application/json"
 
+OWN = ("/admin/", "/v1/streams", "/v1/router")
+"""Where the paths begin that only this server has: they refuse unknown query parameters."""
+
 C = TypeVar("C")
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Operation:
     """What the OpenAPI document says about a route: its summary, request and responses.
 
     `event` is the type of its stream events, `error` that of its errors. `others` says what becomes of fields
-    that `request` does not have; `parameters` describes headers. Without `reply`, the reply is text of the
-    type `media`; without `media` too, it is empty. `errors` are further error statuses, `other_replies`
-    further responses by status.
+    that `request` does not have; `parameters` describes headers and query parameters. Without `reply`, the
+    reply is text of the type `media`; without `media` too, it is empty. `errors` are further error statuses,
+    `other_replies` further responses by status.
     """
 
     summary: str
@@ -62,7 +66,7 @@ class Endpoint(NamedTuple):
     """A route, and its handler with the context bound."""
 
     route: Route[Any]
-    handler: Callable[[Request], Awaitable[Response]]
+    handler: Handler
 
     def router_entry(self) -> routing.Route:
         """Return Starlette's route for the methods of this one alone: Starlette adds HEAD to GET."""
@@ -72,8 +76,22 @@ class Endpoint(NamedTuple):
 
 
 def bound(routes: Iterable[Route[C]], context: C) -> list[Endpoint]:
-    """Return the endpoints of `routes` for `context`."""
-    return [Endpoint(route, partial(route.handler, context)) for route in routes]
+    """Return the endpoints of `routes` for `context`. They check the query parameters of routes with an
+    operation."""
+    return [Endpoint(route, _checked(route, partial(route.handler, context))) for route in routes]
+
+
+def _checked(route: Route[Any], handler: Handler) -> Handler:
+    if route.operation is None:
+        return handler
+    known = [each["name"] for each in route.operation.parameters if each["in"] == "query"]
+    strict = route.path.startswith(OWN)
+
+    async def check(request: Request) -> Response:
+        check_parameters(request, known, strict)
+        return await handler(request)
+
+    return check
 
 
 def json_response(reply: msgspec.Struct) -> Response:

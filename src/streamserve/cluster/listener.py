@@ -16,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from streamserve.protocol.cluster import MAX_CLUSTER_BYTES
 from streamserve.protocol.curve import KeyPair, parse_endpoint
+from streamserve.protocol.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,10 @@ messages to it are dropped, which its session repeats."""
 HANDSHAKE_MILLISECONDS = 5000
 HEARTBEAT_MILLISECONDS = 500
 BACKLOG = 64
+LOG_SECONDS = 10.0
+LOGGED_APART = 16
+"""Refused connections are logged at most once in so many seconds for each reason, up to so many keys
+apart."""
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed during its handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection did not speak the protocol, or has no key",
@@ -48,6 +53,8 @@ class ClusterListener:
     def __init__(self, endpoint: str, pair: KeyPair, allowed: Mapping[str, str], silence: float) -> None:
         """Raises OSError if the address cannot be used."""
         self.handshakes_failed = 0
+        self._throttle = Throttle(seconds=LOG_SECONDS, apart=LOGGED_APART)
+        logger.addFilter(self._throttle)
         self._allowed = allowed
         self._context = zmq.asyncio.Context()
         self._authenticator = ThreadAuthenticator(self._context)
@@ -73,7 +80,8 @@ class ClusterListener:
             self.socket.bind(_bindable(endpoint))
         except zmq.ZMQError as error:
             self.close()
-            raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror}") from error
+            reason = zmq.strerror(error.errno)  # the error's own text has the address once more
+            raise OSError(f"cannot listen at {endpoint}: {reason}") from error
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def callback(self, domain: str, key: bytes) -> bool:
@@ -109,6 +117,7 @@ class ClusterListener:
 
     def close(self) -> None:
         """Close the socket and end the authentication."""
+        logger.removeFilter(self._throttle)
         self._authenticator.stop()
         self.socket.disable_monitor()
         self._monitor.close()

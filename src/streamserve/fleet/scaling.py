@@ -82,9 +82,17 @@ class Scaling:
         return tuple(names)
 
     def named(self, name: str) -> tuple[str, ...]:
-        """Return the workers that a name means: pair-N is prefill-N and decode-N."""
+        """Return the workers that a name means: pair-N is prefill-N and decode-N. Raises RequestError (404)
+        if there are none."""
         role, _, number = name.rpartition("-")
-        return tuple(f"{each}-{number}" for each in PAIR_ROLES) if role == PAIR else (name,)
+        names = tuple(f"{each}-{number}" for each in PAIR_ROLES) if role == PAIR else (name,)
+        if not any(each in self._workers for each in names):
+            raise self._unknown(name)
+        return names
+
+    def _unknown(self, name: str) -> RequestError:
+        there = ", ".join(self._workers)
+        return RequestError(f"there is no worker {name!r}; there are {there}", status=404)
 
     def after_adding(self, names: Collection[str]) -> Topology:
         """Return the topology with further workers. Raises RequestError if they cannot be added."""
@@ -97,8 +105,7 @@ class Scaling:
         RequestError if they cannot be removed."""
         for name in names:
             if name not in self._workers:
-                there = ", ".join(self._workers)
-                raise RequestError(f"there is no worker {name!r}; there are {there}", status=404)
+                raise self._unknown(name)
         gone = {*names, *(name for leaving in self._leaving for name in leaving.workers)}
         asked = ", ".join(names)
         try:

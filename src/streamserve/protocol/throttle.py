@@ -1,34 +1,48 @@
-"""Rate limit for log lines that clients can cause: one per second of each kind, with a count of those left
-out."""
+"""Rate limit for log lines that clients can cause: one in a second, or other time, of each kind, with a count
+of those left out."""
 
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 SECONDS = 1.0
 
 
 class Throttle(logging.Filter):
-    """Passes one record of each message per second. For loggers whose lines are caused by clients and whose
-    messages are constants with arguments, since the message identifies the kind."""
+    """Passes one record of each message in `seconds`. For loggers whose lines are caused by clients and whose
+    messages are constants with arguments, since the message identifies the kind. Up to `apart` messages with
+    different arguments are kinds of their own."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, seconds: float = SECONDS, apart: int = 0
+    ) -> None:
         super().__init__()
         self._clock = clock
+        self._seconds = seconds
+        self._apart = apart
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log `record`; its message then says how many like it were left out before."""
-        kind, now = (record.name, str(record.msg)), self._clock()
-        last, left_out = self._kinds.get(kind, (-SECONDS, 0))
-        if now - last < SECONDS:
+        kind, now = self._kind(record), self._clock()
+        last, left_out = self._kinds.get(kind, (-inf, 0))
+        if now - last < self._seconds:
             self._kinds[kind] = last, left_out + 1
             return False
         self._kinds[kind] = now, 0
         if left_out:
             record.msg, record.args = f"{record.getMessage()} ({left_out} more like this left out)", ()
         return True
+
+    def _kind(self, record: logging.LogRecord) -> tuple[str, str]:
+        whole = record.name, record.getMessage()
+        return (
+            whole
+            if whole in self._kinds or len(self._kinds) < self._apart
+            else (record.name, str(record.msg))
+        )
 
 
 @contextmanager

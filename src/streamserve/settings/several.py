@@ -75,7 +75,7 @@ def resolve_served(
         for name in ON_DEMAND
     )
     _check_common(given.values, len(named), on_demand)
-    settings = tuple(_settings(each, given, len(named) > 1) for each in named)
+    settings = tuple(_settings_or_where(each, given, len(named) > 1) for each in named)
     _check_names(settings)
     return ServedModels(settings, on_demand)
 
@@ -125,6 +125,17 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
             raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
 
 
+def _settings_or_where(named: _Named, given: Given, shared: bool) -> Settings:
+    """Return the settings of one model. Raises SettingsError, which says where a value of its table is."""
+    try:
+        return _settings(named, given, shared)
+    except SettingsError as error:
+        for name in named.names or (named.model,):
+            if any(re.search(rf"\b{setting}\b", str(error)) for setting in given.tables.get(name, {})):
+                raise SettingsError(f"[models.{name}] in {given.config}: {error}") from None
+        raise
+
+
 def _settings(named: _Named, given: Given, shared: bool) -> Settings:
     """Return the settings of one model. Raises SettingsError naming a setting that its table may not have."""
     tables = [given.tables[name] for name in named.names or (named.model,) if name in given.tables]
@@ -133,8 +144,7 @@ def _settings(named: _Named, given: Given, shared: bool) -> Settings:
     table = tables[0] if tables else {}
     for name in table:
         if name not in OF_MODELS:
-            raise SettingsError(f"models.{(named.names or (named.model,))[0]}: {name} is a setting of the "
-                                "whole server: give it outside of the table")  # fmt: skip
+            raise SettingsError(f"{name} is a setting of the whole server: give it outside of the table")
     values = {**given.values, **table}
     others = convert({"served_model_name": values.get("served_model_name", ())}, ServerConfig)
     values["served_model_name"] = tuple(dict.fromkeys((*named.names, *others.served_model_name)))

@@ -64,6 +64,12 @@ _HEADERS: tuple[dict[str, Any], ...] = (
         "description": "without effect: named in the Warning header",
         "schema": {"type": "string"},
     },
+    {
+        "name": "beta",
+        "in": "query",
+        "description": "without effect: Anthropic's clients send it with the header of betas",
+        "schema": {"type": "boolean"},
+    },
 )
 
 

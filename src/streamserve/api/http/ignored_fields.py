@@ -1,4 +1,4 @@
-"""Request fields that are not obeyed: which are refused, and which are taken with a warning.
+"""Request fields and query parameters that are not obeyed: which are refused, which are taken with a warning.
 
 A warning is in the reply's Warning header, in the debug log and in a metric. With strict_fields these fields
 are refused, too.
@@ -7,12 +7,12 @@ are refused, too.
 import difflib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamserve.protocol.errors import RequestError
@@ -82,13 +82,13 @@ class IgnoredFields:
             raise RequestError(f"{name} has no effect{hint}", field=name.partition(".")[0].partition("[")[0])
         self._without_effect[name] = hint
 
-    def add_unknown(self, name: str, known: Iterable[str] = ()) -> None:
-        """Add an unknown field, which may be meant as a `known` one. Raises RequestError if fields are
-        strict."""
+    def add_unknown(self, name: str, known: Iterable[str] = (), what: str = "field") -> None:
+        """Add an unknown field, or `what` else it is, which may be meant as a `known` one. Raises
+        RequestError if fields are strict."""
         if self.strict:
             meant = similar(name, known)
             hint = f": did you mean {meant}?" if meant else ""
-            raise RequestError(f"{name} is not a known field{hint}", field=name)
+            raise RequestError(f"{name} is not a known {what}{hint}", field=name)
         if name in self._unknown or len(self._unknown) < MAX_NAMED:
             if name not in self._unknown and (meant := similar(name, known)):
                 self._meant[name] = meant
@@ -147,6 +147,16 @@ def ignored_of(connection: HTTPConnection) -> IgnoredFields:
     """Return the ignored fields of a request, to add to them."""
     ignored: IgnoredFields = connection.scope["state"][_STATE]
     return ignored
+
+
+def check_parameters(request: Request, known: Sequence[str], strict: bool) -> None:
+    """Treat query parameters of a request that are not `known` as unknown fields are treated: raise
+    RequestError if they are `strict`, on this route or on the server, else name them in the warning."""
+    unknown = dict.fromkeys(name for name in request.query_params if name not in known)
+    if unknown:
+        ignored = IgnoredFields(strict=True) if strict else ignored_of(request)
+        for name in unknown:
+            ignored.add_unknown(name, known, "query parameter")
 
 
 def similar(name: str, known: Iterable[str]) -> str | None:

@@ -25,6 +25,12 @@ from streamserve.protocol.errors import RequestError
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _MAX_ITEMS = 100
+_STREAM: dict[str, Any] = {
+    "name": "stream",
+    "in": "query",
+    "description": "must be false: a stored response is complete",
+    "schema": {"type": "boolean"},
+}
 
 
 async def retrieve(context: AppContext, request: Request) -> Response:
@@ -54,7 +60,7 @@ STORED_RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
         "GET",
         "/v1/responses/{id}",
         retrieve,
-        Operation("A stored response", reply=ResponseReply, errors=(400, 404)),
+        Operation("A stored response", reply=ResponseReply, errors=(400, 404), parameters=[_STREAM]),
     ),
     Route(
         "DELETE",
