@@ -3,6 +3,7 @@
     python -m benchmarks.mixture write                 the file (17 GB), tensor by tensor
     python -m benchmarks.mixture run --rounds 2        each engine in turn, one in memory at a time
     python -m benchmarks.mixture run --layers 4        a quick try with fewer layers
+    python -m benchmarks.mixture ready --rounds 5      seconds to the first token alone, the file in memory
 
 It needs the environment of llama.cpp that `python -m benchmarks.peers setup --peers llama.cpp` makes. Weights
 are random, so that a batch's tokens spread over the experts as evenly as they ever do.
@@ -86,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("write", "run"))
+    parser.add_argument("command", choices=("write", "run", "ready"))
     parser.add_argument("--layers", type=int, default=Mixture.layers)
     parser.add_argument("--rounds", type=int, default=2, help="starts of each engine (default %(default)s)")
     parser.add_argument(
@@ -100,6 +101,9 @@ def main() -> None:
     if not file.exists():
         write(shape, file)
     if args.command == "write":
+        return
+    if args.command == "ready":
+        start(shape, file, args)
         return
     measured = measure(shape, file, args)
     rows = figures(shape, measured)
@@ -195,6 +199,20 @@ def _add_shape(writer: gguf.GGUFWriter, shape: Mixture) -> None:
 
 def _threads() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def start(shape: Mixture, file: Path, args: argparse.Namespace) -> None:
+    """Start each engine in turn, and print its seconds to the first token and its resident memory then."""
+    seconds: dict[str, list[float]] = {name: [] for name in ENGINES}
+    for number in range(args.rounds):
+        for name in ENGINES if number % 2 == 0 else ENGINES[::-1]:
+            engine = _start(name, shape, file, args)
+            resident = engine.memory()["resident"]
+            engine.end(10)
+            seconds[name].append(engine.ready)
+            print(f"{name}: ready after {engine.ready:.2f} s with {resident / 1e9:.2f} GB", flush=True)
+    for name, measured in seconds.items():
+        print(f"{name}: median {statistics.median(measured):.2f} s of {args.rounds}")
 
 
 def measure(shape: Mixture, file: Path, args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:

@@ -41,6 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo2": {},
+    "olmo3": {"sliding_window": 48, "num_hidden_layers": 4},
     "gemma2": {
         "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 6.0,

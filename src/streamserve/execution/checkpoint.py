@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from streamserve.execution.fields import read_fields
+from streamserve.execution.mapped import read_ahead, release
 from streamserve.protocol.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -104,6 +105,17 @@ class Checkpoint:
     def equal(self, first: str, second: str) -> bool:
         """Return whether two tensors contain the same numbers."""
         return bool(torch.equal(self._mapped(first), self._mapped(second)))
+
+    def read_ahead(self, layer: int) -> None:
+        """Read the tensors of a layer from the disk, if there is one."""
+        for name in self._files:
+            if name.startswith(f"{BASE}layers.{layer}."):
+                content = self._mapped(name)
+                read_ahead(content.data_ptr(), content.nbytes)
+
+    def release(self) -> None:
+        """Take the files' pages, which have been read, from this process."""
+        release({path for path, _ in self._files.values()})
 
     def fingerprint(self, *also: str) -> str:
         """Return a hash of every tensor's name, shape, dtype and a sample of its bytes (start, middle and

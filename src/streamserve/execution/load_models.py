@@ -12,6 +12,7 @@ from streamserve.execution.model import Model
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.model import NativeModel
+from streamserve.execution.native.packing import unpack_floats
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import WeightFormat
 from streamserve.execution.shapes import weight_bytes
@@ -71,7 +72,12 @@ def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tu
         return load_model(checkpoint, spec, dtype), False
     linear = partial(NativeLinear, pool, dtype=dtype)
     makers = LinearMakers(
-        linear, partial(linear, paired=True), linear, partial(NativeLinear, pool), direct=True
+        linear,
+        partial(linear, paired=True),
+        linear,
+        partial(NativeLinear, pool),
+        direct=True,
+        floats=partial(unpack_floats, pool),
     )
 
     def load(store: WeightStore) -> Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,7 +78,7 @@ class Source:
                 return f"{folder} in {spec.stored}"
         return None
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Fingerprint of the target: of its weights, their precision and the KV's, and the configuration."""
         return self._fingerprint(self.checkpoint, self.spec, self.format, self.head)

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 TILE = 64
@@ -190,6 +192,31 @@ class StoredWeight:
         return sum(len(part) for part in self.parts), self.parts[0].shape[1]
 
 
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows of a weight in GGUF's `blocks` of the type `kind` (gguf/blocks.py), [rows, bytes of a row], which
+    may be a view of a file. With an `order` row i of the weight is row order[i] of the blocks."""
+
+    kind: str
+    blocks: NDArray[np.uint8]
+    order: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """A weight [out, in] in GGUF's blocks, in `parts` of the same number of inputs. It is to be packed in
+    `format`, which holds all of them."""
+
+    parts: tuple[BlockRows, ...]
+    inputs: int
+    format: WeightFormat
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return sum(len(part.blocks) for part in self.parts), self.inputs
+
+
 def looked_up(table: Table, indices: Tensor) -> Tensor:
     """Return the numbers (int8) that indices (uint8) have in a table."""
     return torch.tensor(TABLES[table], dtype=torch.int8)[indices.int()]
@@ -198,6 +225,8 @@ def looked_up(table: Table, indices: Tensor) -> Tensor:
 def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Return weights of one format, of the same inputs in the same order, as one: their outputs one weight
     after the other."""
+    if len(weights) == 1:
+        return weights[0]
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
     minimums = [weight.minimums for weight in weights if weight.minimums is not None]
     return QuantizedWeight(

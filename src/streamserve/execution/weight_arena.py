@@ -25,7 +25,6 @@ HEADER_BYTES = 4096
 """The file begins with the place and the size of its index."""
 LARGE_PAGE = 2 << 20
 ALIGNMENT = 4096
-MAX_WRITE_BYTES = 1 << 30
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MAP_FIXED, MAP_NORESERVE, MADV_COLLAPSE = 0x10, 0x4000, 25
 
@@ -59,17 +58,25 @@ class Region:
         weakref.finalize(array, _libc().munmap, begin, length)
         self._bytes = torch.frombuffer(array, dtype=torch.uint8)
 
-    def map(self, descriptor: int, begin: int, end: int) -> None:
-        """Map these bytes of a file read-only."""
-        _map(
-            self.address + begin, end - begin, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, descriptor, begin
-        )
+    def map(self, descriptor: int, begin: int, end: int, writable: bool = False) -> None:
+        """Map these bytes of a file, in place of what is mapped there."""
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        _map(self.address + begin, end - begin, protection, mmap.MAP_SHARED | MAP_FIXED, descriptor, begin)
+
+    def memory(self, offset: int, size: int) -> Tensor:
+        """Return bytes there."""
+        return self._bytes[offset : offset + size]
 
     def tensor(self, stored: StoredTensor) -> Tensor:
         """Return a tensor there, which must not be written."""
         dtype: torch.dtype = getattr(torch, stored.dtype)
-        content = self._bytes[stored.offset : stored.offset + prod(stored.shape) * dtype.itemsize]
+        content = self.memory(stored.offset, prod(stored.shape) * dtype.itemsize)
         return content.view(dtype).view(stored.shape)
+
+    def offset(self, tensor: Tensor) -> int | None:
+        """Return where a tensor is; None if it is not there."""
+        offset = tensor.data_ptr() - self.address
+        return offset if 0 <= offset < self.size else None
 
 
 class WeightArena:
@@ -132,7 +139,7 @@ class ArenaWriter:
 
     def __init__(self, descriptor: int, reader: int, region: Region) -> None:
         self._descriptor, self._reader, self._region = descriptor, reader, region
-        self._size, self._end, self._sealed = 0, HEADER_BYTES, False
+        self._size, self._end, self._sealed = 0, HEADER_BYTES, False  # size: with memory; end: in use
 
     def __enter__(self) -> "ArenaWriter":
         return self
@@ -142,11 +149,23 @@ class ArenaWriter:
             os.ftruncate(self._descriptor, 0)
         os.close(self._reader)  # which releases the lock
 
+    def memory(self, size: int) -> Tensor:
+        """Return further bytes, which are zero until they are written. Raises OSError if there are none."""
+        offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+        self._grow(offset + size)
+        self._end = offset + size
+        return self._region.memory(offset, size)
+
     def tensor(self, tensor: Tensor) -> StoredTensor:
-        """Write a tensor. Raises OSError if there is no memory."""
-        content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        """Write a tensor, unless it is in this memory already. Raises OSError if there is no memory."""
         name = str(tensor.dtype).removeprefix("torch.")
-        return StoredTensor(name, tuple(tensor.shape), self._write(content.data))
+        offset = self._region.offset(tensor)
+        if offset is None:
+            content = tensor.contiguous().view(-1).view(torch.uint8)
+            memory = self.memory(len(content))
+            memory.copy_(content)
+            offset = memory.data_ptr() - self._region.address
+        return StoredTensor(name, tuple(tensor.shape), offset)
 
     def read(self, stored: StoredTensor) -> Tensor:
         """Return a tensor that has been written."""
@@ -154,39 +173,28 @@ class ArenaWriter:
 
     def seal(self, index: bytes) -> None:
         """Write the index, and end all writing."""
-        header = msgspec.msgpack.encode(_Header(self._write(memoryview(index)), len(index)))
+        stored = self.tensor(torch.frombuffer(bytearray(index), dtype=torch.uint8))
+        header = msgspec.msgpack.encode(_Header(stored.offset, len(index)))
         os.pwrite(self._descriptor, header, 0)
+        self._region.map(self._reader, 0, self._size)  # what can be written is not sealed
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
         self._sealed = True
 
-    def _write(self, content: memoryview) -> int:
-        """Write bytes after the others; return their offset."""
-        offset = -(-self._end // ALIGNMENT) * ALIGNMENT
-        self._grow(offset + len(content))
-        for begin in range(0, len(content), MAX_WRITE_BYTES):
-            _pwrite(self._descriptor, content[begin : begin + MAX_WRITE_BYTES], offset + begin)
-        self._end = offset + len(content)
-        return offset
-
     def _grow(self, end: int) -> None:
-        """Let the file have at least `end` bytes, on large pages if the kernel has some."""
+        """Let the file have memory for at least `end` bytes, on large pages if the kernel has some. Then no
+        write to it fails."""
         begin, end = self._size, -(-end // LARGE_PAGE) * LARGE_PAGE
         if end <= begin:
             return
         if end > self._region.size:
             raise OSError(f"the packed weights need more than the {self._region.size} bytes planned for them")
         os.ftruncate(self._descriptor, end)
-        self._region.map(self._reader, begin, end)
+        self._region.map(self._descriptor, begin, end, writable=True)
         for page in range(begin, end, LARGE_PAGE):  # of a page that is not empty the kernel makes a large one
             os.pwrite(self._descriptor, b"\0", page + LARGE_PAGE - 1)
-        _libc().madvise(self._region.address + begin, end - begin, MADV_COLLAPSE)
+        if _libc().madvise(self._region.address + begin, end - begin, MADV_COLLAPSE):
+            os.posix_fallocate(self._descriptor, begin, end - begin)
         self._size = end
-
-
-def _pwrite(descriptor: int, content: memoryview, offset: int) -> None:
-    while content:
-        count = os.pwrite(descriptor, content, offset)
-        content, offset = content[count:], offset + count
 
 
 @functools.cache

@@ -61,7 +61,7 @@ class WeightIndex(msgspec.Struct, frozen=True):
 
 
 class WrittenWeights:
-    """Makes all weights, and moves each into an arena."""
+    """Makes all weights in an arena."""
 
     complete = False
 
@@ -75,8 +75,10 @@ class WrittenWeights:
         return self._writer.read(stored)
 
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Make the linear map, and move it."""
-        stored = self._index.linears[name] = cast(NativeLinear, make()).stored(self._writer.tensor)
+        """Make the linear map, whose weight is packed into the arena, and move the rest of it."""
+        with self._pool.allocating(self._writer.memory):
+            linear = cast(NativeLinear, make())
+        stored = self._index.linears[name] = linear.stored(self._writer.tensor)
         return NativeLinear.of_stored(self._pool, stored, self._writer.read)
 
     def seal(self) -> None:

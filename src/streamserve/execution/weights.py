@@ -1,6 +1,8 @@
 """Load a checkpoint's tensors into a Model, packing them layer by layer."""
 
+import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.quantization import (
     MAX_INPUTS,
+    BlockWeight,
     NotFinite,
     QuantizedWeight,
     StoredWeight,
@@ -33,14 +36,14 @@ from streamserve.execution.shapes import (
     weight_shapes,
 )
 from streamserve.execution.spec import ModelSpec
-from streamserve.execution.stored.formats import LINEARS, AnyFormat, GgufBlocks, joined
+from streamserve.execution.stored.formats import LINEARS, GgufBlocks, joined
 from streamserve.execution.weight_store import PRIVATE, WeightStore
 from streamserve.protocol.errors import CheckpointError
 
 AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight (or a StoredWeight: LinearMakers),
-and optionally a bias [out]."""
+"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight (or another: LinearMakers), and
+optionally a bias [out]."""
 
 CPU = torch.device("cpu")
 
@@ -49,8 +52,8 @@ CPU = torch.device("cpu")
 class LinearMakers:
     """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
     values, the head, routers in float32, and all others; and what makes a layer's experts of the router and
-    the experts' maps. `direct`: makers take matrices as StoredWeight, those of plain checkpoints without a
-    copy."""
+    the experts' maps. `direct`: makers take matrices as StoredWeight and BlockWeight, where they lie in the
+    file. `floats` returns a BlockWeight as floats of a dtype; None: blocks are unpacked in torch."""
 
     linear: LinearMaker = Linear
     gate_up: LinearMaker = Linear
@@ -58,6 +61,7 @@ class LinearMakers:
     router: LinearMaker = Linear
     experts: Callable[[LinearMap, Sequence[Any], Sequence[Any]], Any] = ExpertWeights
     direct: bool = False
+    floats: Callable[[BlockWeight, torch.dtype], Tensor] | None = None
 
 
 IGNORED = (".rotary_emb.inv_freq",)
@@ -100,16 +104,6 @@ def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
     return stored | plain
 
 
-def _read_quantized(
-    checkpoint: AnyCheckpoint, module: str, shape: tuple[int, int], stored: AnyFormat
-) -> QuantizedWeight:
-    """Return the weight of a module that is stored quantized."""
-    if isinstance(checkpoint, GgufCheckpoint):
-        return checkpoint.integers(module, stored.weights)
-    assert not isinstance(stored, GgufBlocks)
-    return stored.read(checkpoint, module, shape)
-
-
 def load_model(
     checkpoint: AnyCheckpoint,
     spec: ModelSpec,
@@ -126,7 +120,7 @@ def load_model(
     it. Weights come from the `store`, which makes linear maps by kernels, unless it is private; then a tied
     embedding is in the head alone."""
     loader = _Loader(checkpoint, spec, dtype, makers, device, format, store)
-    layers = [loader.layer(number) for number in range(spec.num_layers)]
+    layers = loader.layers()
     embedding = loader.embedding(within_head=spec.tied_embeddings and head is None)
     return Model(spec, embedding, layers, loader.norm(FINAL_NORM), loader.head(embedding, head))
 
@@ -148,7 +142,21 @@ class _Loader:
         self._makers, self._device, self._format = makers, device, format
         self._shapes = matrix_shapes(spec)
 
-    def layer(self, number: int) -> LayerWeights:
+    def layers(self) -> list[LayerWeights]:
+        """Return the weights of all layers. While those of a layer are packed, the next layer's are read from
+        the disk."""
+        if self._store.complete:
+            return [self._layer(number) for number in range(self._spec.num_layers)]
+        layers = []
+        with ThreadPoolExecutor(1, "read ahead") as reader:
+            reader.submit(self._checkpoint.read_ahead, 0)
+            for number in range(self._spec.num_layers):
+                reader.submit(self._checkpoint.read_ahead, number + 1)
+                layers.append(self._layer(number))
+                self._checkpoint.release()
+        return layers
+
+    def _layer(self, number: int) -> LayerWeights:
         """Return the weights of a layer."""
         spec, makers, prefix = self._spec, self._makers, f"model.layers.{number}."
         qkv, gate_up = FUSED_INPUTS if spec.fused else INPUTS
@@ -193,7 +201,9 @@ class _Loader:
         if format is None:
             weight = embedding if spec.tied_embeddings else self.tensors([name])
         elif isinstance(checkpoint, GgufCheckpoint) and spec.stored and spec.stored.head:
-            weight = checkpoint.integers(name.removesuffix(".weight"), format)
+            return self._blocks_map(
+                checkpoint, self._makers.head, [name.removesuffix(".weight")], None, format
+            )
         elif self._makers.direct:
             return self._direct(self._makers.head, [name], None, format)
         else:
@@ -202,7 +212,16 @@ class _Loader:
 
     def tensors(self, names: Sequence[str]) -> Tensor:
         """Return tensors of these names, joined."""
-        return self._checkpoint.tensor(names, self._dtype).to(self._device)
+        tensors = [self._tensor(name, self._dtype) for name in names]
+        return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(self._device)
+
+    def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a tensor in `dtype`."""
+        checkpoint = self._checkpoint
+        if self._makers.floats and isinstance(checkpoint, GgufCheckpoint) and checkpoint.in_blocks(name):
+            with contextlib.suppress(NotFinite):  # the tensor is named below
+                return self._makers.floats(checkpoint.blocks([name.removesuffix(".weight")]), dtype)
+        return checkpoint.tensor([name], dtype)
 
     def norm(self, name: str) -> Tensor:
         """Return the weight of a norm."""
@@ -254,12 +273,29 @@ class _Loader:
 
         def joined_map() -> LinearMap:
             bias = torch.cat([self._bias(module) for module in modules]) if has_bias else None
-            if self._makers.direct and not (self._spec.stored and self._spec.stored.of(modules[0])):
+            stored = self._spec.stored.of(modules[0]) if self._spec.stored else None
+            if stored and isinstance(self._checkpoint, GgufCheckpoint):
+                return self._blocks_map(self._checkpoint, make, modules, bias, stored.weights)
+            if self._makers.direct and not stored:
                 format = self._format if self._spec.stored is None else None
                 return self._direct(make, [f"{module}.weight" for module in modules], bias, format)
             return make(self._matrix(modules), bias)
 
         return self._store.linear(modules[0], joined_map)
+
+    def _blocks_map(
+        self,
+        checkpoint: GgufCheckpoint,
+        make: LinearMaker,
+        modules: Sequence[str],
+        bias: Tensor | None,
+        format: WeightFormat,
+    ) -> LinearMap:
+        """Return the linear map of joined matrices that are stored in blocks of integers."""
+        if self._makers.direct:
+            with contextlib.suppress(NotFinite):  # the tensor is named below
+                return make(checkpoint.blocks(modules, format), bias)
+        return make(join([checkpoint.integers(module, format) for module in modules]), bias)
 
     def _direct(
         self, make: LinearMaker, names: Sequence[str], bias: Tensor | None, format: WeightFormat | None
@@ -278,16 +314,19 @@ class _Loader:
 
     def _stored_floats(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a tensor as it lies in the file, or in `dtype` where it must be taken apart."""
-        if isinstance(self._checkpoint, Checkpoint) and name in self._checkpoint:
-            return self._checkpoint.view(name)
+        checkpoint = self._checkpoint
+        if isinstance(checkpoint, GgufCheckpoint) and not checkpoint.in_blocks(name):
+            return checkpoint.view(name)
+        if isinstance(checkpoint, Checkpoint) and name in checkpoint:
+            return checkpoint.view(name)
         return self._floats(name.removesuffix(".weight"), dtype).contiguous()
 
     def _matrix(self, modules: Sequence[str]) -> Tensor | QuantizedWeight:
         stored = self._spec.stored.of(modules[0]) if self._spec.stored else None
         if stored:
-            weights = [
-                _read_quantized(self._checkpoint, module, self._shapes[module], stored) for module in modules
-            ]
+            assert isinstance(self._checkpoint, Checkpoint)
+            assert not isinstance(stored, GgufBlocks)
+            weights = [stored.read(self._checkpoint, module, self._shapes[module]) for module in modules]
             _check_orders(self._checkpoint, modules, weights)
             return join(weights)
         if self._format and self._spec.stored is None:
@@ -296,7 +335,7 @@ class _Loader:
 
     def _floats(self, module: str, dtype: torch.dtype) -> Tensor:
         if not is_stacked(self._spec, module):
-            return self._checkpoint.tensor([f"{module}.weight"], dtype)
+            return self._tensor(f"{module}.weight", dtype)
         assert isinstance(self._checkpoint, Checkpoint)
         return in_halves(module, self._checkpoint.floats(*stack_of(module), dtype).T)
 

@@ -26,6 +26,11 @@ class GgufModel:
     tensors: dict[str, TensorInfo]
     data: dict[str, Bytes]
 
+    @property
+    def files(self) -> set[Path]:
+        """The files that hold the tensors."""
+        return {Path(str(mapped.filename)) for mapped in self.data.values()}
+
     def stored(self, name: str) -> Bytes:
         """Return a tensor as it is stored: [rows, bytes of a row], a view of the file."""
         info = self.tensors[name]

@@ -1,22 +1,33 @@
 """Weights are packed where they lie in a file, with the bits of those that are converted or rounded first."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.execution.native.library import Path
+from streamserve.execution.gguf.blocks import FORMATS, unpack
+from streamserve.execution.native.library import Path, ScaleType
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.quantization import (
     HEAD_FORMAT,
+    BlockRows,
+    BlockWeight,
     NotFinite,
+    QuantizedWeight,
     StoredWeight,
+    common_format,
+    join,
     parse_format,
     quantize,
+    widen,
 )
 from tests.execution.native.paths import EVERY_PATH
+from tests.ggufs import SCALES, Type, random_blocks
 
 STORED = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -102,3 +113,73 @@ def test_numbers_in_columns_are_packed_like_those_in_rows(pool, name):
     columns = replace(weight, numbers=weight.numbers.T.contiguous().T)
     assert not columns.numbers.is_contiguous()
     assert_same(NativeLinear(pool(2), columns), NativeLinear(pool(2), weight))
+
+
+KINDS = [("Q4_0",), ("Q4_K", "Q6_K"), ("MXFP4", "Q8_0"), ("IQ4_NL", "IQ4_XS"), ("IQ4_XS", "Q5_K", "Q2_K")]
+"""Types of parts that are joined, besides each alone."""
+
+
+def block_rows(kinds: Sequence[str], rows: int, columns: int, seed: int) -> tuple[BlockRows, ...]:
+    """Parts of so many rows each, the rows of every other one in another order."""
+    parts = []
+    for number, kind in enumerate(kinds):
+        order = np.random.default_rng(seed).permutation(rows) if number % 2 else None
+        parts.append(BlockRows(kind, random_blocks(kind, rows, columns, seed + number), order))
+    return tuple(parts)
+
+
+def unpacked(weight: BlockWeight) -> QuantizedWeight:
+    """The weight as gguf/blocks.py reads it."""
+    parts = []
+    for part in weight.parts:
+        blocks = part.blocks if part.order is None else part.blocks[part.order]
+        shape = (len(blocks), -1, GGML_QUANT_SIZES[Type[part.kind]][1])
+        parts.append(widen(unpack(part.kind, torch.from_numpy(blocks).view(shape)), weight.format))
+    return join(parts)
+
+
+@pytest.mark.parametrize("path", [Path.PORTABLE, Path.AVX2, Path.AVX512])
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in FORMATS), *KINDS], ids=" ".join)
+@pytest.mark.parametrize(("rows", "paired"), [(1, False), (96, True), (130, False)])
+def test_blocks_are_packed_like_their_integers(pool, path, kinds, rows, paired):
+    columns = 512 if any(FORMATS[kind].precise for kind in kinds) else 96
+    kinds = kinds * 2 if paired else kinds
+    weight = BlockWeight(
+        block_rows(kinds, rows, columns, seed=rows), columns, common_format([FORMATS[kind] for kind in kinds])
+    )
+    threads = pool(2, path)
+    linear = NativeLinear(threads, weight, paired=paired)
+    expected = NativeLinear(threads, unpacked(weight), paired=paired)
+    assert_same(linear, expected)
+    for name in ("bits", "group", "scale_type"):
+        assert getattr(linear.struct, name) == getattr(expected.struct, name)
+    assert linear.quantized
+
+
+@pytest.mark.parametrize("exponents", [(0, 1), (1, 120), (30, 120)])
+def test_powers_that_a_short_type_does_not_hold_are_exact(pool, exponents):
+    """The scales of MXFP4 that float32 has without an exponent, or float16 not at all."""
+    for kinds in (("MXFP4",), ("MXFP4", "Q8_0")):
+        parts = block_rows(kinds, 64, 64, seed=3)
+        parts[0].blocks.reshape(64, 2, -1)[:, :, 0] = exponents
+        weight = BlockWeight(parts, 64, common_format([FORMATS[kind] for kind in kinds]))
+        expected = unpacked(weight)
+        linear = NativeLinear(pool(1), weight)
+        scales = linear._tensors["scales"].float()
+        if linear.struct.scale_type == ScaleType.E8M0:
+            scales = (linear._tensors["scales"].int() << 23).view(torch.float32)
+        assert torch.equal(scales.permute(0, 2, 1).flatten(0, 1), expected.scales)
+        assert torch.equal(linear._tensors["weight"], NativeLinear(pool(1), expected)._tensors["weight"])
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_blocks_with_a_scale_that_is_not_finite_are_refused(pool, kind):
+    for row in (0, 69):
+        (part,) = block_rows([kind], 70, 512, seed=1)
+        last = part.blocks.reshape(70, -1, GGML_QUANT_SIZES[Type[kind]][1])[row, -1]
+        if kind == "MXFP4":
+            last[0] = 250  # times 256 it is not finite
+        else:
+            last[SCALES[kind][0] : SCALES[kind][0] + 2] = np.array([np.inf], np.float16).view(np.uint8)
+        with pytest.raises(NotFinite):
+            NativeLinear(pool(2), BlockWeight((part,), 512, FORMATS[kind]))

@@ -1,5 +1,6 @@
 """The tensors of GGUF files under our names, as floats or as the integers that they are stored in."""
 
+import ctypes
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +9,30 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.execution.checkpoint import SAMPLE_BYTES, is_finite
-from streamserve.execution.gguf.blocks import unpack
+from streamserve.execution.gguf.blocks import FORMATS, unpack
 from streamserve.execution.gguf.families import FAMILIES
-from streamserve.execution.gguf.names import ROPE_FREQUENCIES, ROPE_LONG, ROPE_SHORT, expert_of, stored_name
-from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
+from streamserve.execution.gguf.names import (
+    ROPE_FREQUENCIES,
+    ROPE_LONG,
+    ROPE_SHORT,
+    expert_of,
+    layer_tensor,
+    stored_name,
+)
+from streamserve.execution.mapped import read_ahead, release
+from streamserve.execution.quantization import (
+    BlockRows,
+    BlockWeight,
+    QuantizedWeight,
+    WeightFormat,
+    common_format,
+    join,
+    widen,
+)
 from streamserve.execution.shapes import router_modules
 from streamserve.execution.spec import ModelSpec
 from streamserve.gguf.files import Bytes, GgufModel
@@ -105,6 +123,47 @@ class GgufCheckpoint:
         """Return the weight of `module`, stored in blocks of integers, in a format that holds it exactly."""
         return join([widen(part, format) for part in self._unpacked(f"{module}.weight")])
 
+    def in_blocks(self, name: str) -> bool:
+        """Return whether a tensor is stored in blocks of integers."""
+        return self._model.tensors[self._stored(name)].type.name in FORMATS
+
+    def blocks(self, modules: Sequence[str], format: WeightFormat | None = None) -> BlockWeight:
+        """Return the joined weights of `modules`, all stored in blocks of integers, where they lie in the
+        file, unchecked. They are to be packed in `format`, by default their common one."""
+        parts, inputs = [], 0
+        for module in modules:
+            stored = self._stored(f"{module}.weight")
+            info = self._model.tensors[stored]
+            inputs = info.shape[-1]
+            parts.append(BlockRows(info.type.name, self._view(f"{module}.weight"), self._order(stored)))
+        return BlockWeight(
+            tuple(parts), inputs, format or common_format([FORMATS[part.kind] for part in parts])
+        )
+
+    def view(self, name: str) -> Tensor:
+        """Return a tensor of floats as it is stored, unchecked: where it lies in the file, or a copy if the
+        file has its rows in another order."""
+        info, stored = self._model.tensors[self._stored(name)], self._view(name)
+        if self._order(self._stored(name)) is not None:
+            content = torch.from_numpy(self._bytes(name))
+        else:  # numpy's view cannot be written, of which torch warns
+            array = (ctypes.c_uint8 * stored.nbytes).from_address(stored.ctypes.data)
+            content = torch.frombuffer(array, dtype=torch.uint8)
+        shape = info.shape if expert_of(name) is None else info.shape[1:]
+        return content.view(-1).view(FLOATS[info.type.name]).view(shape)
+
+    def read_ahead(self, layer: int) -> None:
+        """Read the tensors of a layer from the disk, if there is one."""
+        prefix = layer_tensor(layer, "")
+        for name in self._model.tensors:
+            if name.startswith(prefix):
+                content = self._model.stored(name)
+                read_ahead(content.ctypes.data, content.nbytes)
+
+    def release(self) -> None:
+        """Take the files' pages, which have been read, from this process."""
+        release(self._model.files)
+
     def fingerprint(self, *also: str) -> str:
         """Return a hash of every tensor's name, shape, type and a sample of its bytes (start, middle and
         end), and of the strings `also`."""
@@ -150,16 +209,26 @@ class GgufCheckpoint:
 
     def _bytes(self, name: str) -> Bytes:
         """Return a copy of a tensor, or of an expert's part of one, as it is stored, [rows, bytes of a row],
-        its rows in our order: of each head the first of all pairs, and then the second, where the file has
-        pair after pair."""
-        expert, name = expert_of(name), self._stored(name)
-        stored = self._model.stored(name)
-        if expert is not None:
-            return np.array(np.array_split(stored, self._experts)[expert])
-        if name not in self._heads:
-            return np.array(stored)
-        pairs = stored.reshape(self._heads[name], -1, 2, stored.size // self._model.tensors[name].shape[0])
-        return np.array(pairs.swapaxes(1, 2)).reshape(stored.shape)
+        its rows in our order."""
+        view, order = self._view(name), self._order(self._stored(name))
+        if order is None:
+            return np.array(view)
+        return view.reshape(len(order), -1)[order].reshape(view.shape)
+
+    def _view(self, name: str) -> Bytes:
+        """Return a tensor, or an expert's part of one, where it lies in the file."""
+        expert, stored = expert_of(name), self._model.stored(self._stored(name))
+        if expert is None:
+            return stored
+        return stored.reshape(self._experts, -1, stored.shape[1])[expert]
+
+    def _order(self, stored: str) -> NDArray[np.int64] | None:
+        """Return the row of a tensor of the file that each of our rows is: of each head the first of all
+        pairs, and then the second, where the file has pair after pair. None if they are in our order."""
+        if stored not in self._heads:
+            return None
+        rows = np.arange(self._model.tensors[stored].shape[0])
+        return rows.reshape(self._heads[stored], -1, 2).swapaxes(1, 2).flatten()
 
     def _refuse(self, name: str, reason: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: tensor {name!r:.200} {reason}")

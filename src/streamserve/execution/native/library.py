@@ -4,7 +4,8 @@ import ctypes
 import functools
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path as FilePath
@@ -23,6 +24,21 @@ _LARGE_PAGE = 2 << 20
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """What weights are packed from; the values are those of cpp/pack.h."""
+
+
+BLOCKS = {
+    "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13,
+    "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
+}  # fmt: skip
+"""Types of GGUF's blocks; the values are those of cpp/blocks.h."""
+
+
+class PackResult(IntEnum):
+    """Whether blocks were packed; the values are those of cpp/pack.h."""
+
+    PACKED = 0
+    NOT_FINITE = 1
+    NOT_HELD = 2
 
 
 class Path(IntEnum):
@@ -228,6 +244,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p],
     ),
     "ss_pack_integers": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p]),
+    "ss_pack_blocks": (
+        c_int,
+        [c_void_p, POINTER(LinearStruct), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "ss_unpack_floats": (c_int, [c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p]),
     "ss_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
     "ss_linear": (
         None,
@@ -299,18 +320,31 @@ class ThreadPool:
         self.library = library
         self.threads = threads
         self._path = path
+        self._paths: dict[torch.dtype, Path] = {}
+        self._allocate: Callable[[int], torch.Tensor] | None = None
         pins = (c_int32 * len(cpus))(*cpus) if cpus else None
         self.handle: int = library.ss_pool_new(threads, pins)
         weakref.finalize(self, library.ss_pool_delete, self.handle)
 
     def memory(self, size: int) -> torch.Tensor:
         """Return page-aligned bytes, on large pages if available: tiles never straddle cache lines."""
+        if self._allocate:
+            return self._allocate(size)
         page = 4096 if size < _LARGE_PAGE else _LARGE_PAGE
         memory = torch.empty(size + page, dtype=torch.uint8)
         offset = -memory.data_ptr() % page
         aligned = memory[offset : offset + size]
         self.large_pages(aligned)
         return aligned
+
+    @contextmanager
+    def allocating(self, allocate: Callable[[int], torch.Tensor]) -> Iterator[None]:
+        """Take the memory of weights from `allocate`, which returns page-aligned bytes."""
+        self._allocate = allocate
+        try:
+            yield
+        finally:
+            self._allocate = None
 
     def large_pages(self, memory: torch.Tensor) -> None:
         """Request large pages for `memory`, which must not have been written yet."""
@@ -321,9 +355,10 @@ class ThreadPool:
 
     def path(self, dtype: torch.dtype) -> Path:
         """Return the path for numbers of `dtype`: the best supported one up to the pool's configured path."""
-        limit = Path.AMX if self._path is None else self._path
-        supported = [path for path in Path if self.supports(path, dtype) and path <= limit]
-        return max(supported)
+        if dtype not in self._paths:
+            limit = Path.AMX if self._path is None else self._path
+            self._paths[dtype] = max(path for path in Path if self.supports(path, dtype) and path <= limit)
+        return self._paths[dtype]
 
     def supports(self, path: Path, dtype: torch.dtype) -> bool:
         """Return whether this processor and this build support `path` for `dtype`."""

@@ -1,6 +1,7 @@
 """A linear map packed for the kernels."""
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -10,7 +11,7 @@ from torch import Tensor
 from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
 from streamserve.execution.native.packing import pack
-from streamserve.execution.quantization import QuantizedWeight, StoredWeight
+from streamserve.execution.quantization import BlockWeight, QuantizedWeight, StoredWeight
 from streamserve.execution.weight_arena import StoredTensor
 
 NUMBERS = ("n", "k", "n_padded", "k_padded", "path", "type", "numbers", "bits", "group", "scale_type")
@@ -47,7 +48,7 @@ class NativeLinear:
     def __init__(
         self,
         pool: ThreadPool,
-        weight: Tensor | QuantizedWeight | StoredWeight,
+        weight: Tensor | QuantizedWeight | StoredWeight | BlockWeight,
         bias: Tensor | None = None,
         paired: bool = False,
         dtype: torch.dtype = torch.bfloat16,
@@ -110,10 +111,9 @@ class NativeLinear:
             setattr(self.struct, field, tensor.data_ptr())
 
     def column_order(self) -> Tensor:
-        """Return the output (int32) that each column of the packed weight has; -1 is padding."""
-        order = _pairs(self.out_features // 2) if self._paired else torch.arange(self.out_features)
-        padding = _round_up(len(order), PANEL) - len(order)
-        return torch.cat([order, torch.full((padding,), -1)]).to(torch.int32)
+        """Return the output (int32) that each column of the packed weight has, not to be changed; -1 is
+        padding."""
+        return _column_order(self.out_features, self._paired)
 
     @property
     def quantized(self) -> bool:
@@ -164,6 +164,14 @@ class NativeLinear:
             self._pool.handle, ctypes.byref(self.struct), numbers.data_ptr(), count, out.data_ptr()
         )
         return out
+
+
+@functools.lru_cache(maxsize=32)
+def _column_order(outputs: int, paired: bool) -> Tensor:
+    """Return NativeLinear.column_order. Thousands of experts have the same."""
+    order = _pairs(outputs // 2) if paired else torch.arange(outputs)
+    padding = _round_up(len(order), PANEL) - len(order)
+    return torch.cat([order, torch.full((padding,), -1)]).to(torch.int32)
 
 
 def _pairs(half: int) -> Tensor:

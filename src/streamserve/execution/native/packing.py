@@ -3,17 +3,22 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.execution.native.library import (
+    BLOCKS,
     CHUNK,
     PANEL,
     SOURCES,
+    TYPES,
     LinearStruct,
     Numbers,
+    PackResult,
     Path,
     ScaleType,
     ThreadPool,
@@ -21,6 +26,7 @@ from streamserve.execution.native.library import (
 from streamserve.execution.quantization import (
     TABLES,
     TILE,
+    BlockWeight,
     NotFinite,
     QuantizedWeight,
     StoredWeight,
@@ -31,7 +37,13 @@ E4M3_PART = 256.0
 """The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
 
 
+Addresses = NDArray[np.uint64]
+
 SHORT = {ScaleType.BFLOAT16: torch.bfloat16, ScaleType.FLOAT16: torch.float16}
+
+
+TABLE_TYPES = SHORT | {ScaleType.FLOAT32: torch.float32, ScaleType.E8M0: torch.uint8}
+"""What scales are stored in."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +68,17 @@ class Packed:
 
 
 def pack(
-    pool: ThreadPool, struct: LinearStruct, weight: QuantizedWeight | StoredWeight, outputs: Tensor
+    pool: ThreadPool,
+    struct: LinearStruct,
+    weight: QuantizedWeight | StoredWeight | BlockWeight,
+    outputs: Tensor,
 ) -> Packed:
     """Pack a weight for `struct`, its outputs in the order of `outputs` (whole panels, -1 is padding), and
     complete `struct`, which points to the result. Raises NotFinite for a stored weight with such numbers."""
     if isinstance(weight, QuantizedWeight):
         packed = _pack_quantized(pool, struct, weight, outputs)
+    elif isinstance(weight, BlockWeight):
+        packed = _pack_blocks(pool, struct, weight, outputs)
     elif weight.format is None:
         packed = _pack_floats(pool, struct, weight, outputs)
     else:
@@ -70,6 +87,19 @@ def pack(
     struct.scales, struct.offsets = _address(packed.scales), _address(packed.offsets)
     struct.order, struct.table = _address(packed.order), _address(packed.table)
     return packed
+
+
+def unpack_floats(pool: ThreadPool, weight: BlockWeight, dtype: torch.dtype) -> Tensor:
+    """Return a weight of blocks as floats of `dtype`, float32 or bfloat16. Raises NotFinite for one with such
+    numbers."""
+    rows, kinds = _block_rows(weight, torch.arange(weight.shape[0]))
+    floats = torch.empty(weight.shape, dtype=dtype)
+    pool.large_pages(floats)
+    if not pool.library.ss_unpack_floats(
+        pool.handle, rows.ctypes.data, kinds.ctypes.data, *weight.shape, TYPES[dtype], floats.data_ptr()
+    ):
+        raise NotFinite
+    return floats
 
 
 def _pack_floats(pool: ThreadPool, struct: LinearStruct, weight: StoredWeight, outputs: Tensor) -> Packed:
@@ -89,8 +119,8 @@ def _round(
     _describe(struct, format, Numbers.INTEGERS, ScaleType.BFLOAT16)
     tables = struct.n_padded // PANEL, -(-struct.k_padded // struct.group), PANEL
     numbers = pool.memory(struct.n_padded * struct.k_padded * format.bits // 8)
-    scales = torch.empty(tables, dtype=torch.bfloat16)
-    zeros = None if format.symmetric else torch.empty(tables, dtype=torch.int8)
+    scales = _table_memory(pool, tables, torch.bfloat16)
+    zeros = None if format.symmetric else _table_memory(pool, tables, torch.int8)
     rows, source = _rows(weight.parts, outputs), SOURCES[weight.parts[0].dtype]
     if not pool.library.ss_quantize(
         pool.handle,
@@ -104,6 +134,54 @@ def _round(
     ):
         raise NotFinite
     return Packed(numbers, scales, zeros)
+
+
+def _pack_blocks(pool: ThreadPool, struct: LinearStruct, weight: BlockWeight, outputs: Tensor) -> Packed:
+    """Pack blocks with their scales in as few bits as hold them."""
+    format, table = weight.format, _table(weight.format)
+    rows, kinds = _block_rows(weight, outputs)
+    struct.table = _address(table)
+    for scale_type in _scale_types(format):
+        _describe(struct, format, Numbers.INTEGERS, scale_type)
+        tables = struct.n_padded // PANEL, -(-struct.k_padded // struct.group), PANEL
+        numbers = pool.memory(struct.n_padded * struct.k_padded * format.bits // 8)
+        scales = _table_memory(pool, tables, TABLE_TYPES[scale_type])
+        minimums = None if format.symmetric else _table_memory(pool, tables, torch.float32)
+        result = pool.library.ss_pack_blocks(
+            pool.handle,
+            ctypes.byref(struct),
+            rows.ctypes.data,
+            kinds.ctypes.data,
+            numbers.data_ptr(),
+            scales.data_ptr(),
+            _address(minimums),
+        )
+        if result == PackResult.NOT_FINITE:
+            raise NotFinite
+        if result == PackResult.PACKED:
+            break
+    return Packed(numbers, scales, minimums, table=table)
+
+
+def _scale_types(format: WeightFormat) -> list[ScaleType]:
+    """Return how scales of blocks may be stored, the last way always."""
+    if format.wide_tables:
+        return [ScaleType.FLOAT32]
+    return [ScaleType.E8M0 if format.table == "mxfp4" else ScaleType.FLOAT16, ScaleType.FLOAT32]
+
+
+def _block_rows(weight: BlockWeight, outputs: Tensor) -> tuple[Addresses, NDArray[np.int32]]:
+    """Return for each of `outputs` the address of its blocks, 0 for padding, and their type."""
+    addresses, kinds = [], []
+    for part in weight.parts:
+        first, stride = part.blocks.ctypes.data, part.blocks.strides[0]
+        rows = np.arange(len(part.blocks)) if part.order is None else part.order
+        addresses.append(np.uint64(first) + rows.astype(np.uint64) * np.uint64(stride))
+        kinds.append(np.full(len(rows), BLOCKS[part.kind], np.int32))
+    chosen = outputs.numpy()
+    existing = chosen.clip(min=0)
+    joined = np.concatenate(addresses)[existing]
+    return np.where(chosen < 0, np.uint64(0), joined), np.concatenate(kinds)[existing]
 
 
 def _pack_quantized(
@@ -133,7 +211,7 @@ def _pack_quantized(
         by_panel(scales),
         None if offsets is None else by_panel(offsets),
         None if weight.order is None else _padded(weight.order, depth),
-        _table(weight),
+        _table(weight.format),
     )
 
 
@@ -145,7 +223,7 @@ def _describe(struct: LinearStruct, format: WeightFormat, kind: Numbers, scale_t
     struct.scale_type = scale_type
 
 
-def _rows(parts: Sequence[Tensor], outputs: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _rows(parts: Sequence[Tensor], outputs: Tensor) -> Addresses:
     """Return the address of each of `outputs` in the joined parts, contiguous and of one dtype; 0 for
     padding."""
     addresses = np.concatenate([
@@ -153,10 +231,12 @@ def _rows(parts: Sequence[Tensor], outputs: Tensor) -> np.ndarray[tuple[int], np
         for part in parts
     ])  # fmt: skip
     chosen = outputs.numpy()
-    rows: np.ndarray[tuple[int], np.dtype[np.uint64]] = np.where(
-        chosen < 0, np.uint64(0), addresses[chosen.clip(min=0)]
-    )
+    rows: Addresses = np.where(chosen < 0, np.uint64(0), addresses[chosen.clip(min=0)])
     return rows
+
+
+def _table_memory(pool: ThreadPool, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    return pool.memory(prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def _address(table: Tensor | None) -> int | None:
@@ -180,11 +260,11 @@ def _tables(weight: QuantizedWeight) -> tuple[ScaleType, Tensor, Tensor | None]:
     return ScaleType.FLOAT32, weight.scales, weight.offsets
 
 
-def _table(weight: QuantizedWeight) -> Tensor | None:
-    """Return the table of a weight's indices as numbers of 8 bits."""
-    if weight.format.table is None:
+def _table(format: WeightFormat) -> Tensor | None:
+    """Return the table of a format's indices as numbers of 8 bits."""
+    if format.table is None:
         return None
-    return torch.tensor([value + 128 for value in TABLES[weight.format.table]], dtype=torch.uint8)
+    return torch.tensor([value + 128 for value in TABLES[format.table]], dtype=torch.uint8)
 
 
 def _floats(numbers: Tensor, path: Path) -> Tensor:

@@ -84,7 +84,7 @@ class CompressedIntegers:
             numbers = checkpoint.integers(name)
             if self.weights.bits == 4 and not bool(((numbers >= -8) & (numbers < 8)).all()):
                 checkpoint.refuse(name, "holds numbers of more than 4 bits")
-            return (numbers.to(torch.int16) + self.weights.middle).to(torch.uint8)
+            return numbers.view(torch.uint8).add_(self.weights.middle)  # modulo 256
 
         zeros = None if self.weights.symmetric else unsigned(f"{module}.weight_zero_point")
         return unsigned(f"{module}.weight"), zeros

@@ -82,6 +82,18 @@ void ss_pack_integers(void* pool, const Linear* linear, const uint8_t* const* ro
     pack_integers(*static_cast<Pool*>(pool), *linear, rows, to);
 }
 
+// pack.h: `rows` and `types` [n_padded]; returns a PackResult.
+int ss_pack_blocks(void* pool, const Linear* linear, const uint8_t* const* rows, const int32_t* types, void* to,
+                   void* scales, float* minimums) {
+    Pool& own = *static_cast<Pool*>(pool);
+    return int(pack_blocks(own, *linear, {rows, types}, to, scales, minimums));
+}
+
+// pack.h; returns whether all numbers are finite.
+int ss_unpack_floats(void* pool, const uint8_t* const* rows, const int32_t* types, int count, int k, int type, void* to) {
+    return unpack_floats(*static_cast<Pool*>(pool), {rows, types}, count, k, type, to);
+}
+
 // Outputs `rows` [count] of a packed weight to `to` [count, k].
 void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, void* to) {
     Pool& pool = *static_cast<Pool*>(pool_);

@@ -1,15 +1,13 @@
 #include "pack.h"
 
-#include <atomic>
-
 #include "elementwise.h"
+#include "panels.h"
 
 namespace streamserve {
 
 namespace {
 
-constexpr int TILE = 64;         // of K: the unit in which integers are packed
-constexpr int MAX_GROUP = 128;   // of weights with zero points
+constexpr int MAX_GROUP = 128;  // of weights with zero points
 constexpr float SHRINK[] = {0.95f, 0.9f};
 
 // Columns that lie together in a packed weight of floats, and k that do; where k do not, bf16 columns of the first
@@ -30,19 +28,6 @@ Packing packing(int path, int type) {
         case AVX512_BF16: return {64, 2, false};
         case AVX512: return {32, 1, type == BF16};
         default: return {16, 1, type == BF16};
-    }
-}
-
-// to[word][column] = from[column][word] for words of 32 bits, a cache line of each column at a time.
-void turn_words(const char* from, size_t stride, int columns, int words, char* to) {
-    constexpr int LINE = 16;
-    for (int first = 0; first < words; first += LINE) {
-        int last = std::min(first + LINE, words);
-        for (int word = first; word < last; word++) {
-            uint32_t* line = reinterpret_cast<uint32_t*>(to) + size_t(word) * size_t(columns);
-            const char* at = from + size_t(word) * 4;
-            for (int column = 0; column < columns; column++) std::memcpy(line + column, at + size_t(column) * stride, 4);
-        }
     }
 }
 
@@ -111,22 +96,6 @@ bool pack_panel(const Linear& linear, const Outputs& from, int panel, char* rows
         }
     }
     return all_finite(check);
-}
-
-// A row's numbers, one a byte, to how they lie in a panel's column: of 4 bits the halves of each tile together.
-void join_halves(const Linear& linear, const uint8_t* numbers, uint8_t* to) {
-    for (int k = 0; k < linear.k_padded; k += TILE, numbers += TILE, to += TILE / 2) {
-        for (int i = 0; i < TILE / 2; i++) to[i] = uint8_t(numbers[i] | numbers[i + TILE / 2] << 4);
-    }
-}
-
-// The columns of a panel, rows of `row_bytes` adjacent.
-size_t row_bytes(const Linear& linear) { return size_t(linear.k_padded) * size_t(linear.bits) / 8; }
-
-void place_columns(const Linear& linear, int panel, const uint8_t* columns, void* to) {
-    size_t row = row_bytes(linear);
-    turn_words(reinterpret_cast<const char*>(columns), row, PANEL, int(row / 4),
-               static_cast<char*>(to) + size_t(panel) * PANEL * row);
 }
 
 // A group rounded in one range: the squared error, and what stands for it.
@@ -210,11 +179,12 @@ bool quantize_panel(const Linear& linear, const Outputs& from, int panel, char* 
                     const Tables& tables) {
     V check = V::set(0.0f);
     int groups = ceil_div(linear.k_padded, linear.group);
-    size_t row = row_bytes(linear), stored = size_t(panel) * size_t(groups) * PANEL;
+    size_t row = row_bytes(linear), stride = column_stride(linear);
+    size_t stored = size_t(panel) * size_t(groups) * PANEL;
     float* x = reinterpret_cast<float*>(memory);
     uint8_t* numbers = reinterpret_cast<uint8_t*>(x + round_up(linear.k_padded, MAX_GROUP));
     uint8_t* columns = numbers + round_up(linear.k_padded, MAX_GROUP);
-    std::memset(columns, 0, PANEL * row);
+    std::memset(columns, 0, PANEL * stride);
     for (int i = 0; i < PANEL; i++) {
         const void* source = from.rows[panel * PANEL + i];
         for (int g = 0; !source && g < groups; g++) {
@@ -235,26 +205,13 @@ bool quantize_panel(const Linear& linear, const Outputs& from, int panel, char* 
         }
         std::memset(numbers + linear.k, 0, size_t(linear.k_padded - linear.k));
         if (linear.bits == 4) {
-            join_halves(linear, numbers, columns + size_t(i) * row);
+            join_halves(linear, numbers, columns + size_t(i) * stride);
         } else {
-            std::memcpy(columns + size_t(i) * row, numbers, row);
+            std::memcpy(columns + size_t(i) * stride, numbers, row);
         }
     }
     place_columns(linear, panel, columns, to);
     return all_finite(check);
-}
-
-// Calls f(thread, panel) for all panels; returns whether all calls did return true.
-template <class F>
-bool for_panels(Pool& pool, const Linear& linear, F&& f) {
-    std::atomic<bool> all{true};
-    pool.run([&](int thread) {
-        FlushTiny exact(false);
-        for (int panel; (panel = pool.claim()) < linear.n_padded / PANEL;) {
-            if (!f(thread, panel)) all = false;
-        }
-    });
-    return all;
 }
 
 // Calls f with a vector of the path's kind.
@@ -288,7 +245,7 @@ bool pack(Pool& pool, const Linear& linear, const Outputs& from, void* to) {
 
 bool quantize(Pool& pool, const Linear& linear, const Outputs& from, bool symmetric, void* to, bf16* scales,
               int8_t* zeros) {
-    size_t bytes = size_t(round_up(linear.k_padded, MAX_GROUP)) * 5 + PANEL * row_bytes(linear);
+    size_t bytes = size_t(round_up(linear.k_padded, MAX_GROUP)) * 5 + PANEL * column_stride(linear);
     Tables tables{scales, symmetric ? nullptr : zeros};
     return with_vector(linear.path, [&](auto vector) {
         return for_panels(pool, linear, [&](int thread, int panel) {
@@ -298,17 +255,17 @@ bool quantize(Pool& pool, const Linear& linear, const Outputs& from, bool symmet
 }
 
 void pack_integers(Pool& pool, const Linear& linear, const uint8_t* const* rows, void* to) {
-    size_t row = row_bytes(linear), padded = size_t(linear.k_padded);
+    size_t stride = column_stride(linear), padded = size_t(linear.k_padded);
     for_panels(pool, linear, [&](int thread, int panel) {
-        uint8_t* columns = reinterpret_cast<uint8_t*>(pool.scratch(thread, PANEL * row + padded));
-        uint8_t* numbers = columns + PANEL * row;
+        uint8_t* columns = reinterpret_cast<uint8_t*>(pool.scratch(thread, PANEL * stride + padded));
+        uint8_t* numbers = columns + PANEL * stride;
         for (int i = 0; i < PANEL; i++) {
             const uint8_t* from = rows[panel * PANEL + i];
-            uint8_t* own = linear.bits == 4 ? numbers : columns + size_t(i) * row;
+            uint8_t* own = linear.bits == 4 ? numbers : columns + size_t(i) * stride;
             if (from) std::memcpy(own, from, size_t(linear.k));
             size_t done = from ? size_t(linear.k) : 0;
             std::memset(own + done, 0, padded - done);
-            if (linear.bits == 4) join_halves(linear, numbers, columns + size_t(i) * row);
+            if (linear.bits == 4) join_halves(linear, numbers, columns + size_t(i) * stride);
         }
         place_columns(linear, panel, columns, to);
         return true;

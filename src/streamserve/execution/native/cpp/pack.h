@@ -1,5 +1,5 @@
-// Weights as the kernels read them, made of a checkpoint's rows panel by panel: converted, or rounded to 8 or 4
-// bits. Threads share panels.
+// Weights as the kernels read them, made of a checkpoint's rows panel by panel: converted, rounded to 8 or
+// 4 bits, or unpacked from blocks of them. Threads share panels.
 #pragma once
 
 #include "common.h"
@@ -16,7 +16,7 @@ struct Outputs {
     int source;
 };
 
-// All three write n_padded · k_padded numbers to `to`, packed as gemm.h and gemm_int.cpp draw it; what is padded is
+// All four write n_padded · k_padded numbers to `to`, packed as gemm.h and gemm_int.cpp draw it; what is padded is
 // zero. The first two return whether all numbers are finite, as they are stored and in the weight's type.
 bool pack(Pool& pool, const Linear& linear, const Outputs& from, void* to);
 
@@ -27,6 +27,24 @@ bool quantize(Pool& pool, const Linear& linear, const Outputs& from, bool symmet
 
 // Takes numbers of one byte each.
 void pack_integers(Pool& pool, const Linear& linear, const uint8_t* const* rows, void* to);
+
+// GGUF's blocks (blocks.h): rows[i] is the address of those of output i, null for padding, and types[i] their type.
+struct BlockRows {
+    const uint8_t* const* rows;
+    const int32_t* types;
+};
+
+enum class PackResult : int32_t { PACKED = 0, NOT_FINITE = 1, NOT_HELD = 2 };
+
+// Takes rows of blocks in the weight's format, or in ones that it holds too (execution/quantization.py: widen). Scales,
+// of the weight's scale type, and minimums, null of a symmetric weight, are [panel][group][64]. Returns whether all
+// numbers are finite, and whether the scale type holds the scales.
+PackResult pack_blocks(Pool& pool, const Linear& linear, const BlockRows& from, void* to, void* scales,
+                       float* minimums);
+
+// The floats that `count` rows of blocks of `k` numbers stand for, in float32 or rounded to bf16, to `to` [count, k].
+// Returns whether all are finite.
+bool unpack_floats(Pool& pool, const BlockRows& from, int count, int k, int type, void* to);
 
 // Output `row` of a packed weight as it was before, k numbers.
 void unpack(const Linear& linear, int row, void* to);

@@ -1,0 +1,205 @@
+#include <cmath>
+
+#include "blocks.h"
+#include "elementwise.h"
+#include "pack.h"
+#include "panels.h"
+
+namespace streamserve {
+
+namespace {
+
+// The bits of a number that float16 holds.
+uint16_t to_f16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint32_t sign = bits >> 16 & 0x8000, exponent = bits >> 23 & 255;
+    if (exponent > 112) return uint16_t(sign | (exponent - 112) << 10 | (bits >> 13 & 0x3ff));
+    return uint16_t(sign | uint32_t(std::fabs(x) * 0x1p24f));
+}
+
+// How scales are stored, by ScaleType: `put` returns whether the type holds one.
+struct ShortScales {
+    f16* scales;
+    bool put(size_t at, float scale) const {
+        scales[at] = {to_f16(scale)};
+        return widen(scales[at]) == scale;
+    }
+};
+
+struct PowerScales {
+    uint8_t* scales;
+    bool put(size_t at, float scale) const {
+        uint32_t bits;
+        std::memcpy(&bits, &scale, 4);
+        scales[at] = uint8_t(bits >> 23);
+        return (bits & 0x807fffff) == 0;
+    }
+};
+
+struct WideScales {
+    float* scales;
+    bool put(size_t at, float scale) const {
+        scales[at] = scale;
+        return true;
+    }
+};
+
+// A row's numbers in as many bits as the weight has: integers about the same middle, or of a table's indices.
+void widen_numbers(const Linear& linear, const BlockFormat& format, uint8_t* numbers) {
+    int bits = format.bits, shift = 0;
+    if (format.table && !linear.table) {
+        for (int i = 0; i < linear.k; i++) numbers[i] = uint8_t(format.table[numbers[i]] + 128);
+        bits = 8;
+    }
+    if (format.symmetric && bits < linear.bits) shift = (1 << (linear.bits - 1)) - (1 << (bits - 1));
+    for (int i = 0; shift && i < linear.k; i++) numbers[i] = uint8_t(numbers[i] + shift);
+}
+
+// A thread's memory for a row: a byte and two floats for each number at the most.
+struct RowMemory {
+    uint8_t* numbers;
+    float *scales, *minimums;
+};
+
+RowMemory row_memory(char* memory, size_t numbers) {
+    float* floats = reinterpret_cast<float*>(memory);
+    return {reinterpret_cast<uint8_t*>(floats + 2 * numbers), floats, floats + numbers};
+}
+
+size_t row_memory_bytes(size_t numbers) { return numbers * (1 + 2 * sizeof(float)); }
+
+// Stores the scales and minimums of column `i` of a panel, whose tables begin at `first`, for the weight's groups.
+template <class Scales>
+PackResult put_tables(const Linear& linear, const BlockFormat& format, const RowMemory& row, size_t first, int i,
+                      const Scales& scales, float* minimums) {
+    int groups = ceil_div(linear.k_padded, linear.group), parts = format.group / linear.group;
+    float largest = float(1 << (format.table ? 8 : format.bits)), check = 0.0f;
+    float zero = -float(1 << (linear.bits - 1));
+    bool held = true;
+    for (int g = 0; g < groups; g++) {
+        size_t at = first + size_t(g * PANEL + i);
+        bool used = g * linear.group < linear.k;
+        float scale = used ? row.scales[g / parts] : 0.0f;
+        held = scales.put(at, scale) && held;
+        check += scale * largest * 0.0f;
+        if (!minimums) continue;
+        minimums[at] = !used ? 0.0f : format.symmetric ? scale * zero : row.minimums[g / parts];
+        check += minimums[at] * 0.0f;
+    }
+    return check != check ? PackResult::NOT_FINITE : held ? PackResult::PACKED : PackResult::NOT_HELD;
+}
+
+template <class Scales>
+PackResult pack_block_panel(const Linear& linear, const BlockRows& from, int panel, char* memory, void* to,
+                            const Scales& scales, float* minimums) {
+    size_t row = row_bytes(linear), stride = column_stride(linear), padded = size_t(linear.k_padded);
+    RowMemory own = row_memory(memory, padded);
+    uint8_t* columns = own.numbers + padded;
+    int groups = ceil_div(linear.k_padded, linear.group);
+    size_t first = size_t(panel) * size_t(groups) * PANEL;
+    PackResult result = PackResult::PACKED;
+    std::memset(own.numbers + linear.k, 0, padded - size_t(linear.k));
+    for (int i = 0; i < PANEL; i++) {
+        const uint8_t* blocks = from.rows[panel * PANEL + i];
+        if (!blocks) {
+            std::memset(columns + size_t(i) * stride, 0, row);
+            for (int g = 0; g < groups; g++) {
+                scales.put(first + size_t(g * PANEL + i), 0.0f);
+                if (minimums) minimums[first + size_t(g * PANEL + i)] = 0.0f;
+            }
+            continue;
+        }
+        const BlockFormat& format = *block_format(from.types[panel * PANEL + i]);
+        format.unpack(blocks, linear.k, own.numbers, own.scales, own.minimums);
+        widen_numbers(linear, format, own.numbers);
+        PackResult tables = put_tables(linear, format, own, first, i, scales, minimums);
+        if (result != PackResult::NOT_FINITE && tables != PackResult::PACKED) result = tables;
+        if (linear.bits == 4) {
+            join_halves(linear, own.numbers, columns + size_t(i) * stride);
+        } else {
+            std::memcpy(columns + size_t(i) * stride, own.numbers, row);
+        }
+    }
+    place_columns(linear, panel, columns, to);
+    return result;
+}
+
+template <class Scales>
+PackResult pack_block_panels(Pool& pool, const Linear& linear, const BlockRows& from, void* to, const Scales& scales,
+                             float* minimums) {
+    size_t bytes = PANEL * column_stride(linear) + row_memory_bytes(size_t(linear.k_padded));
+    std::atomic<bool> held{true};
+    bool finite = for_panels(pool, linear, [&](int thread, int panel) {
+        PackResult packed = pack_block_panel(linear, from, panel, pool.scratch(thread, bytes), to, scales, minimums);
+        if (packed == PackResult::NOT_HELD) held = false;
+        return packed != PackResult::NOT_FINITE;
+    });
+    return !finite ? PackResult::NOT_FINITE : held ? PackResult::PACKED : PackResult::NOT_HELD;
+}
+
+bool finite(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return (bits & 0x7f800000) != 0x7f800000;
+}
+bool finite(bf16 x) { return (x.bits & 0x7f80) != 0x7f80; }
+
+// A group of numbers as floats: scale · number, or what `value` makes of one, + least. Returns whether all are finite.
+template <class T, class Value>
+bool put_floats(const uint8_t* __restrict numbers, int count, float scale, float least, T* __restrict to,
+                Value&& value) {
+    bool all = true;
+    for (int i = 0; i < count; i++) put(to[i], scale * value(numbers[i]) + least);
+    for (int i = 0; i < count; i++) all &= finite(to[i]);
+    return all;
+}
+
+template <class T>
+bool row_to_floats(const BlockFormat& format, const RowMemory& row, int k, T* to) {
+    float largest = float(1 << (format.table ? 8 : format.bits));
+    int middle = format.symmetric ? 1 << (format.bits - 1) : 0, group = format.group;
+    bool all = true;
+    for (int g = 0; g < k / group; g++) {
+        const uint8_t* numbers = row.numbers + size_t(g) * size_t(group);
+        T* out = to + size_t(g) * size_t(group);
+        float scale = row.scales[g], least = format.symmetric ? -0.0f : row.minimums[g];  // x + -0 is x, also -0
+        auto listed = [&](uint8_t number) { return float(format.table[number]); };
+        auto counted = [&](uint8_t number) { return float(int(number) - middle); };
+        bool good = format.table ? put_floats(numbers, group, scale, least, out, listed)
+                                 : put_floats(numbers, group, scale, least, out, counted);
+        all &= good && finite(scale * largest);
+    }
+    return all;
+}
+
+}  // namespace
+
+PackResult pack_blocks(Pool& pool, const Linear& linear, const BlockRows& from, void* to, void* scales,
+                       float* minimums) {
+    auto with = [&](auto kind) { return pack_block_panels(pool, linear, from, to, kind, minimums); };
+    switch (linear.scale_type) {
+        case SCALE_F16: return with(ShortScales{static_cast<f16*>(scales)});
+        case SCALE_E8M0: return with(PowerScales{static_cast<uint8_t*>(scales)});
+        default: return with(WideScales{static_cast<float*>(scales)});
+    }
+}
+
+bool unpack_floats(Pool& pool, const BlockRows& from, int count, int k, int type, void* to) {
+    std::atomic<bool> all{true};
+    pool.run([&](int thread) {
+        FlushTiny exact(false);
+        RowMemory row = row_memory(pool.scratch(thread, row_memory_bytes(size_t(k))), size_t(k));
+        for (int i; (i = pool.claim()) < count;) {
+            const BlockFormat& format = *block_format(from.types[i]);
+            format.unpack(from.rows[i], k, row.numbers, row.scales, row.minimums);
+            size_t at = size_t(i) * size_t(k);
+            bool good = type == BF16 ? row_to_floats(format, row, k, static_cast<bf16*>(to) + at)
+                                     : row_to_floats(format, row, k, static_cast<float*>(to) + at);
+            if (!good) all = false;
+        }
+    });
+    return all;
+}
+
+}  // namespace streamserve
