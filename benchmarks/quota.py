@@ -1,4 +1,4 @@
-"""Speed within a CPU quota and on one processor: the threads that are chosen, compared with other numbers.
+"""Speed within a CPU quota and on one processor: the threads that are chosen, compared with others.
 
 Each case is a process in a control group of its own (version 1 or 2; this needs root). The quota pays for half
 of the processors; a thread for each processor, as many engines start them, is stopped by it in each period.
@@ -33,7 +33,7 @@ WORK = {
 
 @dataclass(frozen=True)
 class Case:
-    """A share of the processors as quota, the first processors alone, and the setting `threads` (0: chosen)."""
+    """A share of the processors as quota, the first processors alone, and `threads` (0: chosen)."""
 
     quota: float = 1.0
     processors: int = 0
@@ -51,7 +51,7 @@ CASES = {
 
 @contextmanager
 def control_group(quota: float) -> Iterator[Path]:
-    """Make a control group whose processes get `quota` of the processors' time; yield its list of processes."""
+    """Make a control group with `quota` of the processors' time; yield its list of processes."""
     version_2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     group = Path("/sys/fs/cgroup") / ("" if version_2 else "cpu") / f"streamserve-quota-{os.getpid()}"
     group.mkdir()

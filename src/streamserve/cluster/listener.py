@@ -80,7 +80,7 @@ class ClusterListener:
             self.socket.bind(_bindable(endpoint))
         except zmq.ZMQError as error:
             self.close()
-            reason = zmq.strerror(error.errno)  # the error's own text has the address once more
+            reason = zmq.strerror(error.errno or 0)  # the error's own text has the address once more
             raise OSError(f"cannot listen at {endpoint}: {reason}") from error
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

@@ -68,8 +68,8 @@ class OpenRequest:
     `worker` computes the prompt and, except in a stream pair, the output tokens. In a pair, `decode`
     computes the tokens of all choices except those in `transferring`, whose KV has not arrived yet. It is
     asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). `resumed`
-    has the outputs with which the current attempt began, of choices that had some; `first_token_at` has the time of each choice's
-    first token.
+    has the outputs with which the current attempt began, of choices that had some; `first_token_at` has the
+    time of each choice's first token.
 
     With `hold` the worker holds back the first token until the decode worker has reserved blocks.
 
@@ -118,7 +118,9 @@ class OpenRequest:
     @property
     def decoded(self) -> bool:
         """Whether this attempt has produced, for each open choice, a token after its first one."""
-        return all(len(self.outputs[choice]) - len(self.resumed.get(choice, ())) > 1 for choice in self.open_choices)
+        return all(
+            len(self.outputs[choice]) - len(self.resumed.get(choice, ())) > 1 for choice in self.open_choices
+        )
 
     def limited(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters for the next attempt: in isolation, without speculation, which never changes

@@ -29,7 +29,7 @@ class GgufModel:
     @property
     def files(self) -> set[Path]:
         """The files that hold the tensors."""
-        return {Path(str(mapped.filename)) for mapped in self.data.values()}
+        return {Path(str(mapped.filename)) for mapped in self.data.values() if isinstance(mapped, np.memmap)}
 
     def stored(self, name: str) -> Bytes:
         """Return a tensor as it is stored: [rows, bytes of a row], a view of the file."""

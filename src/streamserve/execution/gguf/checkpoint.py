@@ -213,7 +213,8 @@ class GgufCheckpoint:
         view, order = self._view(name), self._order(self._stored(name))
         if order is None:
             return np.array(view)
-        return view.reshape(len(order), -1)[order].reshape(view.shape)
+        ordered: Bytes = view.reshape(len(order), -1)[order].reshape(view.shape)
+        return ordered
 
     def _view(self, name: str) -> Bytes:
         """Return a tensor, or an expert's part of one, where it lies in the file."""
