@@ -76,7 +76,7 @@ def eviction() -> tuple[Row, list[Row]]:
 
 @table("streams/order", *MAIN.values())
 def order_alone() -> tuple[Row, list[Row]]:
-    """Return what the service order alone gains without streaming, and what streaming gains in it."""
+    """Return what the service order gains without streaming, and what streaming gains in that order."""
     rows = []
     for part, file in MAIN.items():
         names = ("no streaming", "slo, no streaming", "slo cost")
