@@ -221,7 +221,8 @@ class GgufCheckpoint:
         expert, stored = expert_of(name), self._model.stored(self._stored(name))
         if expert is None:
             return stored
-        return stored.reshape(self._experts, -1, stored.shape[1])[expert]
+        part: Bytes = stored.reshape(self._experts, -1, stored.shape[1])[expert]
+        return part
 
     def _order(self, stored: str) -> NDArray[np.int64] | None:
         """Return the row of a tensor of the file that each of our rows is: of each head the first of all
