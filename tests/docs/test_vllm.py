@@ -1,14 +1,36 @@
-"""The page on differences from vLLM says of each field what the code does with it."""
+"""The page on differences from vLLM lists all fields that differ, and says what the code does with them."""
 
 import re
 
+import msgspec
 import pytest
 
-from tests.docs.pages import DOCS
+from streamserve.api.openai import replies, response_schemas
+from tests.docs.pages import DOCS, ROOT
 from tests.docs.test_fields import CLASSES, ROUTES, fields_of
+from tests.docs.vllm_fields import EVENTS, REPLIES, REQUESTS
 
 ROW = re.compile(r"^\| `(\w+)` \| ([a-z, ]+) \| (refused|without effect) \| .+ \|$", re.MULTILINE)
-ROWS = ROW.findall((DOCS / "guides" / "vllm.md").read_text(encoding="utf-8"))
+PAGE = (DOCS / "guides" / "vllm.md").read_text(encoding="utf-8")
+ROWS = ROW.findall(PAGE)
+ABSENT = re.compile(r"^\| (`[^|]+`) \| ([a-z, ]+) \| absent \| .+ \|$", re.MULTILINE)
+ABSENT_ROWS = [
+    (field, part)
+    for fields, parts in ABSENT.findall(PAGE)
+    for field in re.findall(r"`([\w.]+)`", fields)
+    for part in parts.split(", ")
+]
+PARTS: dict[str, type[msgspec.Struct]] = {
+    "completion": replies.CompletionReply,
+    "completion choice": replies.CompletionChoice,
+    "chat": replies.ChatReply,
+    "chat choice": replies.ChatChoice,
+    "chat message": replies.ChatMessage,
+    "response": response_schemas.ResponseReply,
+    "response usage": response_schemas.ResponseUsage,
+    "input details": response_schemas.InputTokensDetails,
+    "output details": response_schemas.OutputTokensDetails,
+}
 
 
 @pytest.mark.parametrize(("field", "routes", "kind"), ROWS)
@@ -21,3 +43,24 @@ def test_a_field_is_treated_as_the_page_says(field: str, routes: str, kind: str)
 
 def test_the_page_has_the_table() -> None:
     assert len(ROWS) > 30
+
+
+@pytest.mark.parametrize("route", REQUESTS)
+def test_every_request_field_of_vllm_is_obeyed_or_in_the_table(route: str) -> None:
+    listed = {field for field, routes, _ in ROWS if route in routes.split(", ")}
+    assert REQUESTS[route] - fields_of(CLASSES[0], route) - listed == set()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_reply_field_of_vllm_is_there_or_in_the_table(part: str) -> None:
+    here = set(PARTS[part].__struct_fields__)
+    listed = {field for field, where in ABSENT_ROWS if where == part}
+    assert REPLIES[part] - here == listed
+
+
+def test_every_event_of_vllm_is_there_or_in_the_table() -> None:
+    sources = "".join(file.read_text() for file in (ROOT / "src/streamserve/api/openai").glob("*.py"))
+    listed = {field for field, where in ABSENT_ROWS if where == "events"}
+    missing = {event for event in EVENTS if f'"{event}"' not in sources}
+    assert missing == listed | {"response.completed"}
+    assert 'f"response.{response.status}"' in sources, "the last event, which is named by the status"

@@ -172,7 +172,8 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class ResponseReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The response, in its current state, with the fields of the request."""
+    """The response, in its current state, with the fields of the request. Those that are always null are
+    there for clients that read them without asking whether they exist."""
 
     id: str
     object: str = "response"
@@ -202,6 +203,9 @@ class ResponseReply(msgspec.Struct, frozen=True, kw_only=True):
     store: bool = False
     background: bool = False
     previous_response_id: str | None
+    max_tool_calls: None = None
+    prompt: None = None
+    service_tier: None = None
 
 
 class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):

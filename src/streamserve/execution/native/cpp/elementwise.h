@@ -95,7 +95,7 @@ inline void end_row(const Linear& linear, const Finish& finish, int row, int col
     if (linear.bias) {
         for (int j = 0; j < columns; j++) sums[j] += linear.bias[column + j];
     }
-    if (finish.lora.lora) add_products<V>(finish.lora, row, column, columns, sums);
+    if (finish.lora.lora) add_products<V, T>(finish.lora, row, column, columns, sums);
     int real = linear.n - column < columns ? linear.n - column : columns;
     size_t at = size_t(row) * finish.stride + size_t(column);
     if (finish.kind == Finish::GATE_MUL) {

@@ -20,9 +20,10 @@ int rows_at_once(const Linear& linear, int rows) {
 }
 
 void sums_of(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Prefetch& prefetch,
-             float* sums) {
-    if (w.path == AMX) return sums_amx(w, x, row, rows, tile, tiles, prefetch, sums);
-    sums_avx512_bf16(w, x, row, rows, tile, sums);
+             Lines& lines, float* sums) {
+    if (w.path != AMX) return sums_avx512_bf16(w, x, row, rows, tile, lines, sums);
+    lines.fetch_rest();
+    sums_amx(w, x, row, rows, tile, tiles, prefetch, sums);
 }
 
 }  // namespace
@@ -39,6 +40,7 @@ Prefetch prefetch_of(const Linear& w, int tile, int tiles) {
 // is one strip only, and the last panels go by tiles, so that threads end together.
 void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, const Finish& finish) {
     alignas(64) float sums[STRIP * PANEL];
+    Lines lines;
     int panels = linear.n_padded / PANEL;
     int at_once = rows_at_once(linear, rows), blocks = ceil_div(rows, at_once);
     bool by_tiles = linear.path == AMX && finish.kind != Finish::GATE_MUL;
@@ -54,10 +56,11 @@ void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, 
         int first = unit < whole ? unit / panels * at_once : 0;
         int last = rows < first + at_once ? rows : first + at_once;
         Prefetch prefetch;
+        finish.lora.ahead(tile * 16, tiles * 16, linear.n_padded, lines);
         if (fetching && next < units) prefetch = prefetch_of(linear, tile_of(next), next < whole ? 4 : 1);
         for (int row = first; row < last; row += STRIP) {
             int count = last - row < STRIP ? last - row : STRIP;
-            sums_of(linear, x, row, count, tile, tiles, prefetch, sums);
+            sums_of(linear, x, row, count, tile, tiles, prefetch, lines, sums);
             end(linear, finish, row, count, tile * 16, tiles * 16, sums);
         }
     }

@@ -66,7 +66,7 @@ struct Prefetch {
 // columns each) from `tile` on, to `sums` [rows rounded up to 16][64]. With AMX there may be one tile only.
 void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int tiles, const Prefetch& prefetch,
               float* sums);
-void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums);
+void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, Lines& lines, float* sums);
 
 // The paths that multiply in float32, and e4m3 on any path: called by every thread of a job.
 void multiply_float32(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,

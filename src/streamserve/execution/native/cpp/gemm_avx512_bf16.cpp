@@ -14,12 +14,13 @@ constexpr int PAIR_BYTES = PANEL * 4;  // 64 columns of a pair of k
 constexpr int AHEAD = 16;              // cache lines fetched before they are needed
 
 template <int ROWS>
-void block(const char* weight, const char* const* x, int pairs, float* sums) {
+void block(const char* weight, const char* const* x, int pairs, Lines& lines, float* sums) {
     __m512 sum[ROWS][4];
     for (auto& row : sum)
         for (__m512& one : row) one = _mm512_setzero_ps();
     for (int pair = 0; pair < pairs; pair++) {
         const char* line = weight + size_t(pair) * PAIR_BYTES;
+        lines.fetch_one();
         __m512bh column[4];
         for (int i = 0; i < 4; i++) {
             _mm_prefetch(line + (AHEAD + i) * 64, _MM_HINT_T0);
@@ -38,7 +39,7 @@ void block(const char* weight, const char* const* x, int pairs, float* sums) {
 
 }  // namespace
 
-void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, float* sums) {
+void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, Lines& lines, float* sums) {
     const char* weight = static_cast<const char*>(w.weight) + size_t(tile) * 16 * w.k_padded * 2;
     for (int done = 0; done < rows;) {
         const char* at[6];
@@ -47,20 +48,21 @@ void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int til
         for (int i = 0; i < count; i++) at[i] = x.at(row + done + i, 0);
         float* to = sums + done * PANEL;
         switch (count) {
-            case 1: block<1>(weight, at, w.k_padded / 2, to); break;
-            case 2: block<2>(weight, at, w.k_padded / 2, to); break;
-            case 3: block<3>(weight, at, w.k_padded / 2, to); break;
-            case 4: block<4>(weight, at, w.k_padded / 2, to); break;
-            case 5: block<5>(weight, at, w.k_padded / 2, to); break;
-            default: block<6>(weight, at, w.k_padded / 2, to);
+            case 1: block<1>(weight, at, w.k_padded / 2, lines, to); break;
+            case 2: block<2>(weight, at, w.k_padded / 2, lines, to); break;
+            case 3: block<3>(weight, at, w.k_padded / 2, lines, to); break;
+            case 4: block<4>(weight, at, w.k_padded / 2, lines, to); break;
+            case 5: block<5>(weight, at, w.k_padded / 2, lines, to); break;
+            default: block<6>(weight, at, w.k_padded / 2, lines, to);
         }
         done += count;
     }
+    lines.fetch_rest();
 }
 
 #else
 
-void sums_avx512_bf16(const Linear&, const Rows&, int, int, int, float*) {}
+void sums_avx512_bf16(const Linear&, const Rows&, int, int, int, Lines&, float*) {}
 
 #endif
 

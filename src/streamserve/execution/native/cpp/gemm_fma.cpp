@@ -63,6 +63,7 @@ struct Block {
     bool first;  // sums begin at zero
     float* sums;
     Fetch fetch;
+    Lines* lines;  // others, of which one is fetched every four k
 };
 
 // ROWS × TILES sums over a part of K. In memory, where they are fetched from, weights are of type M.
@@ -80,6 +81,7 @@ void block(const Block<T>& b) {
     const size_t x_stride = b.x_stride, tile_stride = b.tile_stride;
     const char* fetch = b.fetch.at;
     for (int k = 0; k < b.depth; k += 4, weight += 4 * 2 * V::lanes, x += 4, lower += 4) {
+        b.lines->fetch_one();
         for (int line = 0; line < lines<V, M>(); line++, fetch += b.fetch.step) {
             for (int tile = 0; tile < TILES; tile++) __builtin_prefetch(fetch + size_t(tile) * b.fetch.tile_stride);
         }
@@ -155,8 +157,8 @@ class Rows32 {
         }
     }
 
-    // Their sums with `tiles` tiles of the weight from `tile` on, [rows][PANEL].
-    float* times(int tile, int tiles) {
+    // Their sums with `tiles` tiles of the weight from `tile` on, [rows][PANEL]. Meanwhile `lines` are fetched.
+    float* times(int tile, int tiles, Lines& lines) {
         constexpr int width = 2 * V::lanes;
         int groups = 0, count = 0;
         for (int row = 0; row < rows_; row += count, groups++) count = group(rows_ - row);
@@ -174,7 +176,7 @@ class Rows32 {
                 auto block_with = [&](auto* tiles_from, size_t stride_of_tiles) {
                     using N = std::remove_const_t<std::remove_pointer_t<decltype(tiles_from)>>;
                     meet(Block<N>{tiles_from, stride_of_tiles, part(k / depth_), stride(), depth,
-                                  k % group_ == 0, sums_ + i * width, fetch}, at_once);
+                                  k % group_ == 0, sums_ + i * width, fetch, &lines}, at_once);
                 };
                 if (widen_) {
                     widen_part(from, tile_stride, at_once, depth);
@@ -187,6 +189,7 @@ class Rows32 {
                 if ((k + depth) % group_ == 0 || k + depth == w_.k_padded) scale(tile, tiles, k / group_);
             }
         }
+        lines.fetch_rest();
         return SCALED ? scaled_ : sums_;
     }
 
@@ -278,6 +281,7 @@ void multiply_typed(Pool& pool, int thread, const Linear& w, const Rows& x, int 
     if (pool.threads() == 1 || panels <= cut) cut = 0;
     int units = whole - cut + cut * tiles;
     Rows32<V, T> some(pool, thread, w, x, at_once);
+    Lines lines;
     for (int unit, held = -1; (unit = pool.claim()) < units;) {
         bool part = unit >= whole - cut;
         int number = part ? whole - cut + (unit - whole + cut) / tiles : unit;
@@ -285,7 +289,8 @@ void multiply_typed(Pool& pool, int thread, const Linear& w, const Rows& x, int 
         if (first != held) some.take(first, count);
         held = first;
         int tile = number % panels * tiles + (part ? (unit - whole + cut) % tiles : 0);
-        float* sums = some.times(tile, part ? 1 : tiles);
+        finish.lora.ahead(tile * width, part ? width : PANEL, w.n_padded, lines);
+        float* sums = some.times(tile, part ? 1 : tiles, lines);
         end(w, finish, first, count, tile * width, part ? width : PANEL, sums);
     }
 }

@@ -553,8 +553,11 @@ void multiply_by(Pool& pool, int thread, const Linear& w, const Rows& x, int row
     int panels = w.n_padded / PANEL, blocks = ceil_div(rows, BLOCK_ROWS);
     int at_once = ceil_div(rows, blocks);
     RoundedRows some(pool, thread, w, x, at_once);
+    Lines lines;
     for (int unit = pool.claim(), next, held = -1; unit < panels * blocks; unit = next) {
         next = pool.claim();
+        finish.lora.ahead(unit % panels * PANEL, PANEL, w.n_padded, lines);
+        lines.fetch_rest();
         int first = unit / panels * at_once, count = rows - first < at_once ? rows - first : at_once;
         float* sums;
         {

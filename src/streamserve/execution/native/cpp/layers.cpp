@@ -11,7 +11,7 @@ namespace streamserve {
 namespace {
 
 // Which of the pool's shared memory is whose; experts.h has those between.
-enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS, PROJECTED, PRODUCTS = 14, ADDED };
+enum Memory { NORMED = 1, QKV, ATTENDED, INNER, PARTS, PROJECTED, PRODUCTS = 14 };
 
 CacheLayer layer_of(const Model& model, const Cache& cache, int layer) {
     char* data = static_cast<char*>(cache.data) + size_t(layer) * cache.layer_stride;
@@ -62,7 +62,7 @@ class Runner {
     void prepare(int first, int last) {
         int group = model_.heads / model_.kv_heads;
         size_t parts = 0;
-        int normed = 0, attended = 0, inner = 0, inner_used = 0, widest = 0;
+        int normed = 0, attended = 0, inner = 0, inner_used = 0;
         bool post_norms = false;
         for (int number = first; number < last; number++) {
             const Layer& layer = model_.layers[number];
@@ -73,7 +73,6 @@ class Runner {
             attended = std::max(attended, layer.out.k_padded);
             inner = std::max(inner, layer.down.k_padded);
             inner_used = std::max(inner_used, layer.down.k);
-            widest = std::max({widest, layer.qkv.n_padded, layer.out.n_padded, layer.gate_up.n_padded});
             post_norms |= layer.attention_post_norm || layer.mlp_post_norm;
             int window = layer.window;
             if (items_.count(window)) continue;
@@ -93,7 +92,8 @@ class Runner {
             size_t numbers = size_t(step_.rows) * size_t(model_.hidden);
             projected_ = reinterpret_cast<T*>(pool_.shared(PROJECTED, numbers * sizeof(T)));
         }
-        if (step_.lora) prepare_products(*step_.lora, widest);
+        if (step_.lora) prepare_products(*step_.lora);
+        last_ = last;
     }
 
     void layer(int thread, int number) {
@@ -103,7 +103,7 @@ class Runner {
 
         for_rows(pool_, rows, [&](int row) { enter(row, layer.attention_norm); });
         pool_.barrier();
-        to_qkv.lora = products(number, LORA_QKV, layer.qkv, normed_);
+        to_qkv.lora = products(number, LORA_QKV, normed_);
         multiply(pool_, thread, layer.qkv, normed_, rows, to_qkv);
         pool_.barrier();
         CacheLayer cache = layer_of(model_, cache_, number);
@@ -116,7 +116,7 @@ class Runner {
         attend(pool_, thread, attention, items, parts_);
         pool_.barrier();
         Finish from_attention = out_of(layer.attention_post_norm);
-        from_attention.lora = products(number, LORA_OUT, layer.out, attended_);
+        from_attention.lora = products(number, LORA_OUT, attended_);
         multiply(pool_, thread, layer.out, attended_, rows, from_attention);
         pool_.barrier();
         for_rows(pool_, rows, [&](int row) {
@@ -137,29 +137,26 @@ class Runner {
         Finish to = out_of(layer.mlp_post_norm);
         if (layer.experts) return mixture_.run(thread, *layer.experts, normed_, to);
         Finish to_inner{Finish::GATE_MUL, model_.type, false, nullptr, 0, inner_, 1, 0, model_.gating};
-        to_inner.lora = products(number, LORA_GATE_UP, layer.gate_up, normed_);
+        to_inner.lora = products(number, LORA_GATE_UP, normed_);
         multiply(pool_, thread, layer.gate_up, normed_, step_.rows, to_inner);
         pool_.barrier();
-        to.lora = products(number, LORA_DOWN, layer.down, inner_);
+        to.lora = products(number, LORA_DOWN, inner_);
         multiply(pool_, thread, layer.down, inner_, step_.rows, to);
     }
 
-    // `widest`: the most columns of a linear map; `down` has as many as `out`.
-    void prepare_products(const Lora& lora, int widest) {
+    void prepare_products(const Lora& lora) {
         units_ = low_rank_units(lora, step_.rows);
         products_stride_ = round_up(lora.max_rank, LOW_RANK_BLOCK);
         size_t numbers = size_t(step_.rows) * size_t(products_stride_);
         products_ = reinterpret_cast<float*>(pool_.shared(PRODUCTS, numbers * sizeof(float)));
-        size_t outputs = size_t(step_.rows) * size_t(widest);
-        added_ = reinterpret_cast<float*>(pool_.shared(ADDED, outputs * sizeof(float)));
     }
 
     // What adapters add to a linear map that reads `x`, until the next map's products are computed.
-    LowRankProducts products(int layer, LoraMap map, const Linear& linear, const Rows& x) {
-        LowRankProducts to{step_.lora, layer * LORA_MAPS + map, products_,       products_stride_,
-                           added_,     linear.n_padded};
+    LowRankProducts products(int layer, LoraMap map, const Rows& x) {
+        int number = layer * LORA_MAPS + map, next = number + 1 < last_ * LORA_MAPS ? number + 1 : -1;
+        LowRankProducts to{step_.lora, number, next, products_, products_stride_, int(sizeof(T))};
         if (!to.lora || !to.any()) return {};
-        compute_products<V, T>(pool_, units_, x, to);
+        shrink<V, T>(pool_, units_, x, to);
         return to;
     }
 
@@ -234,8 +231,8 @@ class Runner {
     Rows normed_{}, attended_{}, inner_{};
     Mixture<V, T> mixture_;
     T *qkv_ = nullptr, *projected_ = nullptr;
-    float *products_ = nullptr, *added_ = nullptr;
-    int products_stride_ = 0;
+    float* products_ = nullptr;
+    int products_stride_ = 0, last_ = 0;
     std::vector<LowRankUnit> units_;
     size_t qkv_width_ = 0;
     float* parts_ = nullptr;

@@ -1,12 +1,15 @@
 // LoRA adapters: what they add to linear maps, y += B (scale · A x), for the rows of a step that have one.
 //
-// Before a product of the base, `shrink` computes scale · A x of these rows and `expand` B times that, both in
-// float32; where the product ends it is added to its float32 sums before they are rounded. So the base's weights may
-// be of any format. A product with A is a sum in sixteen lanes over ascending K, one with B a sum over ascending
-// rank: a row's bits never depend on other rows, and AVX2, AVX512 and AVX512_BF16 give the same. Many adapters of a
-// row each are read from memory once a step: A and B lie in the order in which they are read.
+// Before a product of the base, `shrink` computes scale · A x of these rows in float32. Where the product ends,
+// `expand` computes B times that, of the columns that are in cache, and adds it to their float32 sums before they are
+// rounded. So the base's weights may be of any format. A product with A is a sum in sixteen lanes over ascending K, one
+// with B a sum over ascending rank: a row's bits never depend on other rows, and AVX2, AVX512 and AVX512_BF16 give the
+// same. Many adapters of a row each are read from memory once a step: A and B lie in the order in which they are read,
+// and are fetched to L2 while the base is multiplied.
 #pragma once
 
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common.h"
@@ -42,15 +45,51 @@ struct Lora {
     int32_t count, max_rank;
 };
 
-// What is added to the rows of a step for one linear map: `products` with A [rows][stride], and `added` to the outputs
-// [rows][width]. Without `lora`: nothing to any row.
+// Cache lines to be fetched to L2 while something else is computed, a few at a time: many at once would hold up its
+// loads.
+class Lines {
+  public:
+    void clear() {
+        ranges_.clear();
+        number_ = 0;
+        at_ = end_ = nullptr;
+    }
+    void add(const void* from, size_t bytes) {
+        const char* at = static_cast<const char*>(from);
+        if (!ranges_.empty() && ranges_.back().second == at) {
+            ranges_.back().second += bytes;
+        } else if (bytes) {
+            ranges_.push_back({at, at + bytes});
+        }
+    }
+    // Returns whether there was one.
+    bool fetch_one() {
+        if (at_ >= end_) {
+            if (number_ == ranges_.size()) return false;
+            std::tie(at_, end_) = ranges_[number_++];
+        }
+        __builtin_prefetch(at_, 0, 2);
+        at_ += 64;
+        return true;
+    }
+    void fetch_rest() {
+        while (fetch_one()) {}
+    }
+
+  private:
+    std::vector<std::pair<const char*, const char*>> ranges_;
+    size_t number_ = 0;
+    const char *at_ = nullptr, *end_ = nullptr;
+};
+
+// What is added to the rows of a step for one linear map: B times `products` with A [rows][stride]. `next`: the map
+// that follows; -1: none. Without `lora`: nothing to any row.
 struct LowRankProducts {
     const Lora* lora = nullptr;
-    int map = 0;
+    int map = 0, next = -1;
     float* products = nullptr;
     int stride = 0;
-    float* added = nullptr;
-    int width = 0;
+    int number = 0;  // bytes of a number of A and B
 
     const LowRank* of(int row) const {
         int adapter = lora->adapter_of[row];
@@ -63,6 +102,8 @@ struct LowRankProducts {
         }
         return false;
     }
+    // Returns in `lines` what `columns` columns from `column` on need of B, and their share, of `width`, of the next A.
+    void ahead(int column, int columns, int width, Lines& lines) const;
 };
 
 // Up to four adjacent rows with the same adapter.
@@ -70,8 +111,24 @@ struct LowRankUnit {
     int row, rows;
 };
 
-constexpr int LOW_RANK_BLOCK = 16;      // ranks, and
-constexpr int LOW_RANK_COLUMNS = 512;  // columns, that one thread computes of some rows
+constexpr int LOW_RANK_BLOCK = 16;  // ranks that one thread computes of some rows
+
+inline void LowRankProducts::ahead(int column, int columns, int width, Lines& lines) const {
+    lines.clear();
+    for (int i = 0; lora && i < lora->count; i++) {
+        const LowRank& own = lora->adapters[i][map];
+        for (int group = column / 16; own.rank && group < (column + columns) / 16; group++) {
+            const LowRankColumns& at = own.columns[group];
+            lines.add(static_cast<const char*>(own.b) + at.offset * number, size_t(at.ranks * 16 * number));
+        }
+    }
+    for (int i = 0; lora && next >= 0 && i < lora->count; i++) {
+        const LowRank& after = lora->adapters[i][next];
+        int64_t count = int64_t(after.rank) * after.chunks * CHUNK * number / 64;
+        int64_t first = count * column / width, last = count * (column + columns) / width;
+        lines.add(static_cast<const char*>(after.a) + first * 64, size_t(last - first) * 64);
+    }
+}
 
 inline std::vector<LowRankUnit> low_rank_units(const Lora& lora, int rows) {
     std::vector<LowRankUnit> units;
@@ -88,23 +145,32 @@ inline std::vector<LowRankUnit> low_rank_units(const Lora& lora, int rows) {
     return units;
 }
 
-// Products of R rows with two ranks from `rank` on.
-template <class V, class T, int R>
-inline void shrink_pair(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
+// Products of R rows with P pairs of ranks from `rank` on. As they are multiplied, the pairs that follow are fetched.
+template <class V, class T, int R, int P>
+inline void shrink_pairs(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
     using Sums = LaneSums<V>;
-    Sums sums[R][2];
+    Sums sums[R][2 * P];
     const char* rows[R];
     for (int r = 0; r < R; r++) rows[r] = x.at(row + r, 0);
-    const T* a = static_cast<const T*>(map.a) + size_t(rank) * size_t(map.chunks) * CHUNK;
+    size_t pair = 2 * size_t(map.chunks) * CHUNK;
+    const T* a = static_cast<const T*>(map.a) + size_t(rank / 2) * pair;
     for (int chunk = 0; chunk < map.chunks; chunk++, a += 2 * CHUNK) {
+        UNROLLED for (int p = 0; p < P; p++) {
+            const char* ahead = reinterpret_cast<const char*>(a + size_t(p + P) * pair);
+            UNROLLED for (size_t line = 0; line < 2 * CHUNK * sizeof(T); line += 64) __builtin_prefetch(ahead + line);
+        }
         UNROLLED for (int k = 0; k < CHUNK; k += Sums::lanes) {
             UNROLLED for (int part = 0; part < Sums::parts; part++) {
                 int lane = k + part * V::lanes;
-                V first = V::load(a + lane), second = V::load(a + CHUNK + lane);
+                V weights[2 * P];
+                UNROLLED for (int j = 0; j < 2 * P; j++) {
+                    weights[j] = V::load(a + size_t(j / 2) * pair + j % 2 * CHUNK + lane);
+                }
                 UNROLLED for (int r = 0; r < R; r++) {
                     V numbers = V::load(reinterpret_cast<const T*>(rows[r]) + lane);
-                    sums[r][0].part[part] = fma(first, numbers, sums[r][0].part[part]);
-                    sums[r][1].part[part] = fma(second, numbers, sums[r][1].part[part]);
+                    UNROLLED for (int j = 0; j < 2 * P; j++) {
+                        sums[r][j].part[part] = fma(weights[j], numbers, sums[r][j].part[part]);
+                    }
                 }
             }
         }
@@ -112,102 +178,77 @@ inline void shrink_pair(const LowRank& map, const Rows& x, int row, int rank, co
     }
     for (int r = 0; r < R; r++) {
         float* out = to.products + size_t(row + r) * size_t(to.stride) + rank;
-        for (int j = 0; j < 2; j++) out[j] = map.scales[rank + j] * sums[r][j].total();
+        for (int j = 0; j < 2 * P; j++) out[j] = map.scales[rank + j] * sums[r][j].total();
     }
 }
 
 template <class V, class T, int R>
 inline void shrink_rows(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
     int last = map.rank < rank + LOW_RANK_BLOCK ? map.rank : rank + LOW_RANK_BLOCK;
-    for (; rank < last; rank += 2) shrink_pair<V, T, R>(map, x, row, rank, to);
+    if constexpr (R == 1) {  // a row's two sums alone would wait for each other's multiplications
+        for (; rank + 4 <= last; rank += 4) shrink_pairs<V, T, R, 2>(map, x, row, rank, to);
+    }
+    for (; rank < last; rank += 2) shrink_pairs<V, T, R, 1>(map, x, row, rank, to);
 }
 
-// B times the products of R rows, of G times 16 columns that need the same ranks.
-template <class V, class T, int R, int G>
-inline void expand_columns(const LowRank& map, int row, int group, const LowRankProducts& to) {
-    constexpr int parts = 16 / V::lanes;
-    const LowRankColumns* columns = map.columns + group;
-    const T* b = static_cast<const T*>(map.b);
-    const float* products = to.products + size_t(row) * size_t(to.stride) + columns->first;
-    V sums[R][G * parts];
-    for (auto& own : sums) {
-        UNROLLED for (V& sum : own) sum = V::set(0.0f);
-    }
-    for (int rank = 0; rank < columns->ranks; rank++) {
-        V weights[G * parts];
-        UNROLLED for (int i = 0; i < G * parts; i++) {
-            weights[i] = V::load(b + columns[i / parts].offset + rank * 16 + i % parts * V::lanes);
-        }
-        UNROLLED for (int r = 0; r < R; r++) {
-            V product = V::set(products[r * to.stride + rank]);
-            UNROLLED for (int i = 0; i < G * parts; i++) sums[r][i] = fma(product, weights[i], sums[r][i]);
-        }
-    }
-    for (int r = 0; r < R; r++) {
-        float* out = to.added + size_t(row + r) * size_t(to.width) + group * 16;
-        for (int i = 0; i < G * parts; i++) sums[r][i].store(out + i * V::lanes);
-    }
-}
-
-template <class V, class T, int R>
-inline void expand_rows(const LowRank& map, int row, int column, const LowRankProducts& to) {
-    int last = (to.width < column + LOW_RANK_COLUMNS ? to.width : column + LOW_RANK_COLUMNS) / 16;
-    for (int group = column / 16; group < last;) {
-        const LowRankColumns &own = map.columns[group], &next = map.columns[group + 1];
-        if (V::lanes == 16 && group + 1 < last && own.first == next.first && own.ranks == next.ranks) {
-            expand_columns<V, T, R, 2>(map, row, group, to);
-            group += 2;
-        } else {
-            expand_columns<V, T, R, 1>(map, row, group, to);
-            group += 1;
-        }
-    }
-}
-
-// Calls f with each unit and its map, for `blocks` blocks of work; a block of all units follows another. Called by
-// every thread of a job.
-template <class F>
-inline void for_units(Pool& pool, const std::vector<LowRankUnit>& units, const LowRankProducts& to, int blocks,
-                      F&& f) {
-    int count = int(units.size());
+// Computes the products with A, with a barrier after it. Called by every thread of a job.
+template <class V, class T>
+void shrink(Pool& pool, const std::vector<LowRankUnit>& units, const Rows& x, const LowRankProducts& to) {
+    int count = int(units.size()), blocks = ceil_div(to.lora->max_rank, LOW_RANK_BLOCK);
     for (int claimed; (claimed = pool.claim()) < count * blocks;) {
         const LowRankUnit& unit = units[size_t(claimed % count)];
-        if (const LowRank* map = to.of(unit.row)) f(unit, *map, claimed / count);
+        const LowRank* map = to.of(unit.row);
+        int rank = claimed / count * LOW_RANK_BLOCK;
+        if (!map || rank >= map->rank) continue;
+        switch (unit.rows) {
+            case 1: shrink_rows<V, T, 1>(*map, x, unit.row, rank, to); break;
+            case 2: shrink_rows<V, T, 2>(*map, x, unit.row, rank, to); break;
+            case 3: shrink_rows<V, T, 3>(*map, x, unit.row, rank, to); break;
+            default: shrink_rows<V, T, 4>(*map, x, unit.row, rank, to);
+        }
     }
+    pool.barrier();
 }
 
-// Computes what is added to the rows, in two passes with a barrier after each. Called by every thread of a job.
-template <class V, class T>
-void compute_products(Pool& pool, const std::vector<LowRankUnit>& units, const Rows& x, const LowRankProducts& to) {
-    for_units(pool, units, to, ceil_div(to.lora->max_rank, LOW_RANK_BLOCK), [&](auto unit, auto& map, int block) {
-        int rank = block * LOW_RANK_BLOCK;
-        if (rank >= map.rank) return;
-        switch (unit.rows) {
-            case 1: return shrink_rows<V, T, 1>(map, x, unit.row, rank, to);
-            case 2: return shrink_rows<V, T, 2>(map, x, unit.row, rank, to);
-            case 3: return shrink_rows<V, T, 3>(map, x, unit.row, rank, to);
-            default: return shrink_rows<V, T, 4>(map, x, unit.row, rank, to);
+// Adds B times a row's products to its sums of G times 16 columns that need the same ranks.
+template <class V, class T, int G>
+inline void expand(const LowRank& map, const LowRankColumns* columns, const float* products, float* sums) {
+    constexpr int parts = 16 / V::lanes;
+    const T* b = static_cast<const T*>(map.b);
+    V added[G * parts];
+    UNROLLED for (V& sum : added) sum = V::set(0.0f);
+    for (int rank = 0; rank < columns->ranks; rank++) {
+        V product = V::set(products[columns->first + rank]);
+        UNROLLED for (int i = 0; i < G * parts; i++) {
+            V weight = V::load(b + columns[i / parts].offset + rank * 16 + i % parts * V::lanes);
+            added[i] = fma(product, weight, added[i]);
         }
-    });
-    pool.barrier();
-    for_units(pool, units, to, ceil_div(to.width, LOW_RANK_COLUMNS), [&](auto unit, auto& map, int block) {
-        int column = block * LOW_RANK_COLUMNS;
-        switch (unit.rows) {
-            case 1: return expand_rows<V, T, 1>(map, unit.row, column, to);
-            case 2: return expand_rows<V, T, 2>(map, unit.row, column, to);
-            case 3: return expand_rows<V, T, 3>(map, unit.row, column, to);
-            default: return expand_rows<V, T, 4>(map, unit.row, column, to);
-        }
-    });
-    pool.barrier();
+    }
+    UNROLLED for (int i = 0; i < G * parts; i++) (V::load(sums + i * V::lanes) + added[i]).store(sums + i * V::lanes);
 }
 
 // Adds what the row's adapter adds to sums of `columns` columns from `column` on, both multiples of 16.
-template <class V>
+template <class V, class T>
 inline void add_products(const LowRankProducts& from, int row, int column, int columns, float* sums) {
-    if (!from.of(row)) return;
-    const float* added = from.added + size_t(row) * size_t(from.width) + column;
-    for (int i = 0; i < columns; i += V::lanes) (V::load(sums + i) + V::load(added + i)).store(sums + i);
+    const LowRank* map = from.of(row);
+    if (!map) return;
+    const float* products = from.products + size_t(row) * size_t(from.stride);
+    const LowRankColumns *own = map->columns + column / 16, *last = own + columns / 16;
+    auto alike = [&](int count) {
+        if (last - own < count) return false;
+        for (int i = 1; i < count; i++) {
+            if (own[i].first != own->first || own[i].ranks != own->ranks) return false;
+        }
+        return true;
+    };
+    for (int count; own < last; own += count, sums += 16 * count) {
+        count = alike(4) ? 4 : alike(2) ? 2 : 1;
+        switch (count) {
+            case 4: expand<V, T, 4>(*map, own, products, sums); break;
+            case 2: expand<V, T, 2>(*map, own, products, sums); break;
+            default: expand<V, T, 1>(*map, own, products, sums);
+        }
+    }
 }
 
 }  // namespace streamserve
