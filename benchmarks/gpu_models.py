@@ -53,6 +53,12 @@ class RandomWeights:
         """Return the tensors of `names`, joined along their first dimension."""
         return torch.cat([self._random(self._shapes[name], dtype) for name in names])
 
+    def read_ahead(self, layer: int) -> None:
+        """Nothing is read."""
+
+    def release(self) -> None:
+        """Nothing was read."""
+
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         if len(shape) == 1:
@@ -74,6 +80,12 @@ class InflatedWeights:
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """Return the tensors of `names`, joined along their first dimension."""
         return torch.cat([self._padded(name, dtype) for name in names])
+
+    def read_ahead(self, layer: int) -> None:
+        """The packaged files are small."""
+
+    def release(self) -> None:
+        """The packaged files are small."""
 
     def _padded(self, name: str, dtype: torch.dtype) -> Tensor:
         full = torch.zeros(self._shapes[name], dtype=dtype, device=self._device)

@@ -68,6 +68,12 @@ class RandomWeights:
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         return torch.cat([self._tensors[name] for name in names]).to(dtype)
 
+    def read_ahead(self, layer: int) -> None:
+        """Nothing is read."""
+
+    def release(self) -> None:
+        """Nothing was read."""
+
 
 class StaleGraphs(NoGraphs):
     """Like captured graphs: after the first time a shape's own work is done again, whatever is given."""

@@ -86,6 +86,14 @@ class ShardedCheckpoint:
         """Return the shard's tensors of these names, joined."""
         return torch.cat([self._cut(name, self._checkpoint.tensor([name], dtype)) for name in names])
 
+    def read_ahead(self, layer: int) -> None:
+        """Read the tensors of a layer, all ranks' of them, from the disk, if there is one."""
+        self._checkpoint.read_ahead(layer)
+
+    def release(self) -> None:
+        """Take the files' pages, which have been read, from this process."""
+        self._checkpoint.release()
+
     def _cut(self, name: str, whole: Tensor) -> Tensor:
         module, _, kind = name.rpartition(".")
         if module.endswith(ROWS) or name.endswith(ROWS):
