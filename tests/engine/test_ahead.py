@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,10 +101,8 @@ def test_any_schedule_gives_each_request_its_own_text(
     config = replace_config(num_blocks, budget, preempt_every, swap, caching)
     rng = random.Random(seed)
     requests = random_requests(rng, 10, 96)
-    engine, collected, cancelled = run(config, requests, rng, 0.05, draft_model)
+    _, collected, cancelled = run(config, requests, rng, 0.05, draft_model)
     assert_exact(requests, collected, cancelled)
-    if preempt_every:
-        assert engine.report().preemptions > 0
 
 
 def replace_config(num_blocks, budget, preempt_every, swap, caching) -> EngineConfig:
@@ -111,6 +110,16 @@ def replace_config(num_blocks, budget, preempt_every, swap, caching) -> EngineCo
         CONFIG, num_blocks=num_blocks, max_num_batched_tokens=budget, preempt_every=preempt_every,
         eviction="swap" if swap else "recompute", swap_blocks=30 * swap, enable_prefix_caching=caching,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("draft_model", [None, 0.7])
+def test_preempted_sequences_give_their_own_text(swap, draft_model):
+    config, rng = replace_config(40, 24, 5, swap, True), random.Random(1)
+    requests = random_requests(rng, 20, 96)
+    engine, collected, cancelled = run(config, requests, rng, 0.05, draft_model)
+    assert_exact(requests, collected, cancelled)
+    assert engine.report().preemptions > 3
 
 
 def test_steps_are_ahead_and_rows_of_ended_sequences_are_dropped():
