@@ -124,6 +124,7 @@ def test_strict_fields_are_described_too() -> None:
 
 def test_errors_are_described_where_they_can_occur(description: Any) -> None:
     assert set(description["paths"]["/health"]["get"]["responses"]) == {"200", "403", "405", "500", "503"}
+    assert "400" in description["paths"]["/v1/router"]["get"]["responses"]  # for unknown query parameters
     assert description["paths"]["/health"]["get"]["security"] == []
     assert description["security"] == [{"key": []}, {}]
 

@@ -23,6 +23,7 @@ class BlockTables:
         self.prefix_caching = prefix_caching
         self.copies_on_write = 0
         self._copies: list[tuple[int, int]] = []
+        self._sources: list[int] = []
 
     def blocks_for(self, length: int) -> int:
         """Return the number of blocks that `length` positions need."""
@@ -89,9 +90,7 @@ class BlockTables:
             source, fresh = sequence.kv.blocks[index], self.pool.allocate()
             sequence.kv.blocks[index] = fresh
             self._copies.append((source, fresh))
-            # Copies come first in a step, in this order: the next holder of the source block writes after
-            # they are read.
-            self.pool.release([source])
+            self._leave(source)
             self.copies_on_write += 1
             # Only the target's KV is copied: drafting precedes the copies, so a draft model computes the
             # block's tokens again.
@@ -115,8 +114,11 @@ class BlockTables:
             sequence.kv.computed = [min(computed, held) for computed in sequence.kv.computed]
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return the copies that this step must perform before anything else."""
+        """Return the copies that this step must perform before anything else; afterwards their sources may
+        have another owner."""
         copies, self._copies = self._copies, []
+        self.pool.release(self._sources)
+        self._sources = []
         return copies
 
     def fork(self, source: Sequence, target: Sequence) -> None:
@@ -153,6 +155,14 @@ class BlockTables:
         self.pool.release(sequence.kv.blocks)
         sequence.kv.blocks = []
         sequence.kv.computed = [0] * self.groups
+
+    def _leave(self, source: int) -> None:
+        """Drop a reference of a block that is to be copied. The last one is held until the copies are taken:
+        a drafter that shares the target's KV writes to a new owner's blocks before the step copies."""
+        if self.pool.sole(source):
+            self._sources.append(source)
+        else:
+            self.pool.release([source])
 
     def _copy_needed(self, sequence: Sequence) -> bool:
         """Whether the block of the next token is shared or cached, so that it must be copied before it is

@@ -90,6 +90,9 @@ class Fleet:
         )  # fmt: skip
         self._isolation = Isolation(self.quarantine, self.availability, self.dispatcher)
         self.convicted = 0
+        self.withdrawn = 0
+        """Tokens of early answers that became void with an attempt, of which its workers do not know why it
+        ended."""
 
     @property
     def workers(self) -> dict[str, WorkerState]:
@@ -200,6 +203,7 @@ class Fleet:
         elif edited.changed and request.decode and request.opened.answer_early:
             # Each version of it is handed over, so each is an attempt; caches have what is retained.
             yield from self.dispatcher.reroute(request, now, new_attempt=True)
+            self.withdrawn += edited.withdrawn
         else:
             moved = event.finish and not request.opened.answer_early and not request.isolated
             commands = list(self.dispatcher.reroute(request, now)) if moved else []

@@ -53,11 +53,11 @@ class Arriving:
 
 @dataclass(frozen=True)
 class Edited:
-    """The effect of an edit: whether the prompt or its parameters `changed`, and whether tokens that the
-    client has are void (`withdrawn`)."""
+    """The effect of an edit: whether the prompt or its parameters `changed`, and how many tokens that
+    the client has are void (`withdrawn`)."""
 
     changed: bool
-    withdrawn: bool
+    withdrawn: int
 
 
 @dataclass(slots=True)
@@ -203,9 +203,9 @@ class OpenRequest:
         self.arriving.retain(event.retained)
         self.completed_at = now if event.finish else None
         if same or not before.answer_early:
-            return Edited(not same, False)
+            return Edited(not same, 0)
         self.awaited_version = event.version if self.worker is not None else None
-        withdrawn = any(self.outputs.values())
+        withdrawn = sum(map(len, self.outputs.values()))
         if withdrawn:
             self.outputs = {choice: [] for choice in self.outputs}
             self.resumed = {}

@@ -8,7 +8,7 @@ What is refused is refused before, by `add_refusal` and `remove_refusal`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from streamserve.fleet.adapters import AdapterBook
@@ -127,7 +127,8 @@ class Scaling:
     def remove(self, event: RemoveWorkers, now: float) -> Iterator[Command]:
         """Begin to remove workers; what waits is placed elsewhere. Asked again, it sets another time."""
         names = frozenset(event.workers)
-        self._leaving = [leaving for leaving in self._leaving if not leaving.workers <= names]
+        others = (replace(leaving, workers=leaving.workers - names) for leaving in self._leaving)
+        self._leaving = [leaving for leaving in others if leaving.workers]
         self._leaving.append(Leaving(names, now + event.within))
         for name in event.workers:
             self._workers[name].draining = self._workers[name].leaving = True

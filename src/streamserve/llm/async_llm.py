@@ -163,9 +163,15 @@ class AsyncLLM:
         return self._runtime.incidents()
 
     def report(self) -> Report | None:
-        """Return the sum of the workers' latest reports; None if there are none."""
-        workers = self._runtime.fleet.workers.values()
-        return total(worker.report for worker in workers if worker.report)
+        """Return the sum of the workers' latest reports, with what the fleet itself withdrew; None if there
+        are none."""
+        fleet = self._runtime.fleet
+        report = total(worker.report for worker in fleet.workers.values() if worker.report)
+        if report is None or report.streams is None:
+            return report
+        withdrawn = report.streams.withdrawn + fleet.withdrawn
+        streams = msgspec.structs.replace(report.streams, withdrawn=withdrawn)
+        return msgspec.structs.replace(report, streams=streams)
 
     def routing(self) -> RouterView:
         """Return the current state of the workers, and the reasons for recent routing decisions."""

@@ -126,7 +126,9 @@ class Trials:
             "dtype": _dtype(settings, model),
             "backend": settings.model.backend,
             "kernel_path": settings.model.kernel_path,
+            "numerics": settings.model.numerics,
             "quantization": settings.model.quantization,
+            "head_quantization": settings.model.head_quantization,
             "kv_cache_dtype": settings.model.kv_cache_dtype,
         }
         texts = self.texts.setdefault((name, *numerics.values()), {})

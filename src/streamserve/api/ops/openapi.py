@@ -10,7 +10,7 @@ from streamserve import __version__
 from streamserve.api.http.anthropic_errors import OVERLOADED, anthropic_status, is_anthropic
 from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.ignored_fields import OtherFields
-from streamserve.api.routes import JSON, Operation, Route
+from streamserve.api.routes import JSON, OWN, Operation, Route
 
 Schema = dict[str, Any]
 
@@ -44,7 +44,7 @@ def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Sche
     for route in routes:
         if route.operation is not None:
             operations = paths.setdefault(_PATH_PARAMETER.sub(r"{\1}", route.path), {})
-            operations[route.method.lower()] = _operation(route, route.operation)
+            operations[route.method.lower()] = _operation(route, route.operation, strict)
             schemas |= component_schemas(route.operation, strict)
     return {
         "openapi": "3.1.0",
@@ -69,7 +69,7 @@ def component_schemas(operation: Operation, strict: bool = False) -> dict[str, S
     return schemas
 
 
-def _operation(route: Route[Any], operation: Operation) -> Schema:
+def _operation(route: Route[Any], operation: Operation, strict: bool) -> Schema:
     """Return the document's object for one method of a path."""
     path = _PATH_PARAMETER.sub(r"{\1}", route.path)
     name = re.sub(r"\W", "_", f"{route.handler.__name__}{path}")
@@ -84,7 +84,7 @@ def _operation(route: Route[Any], operation: Operation) -> Schema:
         content = _content(JSON, _reference(operation.request))
         content[JSON]["examples"] = {"request": {"value": operation.example}}
         described["requestBody"] = {"required": True, "content": content}
-    described["responses"] = _responses(operation, route.path)
+    described["responses"] = _responses(operation, route.path, strict)
     if route.path in PUBLIC_PATHS:
         described["security"] = []
     return described
@@ -95,8 +95,9 @@ def _path_parameter(match: re.Match[str]) -> Schema:
     return {"name": match[1], "in": "path", "required": True, "schema": schema}
 
 
-def _responses(operation: Operation, path: str) -> Schema:
-    """Return the responses of an operation by status."""
+def _responses(operation: Operation, path: str, strict: bool) -> Schema:
+    """Return the responses of an operation by status. `strict`: unknown query parameters are refused
+    everywhere."""
     reply: Schema = {"description": "The reply"}
     if operation.media:
         reply["content"] = _content(operation.media, _reference(operation.reply))
@@ -107,6 +108,8 @@ def _responses(operation: Operation, path: str) -> Schema:
             "schema": {"type": "string", "description": text, "x-event": _reference(event)}
         }
     statuses = {*operation.errors, *(_OF_READING if operation.request is None else _OF_ANSWERING)}
+    if strict or path.startswith(OWN):
+        statuses.add(400)
     if path in PUBLIC_PATHS:
         statuses.discard(401)
     if is_anthropic(path):

@@ -1,0 +1,38 @@
+"""Block tables: who holds a block while it is copied."""
+
+import pytest
+
+from streamserve.engine.block_tables import BlockTables
+from streamserve.engine.plan import TARGET
+from streamserve.engine.sequence import KVState, Sequence
+from streamserve.protocol.sampling import SamplingParams
+
+SIZE = 4
+
+
+def sequence(tables: BlockTables, tokens: int) -> Sequence:
+    """A sequence whose tokens are computed."""
+    new = Sequence(
+        id=1, request="r", attempt=0, choices=(0,), params=SamplingParams(), prompt_length=tokens,
+        tokens=list(range(tokens)), priority=0, arrival=0.0, kv=KVState(b"root", [0]),
+    )  # fmt: skip
+    tables.grow(new, tokens)
+    new.kv.computed[TARGET] = tokens
+    return new
+
+
+def test_the_source_of_a_copy_is_no_others_until_the_step_is_fixed() -> None:
+    """A drafter that shares the target's KV writes while the step is planned, and the copies come later."""
+    tables = BlockTables(3, SIZE, groups=1, prefix_caching=True)
+    edited = sequence(tables, 2 * SIZE)
+    tables.register(edited)
+    source = edited.kv.blocks[1]
+    edited.kv.computed[TARGET] = SIZE + 1
+    del edited.kv.hashes[1:]
+    tables.grow(edited, 1)
+    assert edited.kv.blocks[1] != source
+    assert tables.pool.free == 0
+    with pytest.raises(RuntimeError, match="no free KV block"):
+        tables.pool.allocate()
+    assert tables.take_copies() == [(source, edited.kv.blocks[1])]
+    assert tables.pool.allocate() == source
