@@ -116,6 +116,7 @@ def test_a_prompt_of_another_type_is_refused_at_once(llm: LLM, prompt: Any) -> N
         ([1], SamplingParams(stop=[b"x"]), {}),  # type: ignore[list-item]
         ([1], SamplingParams(ignore_eos=1j), {}),  # type: ignore[arg-type]
         ([1], GREEDY, {"priority": [1.5]}),
+        ([1], GREEDY, {"priority": 2**70}),
     ],
 )
 def test_parameters_that_cannot_be_encoded_are_refused_before_they_are_sent(
@@ -165,6 +166,13 @@ def test_a_chat_is_rendered_by_the_template(llm: LLM) -> None:
     (by_hand,) = llm.generate([llm.render(messages)], GREEDY, use_tqdm=False)
     assert by_chat.outputs[0].token_ids == by_hand.outputs[0].token_ids
     assert len(llm.chat([messages, messages], GREEDY, use_tqdm=False)) == 2
+
+
+def test_a_chat_that_is_no_list_of_messages_is_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="must be an object with role and content"):
+        llm.chat("hello", GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="lone surrogate"):
+        llm.chat([{"role": "user", "content": "\ud800"}], GREEDY)
 
 
 def test_a_stream_gives_the_same_text_in_pieces(llm: LLM) -> None:

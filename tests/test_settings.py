@@ -60,6 +60,13 @@ def test_the_packaged_draft_is_the_default_of_the_packaged_model_and_its_inflate
     assert resolve("embedded", {"draft": "none"}, environ=NONE).model.draft == "none"
 
 
+def test_no_draft_model_is_the_default_of_a_model_that_is_divided() -> None:
+    divided = {"tensor_parallel_size": 2, "backend": "device"}
+    assert resolve("embedded", divided, environ=NONE).model.draft == "none"
+    named = resolve("embedded", {**divided, "draft": "embedded-draft"}, environ=NONE)
+    assert named.model.draft == str(embedded.path("embedded-draft"))  # refused when it is loaded
+
+
 def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
     settings = resolve("embedded", {"port": 0, "kv_cache_bytes": 1 << 30, "dtype": "float32"}, environ=NONE)
     file = tmp_path / "settings.toml"

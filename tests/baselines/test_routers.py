@@ -110,6 +110,8 @@ def test_routers_are_read_by_name_and_flowguard_with_its_weights() -> None:
         ("flowguard:1,2", "four weights"),
         ("flowguard:a,b,c,d", "numbers"),
         ("flowguard:0.5,0.5,0.5,0.5", "sum to 1"),
+        ("flowguard:nan,0,0,1", "sum to 1"),
+        ("flowguard:1,0,0,nan", "sum to 1"),
         ("flowguard:0.4,0.1,0.3,0.2:0", "positive"),
         ("flowguard:0.4,0.1,0.3,0.2:1:1", "only flowguard"),
     ],

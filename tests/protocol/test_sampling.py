@@ -16,7 +16,7 @@ BAD: list[tuple[str, object]] = [
     ("seed", -1), ("seed", 2**64),
     ("max_tokens", -1), ("min_tokens", 17),
     ("logprobs", 65), ("prompt_logprobs", -1),
-    ("stop", ("",)), ("stop", ("a",) * 65), ("stop_token_ids", (100,)),
+    ("stop", ("",)), ("stop", ("a",) * 65), ("stop", ("\ud800",)), ("stop_token_ids", (100,)),
     ("logit_bias", {100: 1.0}), ("logit_bias", {1: 101.0}),
     ("allowed_token_ids", (100,)), ("allowed_token_ids", (1,) * 20_000),
 ]  # fmt: skip
@@ -45,6 +45,20 @@ def test_a_value_that_no_vocabulary_allows_is_refused_at_once(field: str, value:
 def test_a_text_is_no_number() -> None:
     with pytest.raises(TypeError, match="temperature must be a number, got 'hot'"):
         SamplingParams(temperature="hot")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("slo", {"tpot_ms": 20.0}, "a Slo"),
+        ("speculation", {"enabled": False}, "a SpeculationLimits"),
+        ("logit_bias", [1.0], "a dict"),
+        ("stop", 5, "a list"),
+    ],
+)
+def test_a_value_of_another_type_is_named(field: str, value: object, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"{field} must be {kind}, got "):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
 
 
 def test_what_a_client_forges_is_refused_when_it_is_decoded() -> None:

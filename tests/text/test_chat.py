@@ -143,6 +143,7 @@ def image() -> dict[str, Any]:
         ([{"role": "user", "content": [{"type": "text"}]}], "needs its text"),
         ([{"role": "user", "content": ["text"]}], "list of parts with a type"),
         ([{"role": "user", "content": 5}], "must be a string or a list of parts"),
+        ("Hello", r"messages\[0\] must be an object with role and content"),
     ],
 )
 def test_messages_that_cannot_be_rendered(messages: list[Message], message: str) -> None:

@@ -50,6 +50,10 @@ async def test_errors_name_the_field(tokenizer: Tokenizer) -> None:
     assert error.status == 400
     assert "cannot be compiled" in error.message
     assert "unclosed group" in error.message
+    endless = (Grammar(kind="lark", text="start: start"), Grammar(kind="json", text='{"$ref": "#"}'))
+    for grammar in endless:
+        error = await refused(checking, grammar)
+        assert error.message == "guided_regex cannot be compiled: no text fulfils it"
     error = await refused(checking, Grammar(kind="regex", text="x" * 1001))
     assert "at most 1000 bytes are allowed" in error.message
     error = await refused(check(compiler(tokenizer, 10, ())), DIGITS)

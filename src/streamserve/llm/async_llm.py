@@ -264,8 +264,10 @@ class AsyncLLM:
         """
         stopwatch = Stopwatch(time.monotonic())
         params = self.complete(prompt, params)
-        if type(priority) is not int or not isinstance(cache_salt, str):
-            raise RequestError("priority must be an integer, and cache_salt a string", field="priority")
+        if type(priority) is not int or not -(2**63) <= priority < 2**63 or not isinstance(cache_salt, str):
+            raise RequestError(
+                "priority must be an integer of 64 bits, and cache_salt a string", field="priority"
+            )
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
         if params.pooling and params.pooling.kind == "mean":

@@ -259,7 +259,7 @@ class LLM:
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the token ids of a rendered conversation. Raises RequestError if the template refuses it."""
         prompt = require(self._llm.chat_template).render(chat)
-        return prompt if isinstance(prompt, list) else self.tokenizer.encode(prompt, add_special_tokens=False)
+        return prompt if isinstance(prompt, list) else self._encode_text(prompt, add_special_tokens=False)
 
     def close(self) -> None:
         """Stop the worker and free all resources. Idempotent."""
@@ -287,16 +287,20 @@ class LLM:
         Raises TypeError for anything else.
         """
         if isinstance(prompt, str):
-            try:
-                return self.tokenizer.encode(prompt)
-            except UnicodeEncodeError:
-                raise RequestError(
-                    "the prompt has a lone surrogate, which UTF-8 cannot encode", field="prompt"
-                ) from None
+            return self._encode_text(prompt)
         try:
             return [operator.index(token) for token in prompt]
         except TypeError:
             raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None
+
+    def _encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text. Raises RequestError for one that is not Unicode."""
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except UnicodeEncodeError:
+            raise RequestError(
+                "the prompt has a lone surrogate, which UTF-8 cannot encode", field="prompt"
+            ) from None
 
     async def _generate(
         self, requests: list[tuple[Prompt, SamplingParams, int, str]], use_tqdm: bool

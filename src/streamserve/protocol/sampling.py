@@ -92,14 +92,21 @@ class SamplingParams(
     pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the first field that is out of range for every vocabulary."""
+        """Raise ValueError naming the first field that is out of range for every vocabulary, TypeError one
+        of another type."""
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
             if not isinstance(value, tuple):
-                items = (value,) if isinstance(value, str) else tuple(value or ())
+                try:
+                    items = (value,) if isinstance(value, str) else tuple(value or ())
+                except TypeError:
+                    raise TypeError(f"{name} must be a list, got {value!r}") from None
                 msgspec.structs.force_setattr(self, name, items)
         if self.logit_bias is None:
             msgspec.structs.force_setattr(self, "logit_bias", {})
+        for name, kind in (("logit_bias", dict), ("speculation", SpeculationLimits), ("slo", Slo)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         _check_ranges(self)
 
     @property
@@ -209,10 +216,20 @@ def _check_allowed(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
         raise ValueError("allowed_token_ids contains only tokens that end the text, which min_tokens forbids")
 
 
+def _is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can encode the text: it has no lone surrogates."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def _check_stops(params: SamplingParams) -> None:
     if len(params.stop) > MAX_STOP_STRINGS:
         raise ValueError(f"stop may contain at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
     for text in params.stop:
+        if isinstance(text, str) and not _is_unicode(text):
+            raise ValueError(f"stop strings must have no lone surrogates, got {text!r}")
         if not 0 < len(text) <= MAX_STOP_LENGTH:
             raise ValueError(f"stop strings must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}")
     if len(params.stop_token_ids) > MAX_STOP_TOKENS:

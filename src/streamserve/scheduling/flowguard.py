@@ -79,7 +79,7 @@ class FlowGuard:
 def check_weights(weights: Weights, overload: float, stale: float) -> None:
     """Raise ValueError unless FlowGuard's weights are not negative and sum to 1, and its thresholds are
     positive."""
-    if min(weights) < 0 or abs(sum(weights) - 1) > 1e-6:
+    if not (min(weights) >= 0 and abs(sum(weights) - 1) <= 1e-6):  # NaN fails every comparison
         raise ValueError(f"FlowGuard's weights {weights} must not be negative and sum to 1")
     if not overload > 0 or not stale > 0:
         raise ValueError("FlowGuard's overload threshold and stale time must be positive")

@@ -149,7 +149,8 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
 def _draft(config: ModelConfig, target: Path) -> str:
     """Return the drafter as given, or the folder of a draft model."""
     draft = config.draft
-    if draft == "auto" and (config.task != "generate" or config.speculation_policy == "off"):
+    divided = config.tensor_parallel_size > 1  # without a draft model, as execution/cuda/load.py says
+    if draft == "auto" and (config.task != "generate" or config.speculation_policy == "off" or divided):
         return "none"
     if draft == "auto":
         return str(packaged_draft(target) or "none")

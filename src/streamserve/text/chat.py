@@ -153,6 +153,8 @@ def _check_request(
 def plain_message(message: Message, index: int) -> dict[str, Any]:
     """Return a message as the template sees it: fields that are not None, and content as one string. A call
     of tools has an empty one, as clients leave it out and templates read it."""
+    if not isinstance(message, Mapping):
+        raise RequestError(f"messages[{index}] must be an object with role and content", field="messages")
     plain = {name: value for name, value in message.items() if value is not None}
     content = plain.get("content")
     if isinstance(content, list | tuple):

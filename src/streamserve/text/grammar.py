@@ -183,6 +183,14 @@ class GrammarCheck:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+def _readable(error: str) -> str:
+    """Return the library's error as one line, without the parser's state."""
+    error, _, state = error.partition("<state>")
+    if state and error.strip() == "NoExtensionBias":
+        return "no text fulfils it"
+    return " ".join(error.split())[:500]
+
+
 def compiler(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> Compile:
     """Return a function that compiles grammars as a worker of this model does."""
     tokens: list[LLTokenizer] = []
@@ -195,6 +203,6 @@ def compiler(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> C
         matcher = LLMatcher(tokens[0], to_llguidance(grammar), log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
-        return " ".join(matcher.get_error().split())[:500]
+        return _readable(matcher.get_error())
 
     return compile
