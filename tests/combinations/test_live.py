@@ -21,6 +21,7 @@ from streamserve.protocol.sampling import Slo
 from tests.campaigns.settings import Trials, random_model
 from tests.campaigns.settings.workload import TrialRequest
 from tests.combinations.axes import (
+    ALWAYS,
     HEAD,
     KEY,
     SERVICE,
@@ -155,11 +156,11 @@ def run_row(row: Row, seed: int, trials: Trials, services: list[str], agent: Age
 
 def live_rows(scale: Scale) -> list[Row]:
     """Return the rows of the covering array and some of three values; of small runs a single one, with a
-    machine that joins and a draft service."""
+    machine that joins and a draft service, which drafts in every step."""
     rows = cover(axes("live"), refusal).rows
     if not scale.full:
         joined = [row for row in rows if row["launcher"] == "join" and _services(row)]
-        return [max(joined, key=lambda row: (row["policy"] != "default", len(shown(row))))]
+        return [max(joined, key=lambda row: len(shown(row))) | {"policy": ALWAYS[0]}]
     rng = Random(f"live-{scale.seed}")
     three = (draw_three(axes("live"), rng) for _ in range(24))
     return rows + [row for row in three if not refusal(row)]
