@@ -81,7 +81,8 @@ def accepted(llm: AsyncLLM) -> int:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the measurements of every round by system, and the draft tokens that were accepted in all."""
+    """Measure; return the results of all rounds, which are also written after each of them."""
+    figures: dict[str, Any] = {}
     rounds: list[dict[str, dict[str, float]]] = []
     async with AsyncExitStack() as stack:
         running = {
@@ -97,13 +98,15 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 measured[name] = await closed_loop(running[name], given, args.at_once, f"{seed}")
             if seed >= 0:
                 rounds.append(measured)
+                figures = results(rounds, running)
+                write("streamserve_live", {**vars(args), "time": "live"}, figures, PACKAGED_PAIR)
                 print(seed, {name: round(one["latency"], 3) for name, one in measured.items()}, flush=True)
-        await asyncio.sleep(1.0)  # until the last reports
-        return {"rounds": rounds, "accepted": {name: accepted(llm) for name, llm in running.items()}}
+    return figures
 
 
-def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Return for each system the medians over rounds and its ratios to the full one; and the interaction."""
+def results(rounds: list[dict[str, dict[str, float]]], running: dict[str, AsyncLLM]) -> dict[str, Any]:
+    """Return for each system the medians over rounds and its ratios to the full one; the interaction; and the
+    draft tokens that were accepted until now."""
     systems = {
         name: {key: float(np.median([one[name][key] for one in rounds])) for key in rounds[0][name]}
         | {
@@ -118,7 +121,12 @@ def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
         / (one["w/o disaggregation"] / one["w/o disaggregation and speculation"])
         for one in speed
     ]
-    return {"systems": systems, "interaction": interval(of_speculation, np.median)}
+    return {
+        "systems": systems,
+        "interaction": interval(of_speculation, np.median),
+        "rounds": rounds,
+        "accepted": {name: accepted(llm) for name, llm in running.items()},
+    }
 
 
 def main() -> None:
@@ -132,16 +140,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32, help="of a round")
     parser.add_argument("--at-once", type=int, default=8)
     args = parser.parse_args()
-    measured = asyncio.run(measure(args))
-    figures = summary(measured["rounds"]) | measured
+    figures = asyncio.run(measure(args))
     rows = [
         [name, *(f"{one[key]:.3f}" for key in ("latency", "p95", "ttft")), f"{one['tokens_per_second']:.0f}",
-         str(measured["accepted"][name])]
+         str(figures["accepted"][name])]
         for name, one in figures["systems"].items()
     ]  # fmt: skip
     table("live ablation", ["", "latency, s", "p95", "TTFT", "tokens/s", "accepted"], rows)
     print("interaction", figures["interaction"])
-    write("streamserve_live", {**vars(args), "time": "live"}, figures, PACKAGED_PAIR)
 
 
 if __name__ == "__main__":
