@@ -20,7 +20,7 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamserve.cli.run_server import is_loopback, memory_together, warn_of_threads
+from streamserve.cli.run_server import is_loopback, memory_to_swap, memory_together, warn_of_threads
 from streamserve.protocol.processors import usable_processors
 from streamserve.settings.resolve import resolve
 from tests.api.serving import until
@@ -179,10 +179,13 @@ def test_ctrl_c_ends_an_answer_and_another_one_the_chat(tmp_path: Path) -> None:
 def test_the_banner_tells_the_memory_of_all_workers() -> None:
     settings = resolve("embedded", {"pairs": 2}, environ={})
     model = SimpleNamespace(weight_bytes=10_000_000)
-    ready: Any = SimpleNamespace(model=model, kv_cache_bytes=90_000_000, weights_shared=False)
+    ready: Any = SimpleNamespace(model=model, kv_cache_bytes=90_000_000, swap_bytes=0, weights_shared=False)
     assert memory_together(settings, ready) == " in each of 4 workers: 400 MB together"
     ready.weights_shared = True
     assert memory_together(settings, ready) == ", the KV cache in each of 4 workers: 370 MB together"
+    assert memory_to_swap(settings, ready) == ""
+    ready.swap_bytes = 20_000_000
+    assert memory_to_swap(settings, ready) == "\n  swap      up to 20 MB for evicted KV in each of 4 workers"
     assert memory_together(resolve("embedded", environ={}), ready) == ""
 
 

@@ -14,12 +14,12 @@ Refusal = Callable[[Row], str]
 CANDIDATES = 5
 """Rows that are tried for each pair: the one that covers most new pairs is taken."""
 TRIES = 60
-"""Rows with a pair that are refused until it counts as a hole."""
+"""Rows that are tried at most for as many candidates."""
 
 
 @dataclass(frozen=True)
 class Covering:
-    """`rows` cover every pair of values but the `holes`, which are refused in every row, with the reason."""
+    """`rows` cover every pair of values but the `holes`, which are refused with the reason."""
 
     rows: list[Row]
     holes: dict[Pair, str]
@@ -43,16 +43,11 @@ def all_pairs(axes: Mapping[str, Sequence[str]]) -> list[Pair]:
 def cover(axes: Mapping[str, Sequence[str]], refusal: Refusal, seed: int = 0) -> Covering:
     """Return a covering array of strength two, made greedily."""
     rng = Random(seed)
-    missing = dict.fromkeys(all_pairs(axes))
+    holes = find_holes(axes, refusal)
+    missing = dict.fromkeys(pair for pair in all_pairs(axes) if pair not in holes)
     rows: list[Row] = []
-    holes: dict[Pair, str] = {}
     while missing:
-        pair = next(iter(missing))
-        candidates, reason = _candidates(axes, pair, missing, refusal, rng)
-        if not candidates:
-            holes[pair] = reason
-            del missing[pair]
-            continue
+        candidates = _candidates(axes, next(iter(missing)), missing, refusal, rng)
         best = max(candidates, key=lambda row: sum(each in missing for each in pairs(row)))
         rows.append(best)
         for each in pairs(best):
@@ -60,21 +55,47 @@ def cover(axes: Mapping[str, Sequence[str]], refusal: Refusal, seed: int = 0) ->
     return Covering(rows, holes)
 
 
+def find_holes(axes: Mapping[str, Sequence[str]], refusal: Refusal) -> dict[Pair, str]:
+    """Return the pairs of values that are refused wherever each of them alone is accepted, with the
+    reason."""
+    rows = {pair: _rows_with(axes, pair, refusal) for pair in all_pairs(axes)}
+    return {pair: refusal(tried[0]) for pair, tried in rows.items() if all(map(refusal, tried))}
+
+
+def _rows_with(axes: Mapping[str, Sequence[str]], pair: Pair, refusal: Refusal) -> list[Row]:
+    """Return rows with `pair` and what each of its values needs."""
+    one, other = (_needs(axes, *item, refusal) for item in sorted(pair))
+    return [_first_values(axes) | first | second | dict(pair) for first in one for second in other]
+
+
+def _needs(axes: Mapping[str, Sequence[str]], axis: str, value: str, refusal: Refusal) -> list[Row]:
+    """Return the values of another axis that a value needs: each of them one with which it is accepted, or
+    nothing where it is accepted with the first values of all others."""
+    plain = _first_values(axes) | {axis: value}
+    if not refusal(plain):
+        return [{}]
+    changes = [{name: each} for name in axes if name != axis for each in axes[name][1:]]
+    return [change for change in changes if not refusal(plain | change)] or [{}]
+
+
+def _first_values(axes: Mapping[str, Sequence[str]]) -> Row:
+    return {axis: values[0] for axis, values in axes.items()}
+
+
 def _candidates(
     axes: Mapping[str, Sequence[str]], pair: Pair, missing: Mapping[Pair, None], refusal: Refusal, rng: Random
-) -> tuple[list[Row], str]:
-    """Return rows with `pair` that are not refused; and why it is refused with all else at its default."""
-    plain = {axis: values[0] for axis, values in axes.items()} | dict(pair)
-    reason = refusal(plain)
-    rows = [] if reason else [plain]
+) -> list[Row]:
+    """Return rows with `pair`, which is no hole, that are not refused."""
+    rows = [next(row for row in _rows_with(axes, pair, refusal) if not refusal(row))]
     for attempt in range(TRIES):
         if len(rows) >= CANDIDATES:
             break
         row = _grow(axes, pair, missing, rng)
         if attempt % 2:  # the values that were covered least are often those that are refused together
-            row = draw(axes, rng, {axis: plain[axis] for axis in axes if rng.random() < 0.5} | dict(pair))
+            kept = {axis: rows[0][axis] for axis in axes if rng.random() < 0.5}
+            row = draw(axes, rng, kept | dict(pair))
         rows += [] if refusal(row) else [row]
-    return rows, reason
+    return rows
 
 
 def _grow(axes: Mapping[str, Sequence[str]], pair: Pair, missing: Mapping[Pair, None], rng: Random) -> Row:

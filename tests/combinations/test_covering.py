@@ -21,8 +21,31 @@ def test_refused_pairs_are_holes_with_their_reason() -> None:
         return "a = 1 needs b = y" if (row["a"], row["b"]) == ("1", "x") else ""
 
     covering = cover(SMALL, refuse)
+    assert set(all_pairs(SMALL)) == {pair for row in covering.rows for pair in pairs(row)} | set(
+        covering.holes
+    )
     assert covering.holes == {frozenset({("a", "1"), ("b", "x")}): "a = 1 needs b = y"}
     assert not any(refuse(row) for row in covering.rows)
+
+
+def test_a_pair_that_needs_other_values_is_no_hole() -> None:
+    """`a = 2` needs one of two, `c = s` another, and `a = 3` with `d = v` is refused in spite of both."""
+
+    def refuse(row: Row) -> str:
+        reasons = {
+            "a = 2 needs b = y": row["a"] == "2" and row["b"] == "x",
+            "c = s needs d = v": row["c"] == "s" and row["d"] == "u",
+            "a = 3 excludes c = s": (row["a"], row["c"]) == ("3", "s"),
+        }
+        return next((reason for reason, refused in reasons.items() if refused), "")
+
+    covering = cover(SMALL, refuse)
+    assert {tuple(sorted(hole)): reason for hole, reason in covering.holes.items()} == {
+        (("a", "2"), ("b", "x")): "a = 2 needs b = y",
+        (("c", "s"), ("d", "u")): "c = s needs d = v",
+        (("a", "3"), ("c", "s")): "a = 3 excludes c = s",
+    }
+    assert any((row["a"], row["c"]) == ("2", "s") for row in covering.rows)
 
 
 def test_three_values_are_drawn_and_the_rest_is_default() -> None:

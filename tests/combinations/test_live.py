@@ -6,6 +6,7 @@ Of each row all texts are those of a plain engine with the same weights and KV, 
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from streamserve.protocol.sampling import Slo
 from tests.campaigns.settings import Trials, random_model
 from tests.campaigns.settings.workload import TrialRequest
 from tests.combinations.axes import (
+    ALWAYS,
     HEAD,
     KEY,
     SERVICE,
@@ -147,17 +149,18 @@ def run_row(row: Row, seed: int, trials: Trials, services: list[str], agent: Age
         if "policy" in value and row["draft"] in ("none", "ngram"):
             continue  # n-grams of random text are seldom accepted
         if "draft" in value and row["policy"] == "default":
-            continue  # goodput drafts only where it pays
+            continue  # goodput drafts only where it pays: over all rows it must
         assert any(outcome.counts[COUNTERS[name]] for name in counters), f"{value} was not used: {row}"
     return outcome.counts
 
 
 def live_rows(scale: Scale) -> list[Row]:
-    """Return the rows of the covering array and some of three values; of small runs a single one."""
+    """Return the rows of the covering array and some of three values; of small runs a single one, with a
+    machine that joins and a draft service, which drafts in every step."""
     rows = cover(axes("live"), refusal).rows
     if not scale.full:
-        busy = lambda row: sum(bool(value) for value in shown(row).values())  # noqa: E731
-        return [max((row for row in rows if row["launcher"] == "join"), key=busy)]
+        joined = [row for row in rows if row["launcher"] == "join" and _services(row)]
+        return [max(joined, key=lambda row: len(shown(row))) | {"policy": ALWAYS[0]}]
     rng = Random(f"live-{scale.seed}")
     three = (draw_three(axes("live"), rng) for _ in range(24))
     return rows + [row for row in three if not refusal(row)]
@@ -166,7 +169,13 @@ def live_rows(scale: Scale) -> list[Row]:
 def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
     trials: Trials, services: list[str], agent: Agent, scale: Scale, record: Callable[..., None]
 ) -> None:
-    rows, compared = live_rows(scale), 0
+    rows, total = live_rows(scale), Counter[str]()
+    drafted = Counter[str]()  # trees of draft services by policy
     for number, row in enumerate(rows):
-        compared += run_row(row, scale.seed + number, trials, services, agent)["compared"]
-    record(rows=len(rows), compared=compared)
+        counts = run_row(row, scale.seed + number, trials, services, agent)
+        total += Counter(counts)
+        if _services(row):
+            drafted[row["policy"]] += counts["service_trees"]
+    assert drafted
+    assert all(drafted.values()), drafted
+    record(rows=len(rows), compared=total["compared"], service_trees=drafted)

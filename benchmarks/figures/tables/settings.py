@@ -1,4 +1,6 @@
-"""The settings that need others, from the rules that refuse them."""
+"""The settings that need others, and the pairs of tested values that are refused, from the rules for them."""
+
+from collections import defaultdict
 
 from streamserve.settings.effects import NEEDS, Need
 
@@ -17,4 +19,30 @@ def _settings(need: Need) -> str:
     return ", ".join(flags)
 
 
+def _holes(up: str) -> str:
+    # The tables of values are the tests': they load torch.
+    from tests.combinations.axes import AXES, axes, refusal
+    from tests.combinations.covering import find_holes
+
+    lines: dict[tuple[str, str, str], set[tuple[str, str]]] = defaultdict(set)
+    for kind in ("simulated", "live"):
+        values = {axis: [name for name in names if name != "nixl"] for axis, names in axes(kind).items()}
+        for hole, reason in find_holes(values, refusal).items():
+            (one, first), (other, second) = sorted(hole, key=lambda item: list(AXES).index(item[0]))
+            lines[one, other, reason.partition(": ")[2]].add((first, second))
+    rows = []
+    for (one, other, reason), pairs in lines.items():
+        firsts, seconds = ({pair[side] for pair in pairs} for side in (0, 1))
+        assert len(pairs) == len(firsts) * len(seconds), (one, other)
+        rows.append(
+            [_values(one, firsts, list(AXES[one])), _values(other, seconds, list(AXES[other])), reason]
+        )
+    return markdown(["a value of", "with one of", "is refused, because"], rows)
+
+
+def _values(axis: str, names: set[str], order: list[str]) -> str:
+    return f"{axis}: " + ", ".join(name for name in order if name in names)
+
+
 TABLES["settings/needs"] = _needs
+TABLES["settings/holes"] = _holes

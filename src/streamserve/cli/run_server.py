@@ -209,6 +209,7 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 {_notice(model)}
   memory    {model.weight_bytes / 1e6:.1f} MB weights, {ready.kv_cache_bytes / 1e6:.0f} MB KV cache \
 ({ready.num_blocks} blocks of {ready.block_size} tokens){memory_together(settings, ready)}\
+{memory_to_swap(settings, ready)}\
 {adapters_of(llm)}
   limits    {model.max_model_len} tokens of context, {settings.model.max_num_seqs} sequences at once
   ready     in {seconds:.1f} s at {url}
@@ -234,6 +235,15 @@ def url_of(server: ServerConfig, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if server.ssl_certfile else "http"
     return f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
+
+
+def memory_to_swap(settings: Settings, ready: Ready) -> str:
+    """Return a line with the host memory that swapped KV may take, if there is any."""
+    if not ready.swap_bytes:
+        return ""
+    workers = len(topology(settings.server).names)
+    each = f" in each of {workers} workers" if workers > 1 else ""
+    return f"\n  swap      up to {ready.swap_bytes / 1e6:.0f} MB for evicted KV{each}"
 
 
 def memory_together(settings: Settings, ready: Ready) -> str:

@@ -120,6 +120,11 @@ class TorchExecutor:
                 return SpanResult(part.span.sequence, sampled, logprobs, self._error(part))
         return SpanResult(part.span.sequence, [], not_finite=True)
 
+    def swap_to(self, host: HostPool) -> None:
+        """Swap KV to `host`; the executor closes it."""
+        assert self._host is None
+        self._host = host
+
     def close(self) -> None:
         """Forget all sequences and release weights and caches."""
         self._sequences.clear()

@@ -156,6 +156,7 @@ def _load_on_cpu(
         head=source.head,
         weights_shared=models.shared,
         adapters=adapters,
+        spare_bytes=sizes.spare_bytes,
     )
 
 

@@ -130,13 +130,14 @@ class Source:
 @dataclass(frozen=True)
 class PoolSizes:
     """Sizes of the KV pools: `blocks` of `block_bytes` in all KV cache groups, of which `draft_block_bytes`
-    are the draft model's; `swap_blocks` in the host pool."""
+    are the draft model's; `swap_blocks` in the host pool. `spare_bytes` of the same memory are left."""
 
     blocks: int
     block_bytes: int
     draft_block_bytes: int
     swap_blocks: int
     max_model_len: int
+    spare_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ class Loaded:
     `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
     groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group.
     `weights_shared`: the weights are in memory that the host's other workers use too. `adapters`: the LoRA
-    adapters, where they are served. `landing`: where other workers write KV for a device."""
+    adapters, where they are served. `landing`: where other workers write KV for a device. `spare_bytes`: the
+    host memory that weights and KV leave of this worker's share."""
 
     executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig
@@ -163,6 +165,7 @@ class Loaded:
     weights_shared: bool = False
     adapters: AdapterTable | None = None
     landing: KVLanding | None = None
+    spare_bytes: int = 0
 
     @property
     def can_be_profiled(self) -> bool:
@@ -219,7 +222,7 @@ def plan_memory(
         free -= swap_blocks * block_bytes
     limit = source.spec.max_position_embeddings
     blocks, max_len = size_pool(config, block_bytes, limit, free, fraction)
-    return PoolSizes(blocks, block_bytes, draft_bytes, swap_blocks, max_len)
+    return PoolSizes(blocks, block_bytes, draft_bytes, swap_blocks, max_len, free - blocks * block_bytes)
 
 
 def make_grammars(vocabulary: Vocabulary | None, spec: ModelSpec) -> Grammars | None:

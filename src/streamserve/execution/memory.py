@@ -122,9 +122,9 @@ def size_pool(
 
 
 def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
-    """Return the number of host blocks to swap KV into, with `available` bytes of memory. Raises
-    CheckpointError if they do not fit, or if there are none although swapping is enabled."""
-    blocks = int(config.swap_space * 2**30) // block_bytes
+    """Return the number of host blocks to swap KV into that the settings ask for, with `available` bytes of
+    memory. Raises CheckpointError if they do not fit, or if there are none although swapping is enabled."""
+    blocks = int((config.swap_space or 0.0) * 2**30) // block_bytes
     if blocks * block_bytes > available:
         raise CheckpointError(f"--swap-space {config.swap_space:g}, but {_mib(available)} of memory are free")
     if config.eviction == "swap" and not blocks:

@@ -53,6 +53,10 @@ def _planned(settings: Settings) -> PlannedModel:
 
 
 def with_planned_pool(settings: Settings, num_blocks: int) -> Settings:
-    """Return settings with a KV cache of the planned size."""
-    model = msgspec.structs.replace(settings.model, num_blocks=num_blocks, kv_cache_bytes=None)
+    """Return settings with a KV cache of the planned size, and no host pool that was not asked for: its
+    memory would be another model's."""
+    swap_space = settings.model.swap_space or 0.0
+    model = msgspec.structs.replace(
+        settings.model, num_blocks=num_blocks, kv_cache_bytes=None, swap_space=swap_space
+    )
     return Settings(settings.name, model, settings.server)

@@ -204,8 +204,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = "cost"
     swap_space: Annotated[
-        NonNegativeFloat, about("GiB of host memory for swapped KV blocks, in addition to the KV cache")
-    ] = 0.0
+        NonNegativeFloat | None,
+        about(
+            "GiB of host memory for swapped KV blocks, in addition to the KV cache; by default, where copies "
+            "were measured (--profile) and --eviction is cost, what the KV cache lacks for all sequences, up "
+            "to its own size and to a quarter of the memory that is left"
+        ),
+    ] = None
     profile: Annotated[
         bool,
         about(

@@ -298,7 +298,8 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The worker has loaded its model and accepts requests. `draft`: the fingerprint of the draft model whose
     KV is stored with the target's. `cost`: present where the model has been profiled. `weights_shared`: the
-    weights are in memory that the host's other workers use too."""
+    weights are in memory that the host's other workers use too. `swap_bytes`: of host memory for swapped
+    KV."""
 
     version: int
     model: ModelInfo
@@ -311,6 +312,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     cache: CacheAddress | None = None
     cost: CostCurve | None = None
     weights_shared: bool = False
+    swap_bytes: int = 0
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

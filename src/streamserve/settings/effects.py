@@ -131,14 +131,14 @@ NEEDS = (
     Need(
         ("swap_space",),
         "`eviction = cost` or `swap`",
-        lambda configured: configured.model.eviction != "recompute",
+        lambda configured: configured.model.eviction != "recompute" or not configured.model.swap_space,
         "eviction = 'recompute' never swaps: use cost or swap",
     ),
     Need(
         ("eviction",),
         "`swap_space` above 0",
-        lambda configured: configured.model.swap_space > 0,
-        "swap_space = 0 has no memory to swap to: give swap_space",
+        lambda configured: bool(configured.model.swap_space),
+        "without swap_space there is no memory to swap to: give swap_space",
         values=("swap",),
     ),
     Need(

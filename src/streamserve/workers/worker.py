@@ -23,6 +23,7 @@ from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.cuda.landing import KVLanding
+from streamserve.execution.default_swap import with_default_swap
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
@@ -161,7 +162,7 @@ def _load(config: WorkerConfig) -> _Parts:
     if cores:
         pin_threads(cores, loaded)
     profile = load_or_measure_profile(model.path, loaded, user_profiles()) if model.profile else None
-    return _Parts(loaded, memory, transport, cache, profile)
+    return _Parts(with_default_swap(loaded, model, profile), memory, transport, cache, profile)
 
 
 def _memory(config: WorkerConfig) -> Memory:
@@ -246,6 +247,7 @@ def _ready(parts: _Parts, seconds: float) -> Ready:
         cache=parts.cache,
         cost=_curve(parts.profile) if parts.profile else None,
         weights_shared=loaded.weights_shared,
+        swap_bytes=config.swap_blocks * (loaded.kv_cache_bytes // config.num_blocks),
     )
 
 
