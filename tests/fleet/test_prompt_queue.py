@@ -1,4 +1,4 @@
-"""The sums over a worker's prompts are those that are computed anew."""
+"""The sums over the prompts of a worker, kept through changes, are those computed from all of them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
