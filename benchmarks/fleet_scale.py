@@ -1,5 +1,5 @@
 """The fleet's decisions with many workers and open prompt streams, without processes: how long each takes,
-and the memory of a stream.
+and the memory of a stream, prompt included.
 
     python -m benchmarks.fleet_scale --workers 1000 --streams 100000
 """
@@ -8,14 +8,16 @@ import argparse
 import random
 import statistics
 import time
+from array import array
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
 
 from benchmarks.report import SIMULATED, table, write
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Command, Edit, FleetEvent, Open, Send, WorkerMessage
+from streamserve.fleet.events import Close, Command, Edit, FleetEvent, Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import unified
 from streamserve.protocol.messages import (
@@ -24,7 +26,6 @@ from streamserve.protocol.messages import (
     Events,
     ModelInfo,
     Ready,
-    Submit,
     Token,
 )
 from streamserve.protocol.reports import Report
@@ -54,7 +55,7 @@ class Measured:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.seconds: dict[str, array[float]] = defaultdict(lambda: array("d"))
         self._now = 0.0
 
     def handle(self, kind: str, event: FleetEvent) -> list[Command]:
@@ -79,32 +80,26 @@ def run(workers: int, streams: int, seed: int) -> dict[str, Any]:
         measured.handle("ready", WorkerMessage(name, 1, READY))
     process = psutil.Process()
     before = process.memory_info().rss
-    placed = {}
     for number in range(streams):
         prompt = [rng.randrange(1000) for _ in range(PROMPT)]
-        commands = measured.handle("open", Open(f"s{number}", prompt, SamplingParams(seed=1), open=True))
-        placed[f"s{number}"] = _submitted(commands)
+        measured.handle("open", Open(f"s{number}", prompt, SamplingParams(seed=1), open=True))
         if number % 100 == 0:
             measured.handle("report", WorkerMessage(rng.choice(names), 1, REPORT))
     memory = (process.memory_info().rss - before) / streams
-    for name in rng.sample(sorted(placed), min(EDITED, streams)):
-        worker, attempt = placed[name]
+    for number in rng.sample(range(streams), min(EDITED, streams)):
+        name = f"s{number}"
         tokens = [rng.randrange(1000) for _ in range(PROMPT)]
-        again = measured.handle("edit", Edit(name, 1, PROMPT, tokens, finish=True))
-        worker, attempt = _submitted(again) or (worker, attempt)
+        measured.handle("edit", Edit(name, 1, PROMPT, tokens, finish=True))
+        worker, attempt = fleet.requests[name].worker, fleet.requests[name].attempt
         for index in range(4):
             token = Token(name, attempt, 0, index, 7, finish=None)
-            measured.handle("token", WorkerMessage(worker, 1, Events([Admitted(name, attempt, 0, 0), token])))
+            events = Events([Admitted(name, attempt, 0, 0), token])
+            measured.handle("token", WorkerMessage(worker or "", 1, events))
         measured.handle("close", Close(name))
     return {"bytes a stream": memory, "seconds": {kind: _spread(of) for kind, of in measured.seconds.items()}}
 
 
-def _submitted(commands: list[Command]) -> tuple[str, int]:
-    sent = [c for c in commands if isinstance(c, Send) and isinstance(c.message, Submit)]
-    return (sent[-1].worker, sent[-1].message.attempt) if sent else ("", 0)  # type: ignore[union-attr]
-
-
-def _spread(seconds: list[float]) -> dict[str, float]:
+def _spread(seconds: Iterable[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     return {
         "count": len(ordered),

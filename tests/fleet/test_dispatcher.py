@@ -29,7 +29,7 @@ def request_(dispatcher: Dispatcher) -> OpenRequest:
 
 def load(fleet: Fleet) -> tuple[int, int]:
     worker = fleet.workers[W]
-    return len(worker.prefilling), len(worker.incoming)
+    return len(worker.prompts), len(worker.incoming)
 
 
 def test_a_placed_request_is_counted_at_its_worker(fleet: Fleet, request_: OpenRequest) -> None:

@@ -79,7 +79,7 @@ def test_a_reservation_goes_to_the_writer_and_arrived_kv_joins() -> None:
         Send(D, Join("r", attempt, mine.id, {0: [7]}, {0: 1.0}))
     ]
     assert not len(fleet.transfers.reservations)
-    assert not fleet.workers[P].prefilling
+    assert not fleet.workers[P].prompts
     assert fleet.workers[D].decoding == {"r"}
 
 
@@ -108,7 +108,7 @@ def test_only_the_writer_can_close_a_reservation() -> None:
     send_events(fleet, P, Token("r", attempt, 0, 0, 7))
     assert send_updates(fleet, D, Pushed("r", attempt, mine.id)) == []
     assert len(fleet.transfers.reservations) == 1
-    assert fleet.workers[P].prefilling == {}
+    assert not fleet.workers[P].prompts
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Open, Send, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.placement import CONSIDERED, PrefixView
-from streamserve.fleet.worker_state import Queued, WorkerState, pairs, unified
+from streamserve.fleet.prompt_queue import Queued
+from streamserve.fleet.worker_state import WorkerState, pairs, unified
 from streamserve.protocol.messages import Cached
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation

@@ -63,8 +63,7 @@ def test_a_stream_is_load_only_while_it_has_tokens_to_compute() -> None:
     assert worker.load("prefill-0", 0.3).queued == 0, "idle"
     assert not fleet.workers["decode-0"].incoming
     fleet.handle(Edit("s", 2, 8, [50], finish=True), 5.0)
-    (queued,) = worker.prefilling.values()
-    assert (queued.tokens, queued.deadline) == (1, 5.5)
+    assert (len(worker.prompts), worker.prompts.timely(5.0)) == (1, (1, 5.5))
     assert fleet.workers["decode-0"].incoming == {"s"}
 
 

@@ -1,25 +1,30 @@
 """Route candidates for tests of routers."""
 
+from typing import Any
+
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamserve.scheduling.routing import Costs, RouteCandidate, WorkerLoad
+from streamserve.scheduling.routing import STEP_TOKENS, Costs, RouteCandidate, WorkerLoad
 
 COSTS = Costs(prefill=lambda tokens: tokens / 1000, decode=lambda seqs, kv: 0.01 + 0.001 * seqs)
 IDLE = WorkerLoad("w", max_num_seqs=10, blocks_total=100, costs=COSTS)
 
 
-def candidate(cached: int = 0, decode: WorkerLoad | None = None, **load: float) -> RouteCandidate:
+def queue(*prompts: int) -> dict[str, Any]:
+    """The load of a worker with prompts of so many tokens to compute."""
+    long = tuple(tokens for tokens in prompts if tokens > STEP_TOKENS)
+    return {"queued": len(prompts), "queued_tokens": sum(prompts), "long_prompts": long}
+
+
+def candidate(cached: int = 0, decode: WorkerLoad | None = None, **load: Any) -> RouteCandidate:
     prefill = replace(IDLE, **load)
     return RouteCandidate(prefill, prefill if decode is None else decode, cached)
 
 
 loads = st.builds(
-    WorkerLoad,
-    st.just("w"),
-    queued=st.integers(0, 20),
-    queued_tokens=st.integers(0, 5000),
-    prompts=st.lists(st.integers(1, 4000), max_size=5).map(tuple),
+    lambda prompts, **load: WorkerLoad("w", **queue(*prompts), **load),
+    prompts=st.lists(st.integers(1, 600) | st.integers(1, 4000), max_size=8),
     timely_tokens=st.integers(0, 5000),
     busy=st.floats(0, 5),
     timely_for=st.floats(0, 5),

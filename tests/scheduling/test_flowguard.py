@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamserve.scheduling.flowguard import FlowGuard
-from streamserve.scheduling.routing import Arrival, RouteCandidate, WorkerLoad, delay
-from tests.scheduling.candidates import IDLE, candidate, candidate_lists
+from streamserve.scheduling.routing import STEP_TOKENS, Arrival, RouteCandidate, WorkerLoad, delay
+from tests.scheduling.candidates import IDLE, candidate, candidate_lists, queue
 
 PAPER = (0.4, 0.1, 0.3, 0.2)
 """The paper's weights."""
@@ -17,14 +17,13 @@ PAPER = (0.4, 0.1, 0.3, 0.2)
 
 def test_the_score_is_the_papers_with_the_delay_for_q() -> None:
     prefill = WorkerLoad(
-        "p", queued=2, queued_tokens=2060, prompts=(60, 2000), max_num_seqs=10, blocks_live=10,
-        blocks_total=100, hit_rate=0.9,
-    )  # fmt: skip
+        "p", **queue(60, 2000), max_num_seqs=10, blocks_live=10, blocks_total=100, hit_rate=0.9
+    )
     decode = WorkerLoad("d", decoding=5, max_num_seqs=10, blocks_live=30, blocks_total=100)
     route = RouteCandidate(prefill, decode, cached=50)
-    queue = (50 + 60 + 512) / 5120
+    delayed = (50 + 60 + 512) / 5120
     assert FlowGuard(PAPER).score(Arrival(100), route) == pytest.approx(
-        0.4 * 0.5 + 0.1 * (1 - 0.3) + 0.3 * (1 - queue) + 0.2 * (1 - 0.5)
+        0.4 * 0.5 + 0.1 * (1 - 0.3) + 0.3 * (1 - delayed) + 0.2 * (1 - 0.5)
     )
 
 
@@ -40,21 +39,27 @@ def test_the_score_is_the_papers_with_the_delay_for_q() -> None:
 def test_the_shorter_of_two_prompts_delays_the_other(
     prompt: int, cached: int, pending: int, tokens: int
 ) -> None:
-    load = replace(IDLE, queued=3, queued_tokens=2860, prompts=(60, 800, 2000))
+    load = replace(IDLE, **queue(60, 800, 2000))
     assert delay(Arrival(prompt), RouteCandidate(load, IDLE, cached, pending)) == tokens
 
 
+@given(st.lists(st.integers(1, 600) | st.integers(1, 4000)), st.integers(1, 4000))
+def test_each_queued_prompt_delays_by_what_the_shorter_one_has(prompts: list[int], own: int) -> None:
+    expected = own + sum(min(tokens, max(own, STEP_TOKENS)) for tokens in prompts)
+    assert delay(Arrival(own), candidate(**queue(*prompts))) == expected
+
+
 def test_a_long_prompt_in_the_queue_counts_more_than_some_short_ones() -> None:
-    one_long = candidate(queued=1, queued_tokens=3000, prompts=(3000,))
-    short = candidate(queued=3, queued_tokens=90, prompts=(30, 30, 30))
+    one_long = candidate(**queue(3000))
+    short = candidate(**queue(30, 30, 30))
     assert FlowGuard()(Arrival(1000), [one_long, short], 0).chosen == 1
-    busy = candidate(queued=3, queued_tokens=3000, prompts=(1000, 1000, 1000))
+    busy = candidate(**queue(1000, 1000, 1000))
     assert FlowGuard()(Arrival(1000), [one_long, busy], 0).chosen == 0
 
 
 def test_the_cached_prefix_wins_while_it_saves_more_than_it_waits() -> None:
     def cached(*prompts: int) -> RouteCandidate:
-        return candidate(cached=900, queued=len(prompts), queued_tokens=sum(prompts), prompts=prompts)
+        return candidate(cached=900, **queue(*prompts))
 
     assert FlowGuard()(Arrival(1000), [candidate(), cached()], 0).chosen == 1
     assert FlowGuard()(Arrival(1000), [candidate(), cached(800)], 0).chosen == 1
@@ -76,8 +81,8 @@ def test_a_silent_candidate_is_skipped_even_when_all_others_are_overloaded() -> 
 
 
 def test_where_all_are_overloaded_the_shortest_delay_wins() -> None:
-    long = candidate(queued=5, queued_tokens=5000, prompts=(1000,) * 5)
-    short = candidate(queued=6, queued_tokens=600, prompts=(100,) * 6)
+    long = candidate(**queue(*[1000] * 5))
+    short = candidate(**queue(*[100] * 6))
     decision = FlowGuard()(Arrival(1000), [long, short], 0)
     assert (decision.chosen, decision.scores) == (1, (None, None))
 
@@ -111,7 +116,7 @@ def test_uneven_pools_choose_each_half_by_what_it_needs() -> None:
     prefills = [
         candidate(decode=IDLE),
         candidate(cached=80, decode=IDLE),
-        candidate(cached=99, queued=3, queued_tokens=1200, prompts=(400, 400, 400), decode=IDLE),
+        candidate(cached=99, **queue(400, 400, 400), decode=IDLE),
     ]
     assert FlowGuard()(Arrival(100), prefills, 0).chosen == 1
     decodes = [replace(IDLE, decoding=8), replace(IDLE, decoding=1), replace(IDLE, blocks_live=95)]

@@ -14,9 +14,9 @@ from streamserve.fleet.admission import WaitingPrompts
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, Open, Refuse, Send
 from streamserve.fleet.placement import Placement, Route
+from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.quarantine import Quarantine
-from streamserve.fleet.requests import NO_CHOICES, OpenRequest
-from streamserve.fleet.worker_state import Queued
+from streamserve.fleet.requests import NO_CHOICES, OpenRequest, no_outputs
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
 
@@ -58,7 +58,7 @@ class Dispatcher:
         """Open a request and place it."""
         request = OpenRequest(event, now, next(self._attempts))
         request.open_choices = _choices(event.params.n)
-        request.outputs = {choice: [] for choice in request.open_choices}
+        request.outputs = no_outputs(event.params.n)
         self.requests[event.request] = request
         self.waiting.add(request.name, len(event.prompt))
         yield from self.place(request, now)

@@ -7,7 +7,7 @@ OpenRequest ──▶ Placement.choose ──▶ Route: worker, decode worker or
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -239,13 +239,12 @@ class Placement:
         are considered.
         """
         topology = self._availability.topology
-        unified = [(name, name) for name in topology.unified]
+        whole = self._some(topology.routes, ready, hashes)
         if topology.paired:
-            pairs = list(zip(topology.prefill, topology.decode, strict=True))
-            return self._route(request, self._some(unified + pairs, ready, hashes), hashes, now)
-        whole = self._some(unified, ready, hashes)
-        prefill = [name for name, _ in self._some([(n, n) for n in topology.prefill], ready, hashes)]
-        decode = [("", name) for name, _ in self._some([(n, n) for n in topology.decode], ready, [])]
+            return self._route(request, whole, hashes, now)
+        fronts, backs = topology.pools
+        prefill = [name for name, _ in self._some(fronts, ready, hashes)]
+        decode = [("", name) for name, _ in self._some(backs, ready, [])]
         if not prefill or not decode:
             return self._route(request, whole, hashes, now)
         if not whole:
@@ -264,11 +263,11 @@ class Placement:
         if len(candidates) <= CONSIDERED:
             return [pair for pair in candidates if pair[0] in ready and pair[1] in ready]
         start = self._turn * CONSIDERED % len(candidates)
-        turned = [*candidates[start:], *candidates[:start]]
-        usable = (pair for pair in turned if pair[0] in ready and pair[1] in ready)
         holders = self.view.holders(hashes[0]) if hashes else set()
+        turned = _turned(candidates, start) if holders else iter(())
         cached = (pair for pair in turned if pair[0] in holders)
         holding = islice((pair for pair in cached if pair[0] in ready and pair[1] in ready), CONSIDERED // 2)
+        usable = (pair for pair in _turned(candidates, start) if pair[0] in ready and pair[1] in ready)
         return list(dict.fromkeys(islice(chain(holding, usable), CONSIDERED)))
 
     def _route(
@@ -305,6 +304,8 @@ class Placement:
         if not worker:
             return 0, 0
         blocks, size = self.view.cached(worker, hashes), self._availability.workers[worker].block_size
+        if not blocks:
+            return 0, 0
         return blocks * size, self.view.pending(worker, hashes[:blocks]) * size
 
     def _hashes(self, worker: str, request: OpenRequest, tokens: list[int]) -> list[bytes]:
@@ -316,6 +317,11 @@ class Placement:
         root = root_hash(state.ready.model.kv_name, request.cache_salt, request.opened.adapter)
         extend_hashes(hashes, root, tokens, state.block_size, len(tokens))
         return hashes
+
+
+def _turned(candidates: Sequence[tuple[str, str]], start: int) -> Iterator[tuple[str, str]]:
+    """Return the candidates from `start` on, then those before."""
+    return chain(islice(candidates, start, None), islice(candidates, start))
 
 
 def _seconds(milliseconds: float | None) -> float | None:

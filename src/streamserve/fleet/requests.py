@@ -3,7 +3,10 @@
 Only the next index of the current attempt is accepted. Repeats are dropped; a gap is an error.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,10 +24,21 @@ from streamserve.protocol.messages import (
     Submit,
     Withdrawn,
 )
-from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
+from streamserve.protocol.sampling import MAX_CHOICES, SamplingParams, SpeculationLimits
 
 UNSPECULATED = SpeculationLimits(enabled=False)
 NO_CHOICES: frozenset[int] = frozenset()
+Outputs = Mapping[int, list[int]]
+"""The tokens of choices."""
+
+
+@lru_cache(maxsize=MAX_CHOICES)
+def no_outputs(choices: int) -> Outputs:
+    """Return the outputs of a request before its first token: one object for all with as many choices."""
+    return MappingProxyType({choice: [] for choice in range(choices)})
+
+
+NO_OUTPUTS = no_outputs(0)
 
 
 class GapError(Exception):
@@ -69,7 +83,7 @@ class OpenRequest:
     computes the tokens of all choices except those in `transferring`, whose KV has not arrived yet. It is
     asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). `resumed`
     has the outputs with which the current attempt began, of choices that had some; `first_token_at` has the
-    time of each choice's first token.
+    time of each choice's first token. Requests share their `outputs` until their first tokens.
 
     With `hold` the worker holds back the first token until the decode worker has reserved blocks.
 
@@ -86,14 +100,14 @@ class OpenRequest:
     planned: bool = False
     reserving: bool = False
     transferring: frozenset[int] = NO_CHOICES
-    resumed: dict[int, list[int]] = field(default_factory=dict)
+    resumed: Outputs = field(default_factory=lambda: NO_OUTPUTS)
     losses: int = 0
     strikes: int = 0
     tries: int = 0
     cleared: int = 0
     unexplained: int = 0
     isolated: bool = False
-    outputs: dict[int, list[int]] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=lambda: NO_OUTPUTS)
     first_token_at: dict[int, float] = field(default_factory=dict)
     open_choices: frozenset[int] = NO_CHOICES
     admitted: bool = False
@@ -207,8 +221,8 @@ class OpenRequest:
         self.awaited_version = event.version if self.worker is not None else None
         withdrawn = sum(map(len, self.outputs.values()))
         if withdrawn:
-            self.outputs = {choice: [] for choice in self.outputs}
-            self.resumed = {}
+            self.outputs = no_outputs(before.params.n)
+            self.resumed = NO_OUTPUTS
             self.first_token_at.clear()
         return Edited(True, withdrawn)
 
@@ -274,9 +288,11 @@ class OpenRequest:
             raise GapError(f"token {event.index} of choice {event.choice} came after {len(delivered)} tokens")
         if event.index < len(delivered):
             return None
-        if not delivered:
+        if delivered:
+            delivered.append(event.token)
+        else:
+            self.outputs = {**self.outputs, event.choice: [event.token]}
             self.first_token_at[event.choice] = now
-        delivered.append(event.token)
         if event.finish:
             self._end(event.choice)
         return event

@@ -95,21 +95,23 @@ class WorkerSupervisor:
 
 
 def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Failed | None:
-    """Return why a worker cannot exchange KV with the others, or None."""
-    for other, worker in workers.items():
-        if other == name or worker.ready is None:
-            continue
-        own, theirs = ready.model.numerics, worker.ready.model.numerics
-        if own != theirs:
-            return Failed(
-                f"its numerics are {own!r}, those of worker {other} are {theirs!r}: workers share KV and "
-                "continue each other's requests, so all need the same: start the server with --numerics "
-                "native or portable",
-                1,
-            )
-        own, theirs = _kv_format(ready), _kv_format(worker.ready)
-        if own != theirs:
-            return Failed(f"its KV format is {own}, that of worker {other} is {theirs}", 1)
+    """Return why a worker cannot exchange KV with the others, or None. Those that are ready are alike: it is
+    compared with the first."""
+    there = ((other, worker.ready) for other, worker in workers.items() if other != name and worker.ready)
+    other, first = next(there, ("", None))
+    if first is None:
+        return None
+    own, theirs = ready.model.numerics, first.model.numerics
+    if own != theirs:
+        return Failed(
+            f"its numerics are {own!r}, those of worker {other} are {theirs!r}: workers share KV and "
+            "continue each other's requests, so all need the same: start the server with --numerics native "
+            "or portable",
+            1,
+        )
+    own, theirs = _kv_format(ready), _kv_format(first)
+    if own != theirs:
+        return Failed(f"its KV format is {own}, that of worker {other} is {theirs}", 1)
     return None
 
 

@@ -3,14 +3,14 @@ and mixed fleets."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import zip_longest
-from math import inf
 from typing import Any
 
 import msgspec
 
 from streamserve.fleet.process_state import ProcessState
+from streamserve.fleet.prompt_queue import PromptQueue, Queued
 from streamserve.protocol.config import Role
 from streamserve.protocol.messages import CostCurve, Ready
 from streamserve.protocol.reports import Report
@@ -24,28 +24,18 @@ MAX_CACHED_COSTS = 4096
 """Number of cached step costs per cost curve."""
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A queued prompt: `tokens` still to compute, and the `deadline` of its first token."""
-
-    tokens: int
-    deadline: float | None = None
-
-
 @dataclass
 class WorkerState(ProcessState[Ready]):
-    """The last known state of a worker: its process, and its requests. `prefilling` requests wait for or are
-    in prefill, the first of them since `computing_since`; `arriving` has the tokens left to compute of the
-    prompt streams that still arrive and are not idle; `incoming` requests will decode there, `decoding` ones
-    do. It defers the reservations of those in `deferring`. A `draining` worker gets no new requests; a
+    """The last known state of a worker: its process, and its requests. `prompts` wait for or are in prefill,
+    the first complete one of them since `computing_since`; `incoming` requests will decode there, `decoding`
+    ones do. It defers the reservations of those in `deferring`. A `draining` worker gets no new requests; a
     `leaving` one will be removed.
     """
 
     report: Report | None = None
     draining: bool = False
     leaving: bool = False
-    prefilling: dict[str, Queued] = field(default_factory=dict)
-    arriving: dict[str, int] = field(default_factory=dict)
+    prompts: PromptQueue = field(default_factory=PromptQueue)
     computing_since: float = 0.0
     incoming: set[str] = field(default_factory=set)
     deferring: set[str] = field(default_factory=set)
@@ -78,25 +68,21 @@ class WorkerState(ProcessState[Ready]):
     @property
     def idle(self) -> bool:
         """Whether no request is known to be here."""
-        return not (self.prefilling or self.arriving or self.incoming or self.decoding)
+        return not (self.prompts or self.incoming or self.decoding)
 
     def queue(self, request: str, queued: Queued, now: float) -> None:
         """Record that a request has been sent there."""
-        if not self.prefilling:
+        if not self.prompts.computing:
             self.computing_since = now
-        self.arriving.pop(request, None)
-        self.prefilling[request] = queued
+        self.prompts.put(request, queued)
 
     def arrives(self, request: str, tokens: int) -> None:
         """Record that a prompt stream has so many tokens to compute now; one that has none is idle."""
-        self.arriving.pop(request, None)
-        if tokens:
-            self.arriving[request] = tokens
+        self.prompts.arrives(request, tokens)
 
     def started(self, request: str, now: float) -> None:
         """Record a request's first token: the prefill of the next request begins."""
-        self.arriving.pop(request, None)
-        if self.prefilling.pop(request, None):
+        if self.prompts.remove(request):
             self.computing_since = now
 
     def decodes(self, request: str) -> None:
@@ -111,8 +97,7 @@ class WorkerState(ProcessState[Ready]):
 
     def leave(self, request: str) -> None:
         """Record that a request is no longer here."""
-        self.prefilling.pop(request, None)
-        self.arriving.pop(request, None)
+        self.prompts.remove(request)
         self.incoming.discard(request)
         self.deferring.discard(request)
         self.decoding.discard(request)
@@ -128,19 +113,13 @@ class WorkerState(ProcessState[Ready]):
     def load(self, name: str, now: float) -> WorkerLoad:
         """Return its load as seen by a router. Prompt streams with tokens to compute are queued, but delay no
         complete prompt."""
-        report, ready = self.report, self.ready
-        prompts = (*self.arriving.values(), *(queued.tokens for queued in self.prefilling.values()))
-        timely, until = 0, now
-        for queued in self.prefilling.values():
-            deadline = inf if queued.deadline is None else queued.deadline
-            if deadline >= now:
-                timely += queued.tokens
-                until = max(until, deadline)
+        report, ready, prompts = self.report, self.ready, self.prompts
+        timely, until = prompts.timely(now)
         return WorkerLoad(
             worker=name,
             queued=len(prompts),
-            queued_tokens=sum(prompts),
-            prompts=prompts,
+            queued_tokens=prompts.tokens,
+            long_prompts=prompts.long_prompts,
             timely_tokens=timely,
             busy=now - self.computing_since if timely else 0.0,
             timely_for=until - now,
@@ -222,6 +201,18 @@ class Topology:
     def names(self) -> tuple[str, ...]:
         return self.unified + self.prefill + self.decode
 
+    @cached_property
+    def routes(self) -> tuple[tuple[str, str], ...]:
+        """The prefill and the decode worker of each route: of unified workers, which are both, then of pairs;
+        of uneven pools there are none."""
+        pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
+        return (*_both(self.unified), *pairs)
+
+    @cached_property
+    def pools(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+        """The prefill and the decode workers, each as both workers of a route."""
+        return _both(self.prefill), _both(self.decode)
+
     def joined_by(self, names: Iterable[str]) -> "Topology":
         """Return the topology with further workers, in the order of their numbers. Raises ValueError if it
         cannot serve."""
@@ -265,6 +256,10 @@ class Topology:
     def paired(self) -> bool:
         """Whether each prefill worker is paired with one decode worker."""
         return len(self.prefill) == len(self.decode)
+
+
+def _both(workers: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, name) for name in workers)
 
 
 def role(worker: str) -> Role:

@@ -18,8 +18,8 @@ import msgspec
 class WorkerLoad(msgspec.Struct, frozen=True):
     """A worker's load, from its last report and the fleet's own bookkeeping.
 
-    * `queued`: requests that wait or are being prefilled, with `queued_tokens` prompt tokens to compute, by
-      prompt in `prompts`.
+    * `queued`: requests that wait or are being prefilled, with `queued_tokens` prompt tokens to compute;
+      `long_prompts`: those of each prompt that has more than STEP_TOKENS.
     * `timely_tokens`: those of requests whose first token can still be in time; the last of them for
       `timely_for` more seconds.
     * `busy`: seconds that the first of them has been computed for.
@@ -33,7 +33,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     worker: str
     queued: int = 0
     queued_tokens: int = 0
-    prompts: tuple[int, ...] = ()
+    long_prompts: tuple[int, ...] = ()
     timely_tokens: int = 0
     timely_for: float = inf
     busy: float = 0.0
@@ -148,10 +148,11 @@ def delay(arrival: Arrival, candidate: RouteCandidate) -> int:
     the whole queue, where it is computed."""
     own = max(arrival.prompt_tokens - candidate.cached, 1)
     prefill = candidate.prefill
-    if candidate.pending or prefill.queued_tokens <= STEP_TOKENS:
-        return own + prefill.queued_tokens
+    after_all = own + prefill.queued_tokens
+    if candidate.pending or not prefill.long_prompts:
+        return after_all
     longest = max(own, STEP_TOKENS)
-    return own + sum([tokens if tokens < longest else longest for tokens in prefill.prompts])
+    return after_all - sum([tokens - longest for tokens in prefill.long_prompts if tokens > longest])
 
 
 def best(keys: Sequence[tuple[float, ...]], turn: int) -> int:
