@@ -120,7 +120,7 @@ def test_weights_are_those_that_the_package_decompresses(source: Path, tmp_path:
     shapes = matrix_shapes(spec)
     assert shapes.keys() == decompressed.keys()
     for module, shape in shapes.items():
-        weight = stored_format(spec, module).read(checkpoint, module, shape)
+        weight = stored_format(spec, module).read(checkpoint, module, shape).whole()
         assert torch.equal(weight.floats(), decompressed[module])
 
 
@@ -142,7 +142,7 @@ def test_floats_are_those_that_the_package_decompresses(source: Path, tmp_path: 
     spec, checkpoint = read_spec(tmp_path / "target"), Checkpoint(tmp_path / "target")
     assert str(spec.stored) == "fp8:channel"
     for module, weight in decompressed.items():
-        stored = stored_format(spec, module).read(checkpoint, module, matrix_shapes(spec)[module])
+        stored = stored_format(spec, module).read(checkpoint, module, matrix_shapes(spec)[module]).whole()
         assert torch.equal(stored.floats(), weight)
 
 
@@ -166,7 +166,7 @@ def test_a_folder_that_the_package_saves_by_itself_is_read(source: Path, tmp_pat
     spec, checkpoint = read_spec(folder), Checkpoint(folder)
     assert set(quantized) == matrix_shapes(spec).keys()
     for name, shape in matrix_shapes(spec).items():
-        floats = stored_format(spec, name).read(checkpoint, name, shape).floats()
+        floats = stored_format(spec, name).read(checkpoint, name, shape).whole().floats()
         assert torch.equal(floats.bfloat16(), model.get_submodule(name).weight)
 
 
@@ -178,7 +178,7 @@ def parts(folder: Path, modules: str) -> list[Any]:
     """Weights of the first layer's modules, as they are read."""
     spec, checkpoint = read_spec(folder), Checkpoint(folder)
     return [
-        stored_format(spec, name).read(checkpoint, name, matrix_shapes(spec)[name])
+        stored_format(spec, name).read(checkpoint, name, matrix_shapes(spec)[name]).whole()
         for name in (f"model.layers.0.{module}" for module in modules.split())
     ]
 

@@ -71,7 +71,7 @@ def test_weights_are_those_of_the_layout(stored: Make, case: str) -> None:
     shapes = matrix_shapes(spec)
     assert shapes.keys() == expected.keys()
     for module, shape in shapes.items():
-        weight = stored_format(spec, module).read(checkpoint, module, shape)
+        weight = stored_format(spec, module).read(checkpoint, module, shape).whole()
         assert torch.equal(weight.floats(), expected[module])
         assert (weight.order is not None) == ("by activation" in case)
 
@@ -100,9 +100,10 @@ def test_layers_compute_the_formula_of_the_integer_kernels(stored: Make, case: s
     layer: Any = loaded.model.layers[1]
     for linear, names in ((layer.qkv, "q_proj k_proj v_proj"), (layer.out, "o_proj")):
         modules = [f"model.layers.1.self_attn.{name}" for name in names.split()]
-        weight = join(
-            [stored_format(spec, name).read(checkpoint, name, matrix_shapes(spec)[name]) for name in modules]
-        )
+        weight = join([
+            stored_format(spec, name).read(checkpoint, name, matrix_shapes(spec)[name]).whole()
+            for name in modules
+        ])  # fmt: skip
         x = torch.randn(5, 128, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
         in_order = x if weight.order is None else x[:, weight.order]
         assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(weight, in_order)))

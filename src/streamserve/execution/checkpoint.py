@@ -23,6 +23,9 @@ BASE = "model."
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 SAMPLE_BYTES = 64
 """Bytes of each place of a tensor that a fingerprint covers."""
+MAPPED_PART, MAPPED_BYTES = 100, 4 << 20
+"""Tensors that take more than the hundredth part of the files, and so many bytes, are not left in the
+process's memory together."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ class Checkpoint:
         self._files = _open_files(folder)
         if base_model and not any(name.startswith(BASE) for name in self._files):
             self._files = {BASE + name: (path, _Base(file)) for name, (path, file) in self._files.items()}
+        self._paths = {path for path, _ in self._files.values()}
+        self._limit = max(MAPPED_BYTES, sum(path.stat().st_size for path in self._paths) // MAPPED_PART)
+        self._mapped_bytes = 0  # of tensors that were read since the last release
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -110,12 +116,13 @@ class Checkpoint:
         """Read the tensors of a layer from the disk, if there is one."""
         for name in self._files:
             if name.startswith(f"{BASE}layers.{layer}."):
-                content = self._mapped(name)
+                content = self._files[name][1].get_tensor(name)  # not read: another thread counts what is
                 read_ahead(content.data_ptr(), content.nbytes)
 
     def release(self) -> None:
         """Take the files' pages, which have been read, from this process."""
-        release({path for path, _ in self._files.values()})
+        release(self._paths)
+        self._mapped_bytes = 0
 
     def fingerprint(self, *also: str) -> str:
         """Return a hash of every tensor's name, shape, dtype and a sample of its bytes (start, middle and
@@ -144,8 +151,13 @@ class Checkpoint:
         return converted
 
     def _mapped(self, name: str) -> Tensor:
-        """Return a view of the file. Do not keep it: the file may be replaced while the view exists."""
+        """Return a view of the file. Do not keep it: the file may be replaced while the view exists.
+
+        A few bytes that are read bring many pages, so what was read before is released if there is much."""
         tensor: Tensor = self._files[name][1].get_tensor(name)
+        if self._mapped_bytes + tensor.nbytes > self._limit:
+            self.release()
+        self._mapped_bytes += tensor.nbytes
         return tensor
 
 

@@ -7,7 +7,7 @@ for a 16-bit weight is decided here, what a product with them is in native/cpp/g
 gemm_fma.cpp.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -173,6 +173,30 @@ class QuantizedWeight:
         return columns if self.order is None else columns[:, self.order.argsort()]
 
 
+@dataclass(frozen=True)
+class StripedWeight:
+    """A QuantizedWeight of this `shape` without minimums, whose numbers are unpacked some outputs at once:
+    `numbers(first, last)` returns those of outputs from `first` to before `last`, [last - first, in]. It may
+    raise CheckpointError for numbers that the format does not have."""
+
+    format: WeightFormat
+    shape: tuple[int, int]
+    numbers: Callable[[int, int], Tensor]
+    scales: Tensor
+    zeros: Tensor | None = None
+    order: Tensor | None = None
+
+    def whole(self) -> QuantizedWeight:
+        """Return the weight with all its numbers."""
+        numbers = self.numbers(0, self.shape[0])
+        return QuantizedWeight(self.format, numbers, self.scales, self.zeros, order=self.order)
+
+    def without_numbers(self) -> QuantizedWeight:
+        """Return the weight with the numbers of no inputs."""
+        none = torch.empty(self.shape[0], 0, dtype=torch.uint8)
+        return QuantizedWeight(self.format, none, self.scales, self.zeros, order=self.order)
+
+
 class NotFinite(Exception):
     """A stored weight has numbers that are not finite, as they are or in the dtype that they are to have."""
 
@@ -237,6 +261,26 @@ def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         torch.cat(minimums) if minimums else None,
         order=weights[0].order,
     )
+
+
+def join_strips(weights: Sequence[StripedWeight]) -> StripedWeight:
+    """Return striped weights of one format, of the same inputs in the same order, as one: their outputs one
+    weight after the other."""
+    if len(weights) == 1:
+        return weights[0]
+    tables = join([weight.without_numbers() for weight in weights])
+
+    def numbers(first: int, last: int) -> Tensor:
+        parts, begin = [], 0
+        for weight in weights:
+            low, high = max(first - begin, 0), min(last - begin, weight.shape[0])
+            begin += weight.shape[0]
+            if low < high:
+                parts.append(weight.numbers(low, high))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    shape = tables.shape[0], weights[0].shape[1]
+    return StripedWeight(tables.format, shape, numbers, tables.scales, tables.zeros, tables.order)
 
 
 def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:

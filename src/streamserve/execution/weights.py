@@ -21,8 +21,10 @@ from streamserve.execution.quantization import (
     NotFinite,
     QuantizedWeight,
     StoredWeight,
+    StripedWeight,
     WeightFormat,
     join,
+    join_strips,
     quantize,
 )
 from streamserve.execution.shapes import (
@@ -52,8 +54,9 @@ CPU = torch.device("cpu")
 class LinearMakers:
     """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
     values, the head, routers in float32, and all others; and what makes a layer's experts of the router and
-    the experts' maps. `direct`: makers take matrices as StoredWeight and BlockWeight, where they lie in the
-    file. `floats` returns a BlockWeight as floats of a dtype; None: blocks are unpacked in torch."""
+    the experts' maps. `direct`: makers take matrices as StoredWeight, BlockWeight and StripedWeight, where
+    they lie in the file. `floats` returns a BlockWeight as floats of a dtype; None: blocks are unpacked in
+    torch."""
 
     linear: LinearMaker = Linear
     gate_up: LinearMaker = Linear
@@ -321,14 +324,15 @@ class _Loader:
             return checkpoint.view(name)
         return self._floats(name.removesuffix(".weight"), dtype).contiguous()
 
-    def _matrix(self, modules: Sequence[str]) -> Tensor | QuantizedWeight:
+    def _matrix(self, modules: Sequence[str]) -> Tensor | QuantizedWeight | StripedWeight:
         stored = self._spec.stored.of(modules[0]) if self._spec.stored else None
         if stored:
             assert isinstance(self._checkpoint, Checkpoint)
             assert not isinstance(stored, GgufBlocks)
             weights = [stored.read(self._checkpoint, module, self._shapes[module]) for module in modules]
             _check_orders(self._checkpoint, modules, weights)
-            return join(weights)
+            joined = join_strips(weights)
+            return joined if self._makers.direct else joined.whole()
         if self._format and self._spec.stored is None:
             return join([quantize(self._floats(module, torch.float32), self._format) for module in modules])
         return torch.cat([self._floats(module, self._dtype) for module in modules]).to(self._device)
@@ -350,7 +354,7 @@ class _Loader:
 
 
 def _check_orders(
-    checkpoint: AnyCheckpoint, modules: Sequence[str], weights: Sequence[QuantizedWeight]
+    checkpoint: AnyCheckpoint, modules: Sequence[str], weights: Sequence[StripedWeight]
 ) -> None:
     """Raise CheckpointError if weights that are joined have their inputs in different orders."""
     first, *others = (torch.empty(0) if weight.order is None else weight.order for weight in weights)

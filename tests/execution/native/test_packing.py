@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.execution.gguf.blocks import FORMATS, unpack
+from streamserve.execution.native import packing
 from streamserve.execution.native.library import Path, ScaleType
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.quantization import (
@@ -20,8 +21,11 @@ from streamserve.execution.quantization import (
     NotFinite,
     QuantizedWeight,
     StoredWeight,
+    StripedWeight,
+    WeightFormat,
     common_format,
     join,
+    join_strips,
     parse_format,
     quantize,
     widen,
@@ -113,6 +117,36 @@ def test_numbers_in_columns_are_packed_like_those_in_rows(pool, name):
     columns = replace(weight, numbers=weight.numbers.T.contiguous().T)
     assert not columns.numbers.is_contiguous()
     assert_same(NativeLinear(pool(2), columns), NativeLinear(pool(2), weight))
+
+
+@pytest.mark.parametrize("path", [Path.PORTABLE, Path.AVX2, Path.AVX512])
+@given(
+    width=st.integers(1, 300),
+    outputs=st.lists(st.integers(1, 200), min_size=1, max_size=3),
+    name=st.sampled_from(["int8", "int4", "int4:32", "w8a8", "fp8"]),
+    paired=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_strips_are_packed_like_the_whole(pool, path, width, outputs, name, paired, seed):
+    outputs = outputs * 2 if paired else outputs
+    format = WeightFormat(8, 128, True, floating=True) if name == "fp8" else parse_format(name)
+    weights = [quantize(part, format) for part in stored(outputs, width, torch.float32, seed)]
+    threads, read = pool(2, path), []
+
+    def striped(weight: QuantizedWeight) -> StripedWeight:
+        def numbers(first: int, last: int) -> torch.Tensor:
+            assert 0 <= first < last <= len(weight.numbers)
+            read.append(last - first)
+            return weight.numbers[first:last]
+
+        return StripedWeight(format, weight.shape, numbers, weight.scales, weight.zeros)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "STRIP", 64)
+        strips = NativeLinear(threads, join_strips([striped(weight) for weight in weights]), paired=paired)
+    assert_same(strips, NativeLinear(threads, join(weights), paired=paired))
+    assert sum(read) == sum(outputs)
+    assert max(read) <= 128
 
 
 KINDS = [("Q4_0",), ("Q4_K", "Q6_K"), ("MXFP4", "Q8_0"), ("IQ4_NL", "IQ4_XS"), ("IQ4_XS", "Q5_K", "Q2_K")]

@@ -11,7 +11,7 @@ from torch import Tensor
 from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
 from streamserve.execution.native.packing import pack
-from streamserve.execution.quantization import BlockWeight, QuantizedWeight, StoredWeight
+from streamserve.execution.quantization import BlockWeight, QuantizedWeight, StoredWeight, StripedWeight
 from streamserve.execution.weight_arena import StoredTensor
 
 NUMBERS = ("n", "k", "n_padded", "k_padded", "path", "type", "numbers", "bits", "group", "scale_type")
@@ -48,7 +48,7 @@ class NativeLinear:
     def __init__(
         self,
         pool: ThreadPool,
-        weight: Tensor | QuantizedWeight | StoredWeight | BlockWeight,
+        weight: Tensor | QuantizedWeight | StripedWeight | StoredWeight | BlockWeight,
         bias: Tensor | None = None,
         paired: bool = False,
         dtype: torch.dtype = torch.bfloat16,

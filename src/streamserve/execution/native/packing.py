@@ -1,7 +1,7 @@
 """Weights as the kernels read them: numbers, and scales, offsets and the order of inputs."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -30,12 +30,15 @@ from streamserve.execution.quantization import (
     NotFinite,
     QuantizedWeight,
     StoredWeight,
+    StripedWeight,
     WeightFormat,
 )
 
 E4M3_PART = 256.0
 """The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
 
+STRIP = 1 << 18
+"""Numbers that are unpacked at once: what is made of them stays in the processor's cache."""
 
 Addresses = NDArray[np.uint64]
 
@@ -70,12 +73,12 @@ class Packed:
 def pack(
     pool: ThreadPool,
     struct: LinearStruct,
-    weight: QuantizedWeight | StoredWeight | BlockWeight,
+    weight: QuantizedWeight | StripedWeight | StoredWeight | BlockWeight,
     outputs: Tensor,
 ) -> Packed:
     """Pack a weight for `struct`, its outputs in the order of `outputs` (whole panels, -1 is padding), and
     complete `struct`, which points to the result. Raises NotFinite for a stored weight with such numbers."""
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, QuantizedWeight | StripedWeight):
         packed = _pack_quantized(pool, struct, weight, outputs)
     elif isinstance(weight, BlockWeight):
         packed = _pack_blocks(pool, struct, weight, outputs)
@@ -185,10 +188,11 @@ def _block_rows(weight: BlockWeight, outputs: Tensor) -> tuple[Addresses, NDArra
 
 
 def _pack_quantized(
-    pool: ThreadPool, struct: LinearStruct, weight: QuantizedWeight, outputs: Tensor
+    pool: ThreadPool, struct: LinearStruct, weight: QuantizedWeight | StripedWeight, outputs: Tensor
 ) -> Packed:
+    tables = weight.without_numbers() if isinstance(weight, StripedWeight) else weight
     floating = weight.format.floating
-    scale_type, scales, offsets = _tables(weight)
+    scale_type, scales, offsets = _tables(tables)
     _describe(struct, weight.format, Numbers.E4M3 if floating else Numbers.INTEGERS, scale_type)
     depth, group = struct.k_padded, struct.group
     chosen, empty = outputs.clamp(min=0).long(), outputs < 0
@@ -198,14 +202,11 @@ def _pack_quantized(
         kept = torch.nn.functional.pad(kept, (0, -(-depth // group) - kept.shape[1]))
         return kept.view(len(outputs) // PANEL, PANEL, -1).permute(0, 2, 1).contiguous()
 
-    numbers = pool.memory(struct.n_padded * depth * weight.format.bits // 8)
-    if floating:
-        padded = torch.nn.functional.pad(weight.numbers[chosen], (0, depth - weight.numbers.shape[1]))
-        numbers.copy_(_floats(padded, Path(struct.path)))
-    else:
-        source = weight.numbers.contiguous()  # a copy has to outlive the addresses of its rows
-        rows = _rows([source], outputs)
-        pool.library.ss_pack_integers(pool.handle, ctypes.byref(struct), rows.ctypes.data, numbers.data_ptr())
+    row = depth * weight.format.bits // 8
+    numbers = pool.memory(struct.n_padded * row)
+    for first, strip, stored in _strips(weight, outputs, pool.threads):
+        to = numbers[first * row : (first + len(strip)) * row]
+        (_pack_floats_8 if floating else _pack_integers)(pool, struct, stored, strip, to)
     return Packed(
         numbers,
         by_panel(scales),
@@ -213,6 +214,46 @@ def _pack_quantized(
         None if weight.order is None else _padded(weight.order, depth),
         _table(weight.format),
     )
+
+
+def _strips(
+    weight: QuantizedWeight | StripedWeight, outputs: Tensor, threads: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield whole panels of `outputs`: the number of the first output, the rows that they are of the numbers
+    that follow (-1 is padding), and these numbers."""
+    if isinstance(weight, QuantizedWeight):
+        yield 0, outputs, weight.numbers.contiguous()
+        return
+    count = PANEL * max(threads, STRIP // (PANEL * weight.shape[1]))
+    for first in range(0, len(outputs), count):
+        strip = outputs[first : first + count].long()
+        rows = strip[strip >= 0].unique()
+        begins = torch.cat([rows[:1], rows[1:][rows.diff() > 1]]).tolist()
+        ends = torch.cat([rows[:-1][rows.diff() > 1], rows[-1:]]).tolist()
+        parts = [weight.numbers(begin, end + 1) for begin, end in zip(begins, ends, strict=True)]
+        places = torch.where(strip < 0, -1, torch.searchsorted(rows, strip))
+        yield first, places, parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+
+def _pack_integers(
+    pool: ThreadPool, struct: LinearStruct, stored: Tensor, places: Tensor, to: Tensor
+) -> None:
+    """Pack panels of integers, those of the rows `places` of `stored`."""
+    strip = LinearStruct.from_buffer_copy(struct)
+    strip.n_padded = len(places)
+    rows = _rows([stored], places)
+    pool.library.ss_pack_integers(pool.handle, ctypes.byref(strip), rows.ctypes.data, to.data_ptr())
+
+
+def _pack_floats_8(
+    pool: ThreadPool, struct: LinearStruct, stored: Tensor, places: Tensor, to: Tensor
+) -> None:
+    """Pack panels of floats of 8 bits, those of the rows `places` of `stored`."""
+    padded = torch.nn.functional.pad(
+        stored[places.clamp(min=0).long()], (0, struct.k_padded - stored.shape[1])
+    )
+    padded[places < 0] = 0
+    to.copy_(_floats(padded, Path(struct.path)))
 
 
 def _describe(struct: LinearStruct, format: WeightFormat, kind: Numbers, scale_type: ScaleType) -> None:

@@ -9,13 +9,14 @@ output, groups is 1.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.fields import Fields
-from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.quantization import StripedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
     Linears,
     Shape,
@@ -48,19 +49,23 @@ class AWQ:
             f"{module}.scales": Header((groups, rows)),
         }
 
-    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for scales that
         are not finite."""
 
-        def unpacked(name: str) -> Tensor:
-            """Return numbers [out, in or groups]."""
-            packed = checkpoint.integers(f"{module}.{name}")
-            in_words = unpack(packed, self.weights.bits, packed.shape[1] * len(PLACES))
-            in_order = in_words.view(len(packed), -1, len(PLACES))[:, :, PLACES].flatten(1)
-            return in_order[:, : shape[0]].T.contiguous()
+        def unpacked(packed: Tensor, first: int, last: int) -> Tensor:
+            """Return numbers [last - first, in or groups] of outputs from `first` to before `last`."""
+            begin = first // len(PLACES)
+            strip = packed[:, begin : words(last, self.weights.bits)]
+            in_words = unpack(strip, self.weights.bits, strip.shape[1] * len(PLACES))
+            in_order = in_words.view(len(strip), -1, len(PLACES))[:, :, PLACES].flatten(1)
+            begin *= len(PLACES)
+            return in_order[:, first - begin : last - begin].T.contiguous()
 
         scales = checkpoint.tensor([f"{module}.scales"], torch.float32).T.contiguous()
-        return QuantizedWeight(self.weights, unpacked("qweight"), scales, unpacked("qzeros"))
+        zeros = unpacked(checkpoint.view(f"{module}.qzeros"), 0, shape[0])
+        numbers = partial(unpacked, checkpoint.view(f"{module}.qweight"))
+        return StripedWeight(self.weights, shape, numbers, scales, zeros)
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:

@@ -12,17 +12,20 @@
 Symmetric weights have no zero points; with one group a row, groups is 1. Sizes are rounded up to whole words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint, Header
-from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.quantization import QuantizedWeight, StripedWeight, WeightFormat
 from streamserve.execution.stored.formats import Shape
 from streamserve.execution.stored.order import index_header, input_order
 from streamserve.execution.stored.words import pack, unpack, words
+
+Numbers = Callable[[int, int], Tensor]
+"""Returns the numbers of outputs from the first to before the last (quantization.py: StripedWeight)."""
 
 
 @dataclass(frozen=True)
@@ -53,41 +56,43 @@ class CompressedIntegers:
             tensors[f"{module}.weight_zero_point"] = zeros
         return tensors
 
-    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for numbers that
         the format does not have."""
-        rows, columns = shape
-        order = input_order(checkpoint, f"{module}.weight_g_idx", columns, self.weights.group)
+        order = input_order(checkpoint, f"{module}.weight_g_idx", shape[1], self.weights.group)
         scales = checkpoint.tensor([f"{module}.weight_scale"], torch.float32)
-        numbers, zeros = (self._packed if self.packed else self._plain)(checkpoint, module, rows, columns)
-        numbers = numbers if order is None else numbers[:, order]
-        return QuantizedWeight(self.weights, numbers, scales, zeros, order=order)
+        read, zeros = (self._packed if self.packed else self._plain)(checkpoint, module, shape)
 
-    def _packed(
-        self, checkpoint: Checkpoint, module: str, rows: int, columns: int
-    ) -> tuple[Tensor, Tensor | None]:
-        bits = self.weights.bits
+        def numbers(first: int, last: int) -> Tensor:
+            return read(first, last) if order is None else read(first, last)[:, order]
+
+        return StripedWeight(self.weights, shape, numbers, scales, zeros, order)
+
+    def _packed(self, checkpoint: Checkpoint, module: str, shape: Shape) -> tuple[Numbers, Tensor | None]:
+        (rows, columns), bits = shape, self.weights.bits
         written = checkpoint.integers(f"{module}.weight_shape").tolist()
         if written != [rows, columns]:
             checkpoint.refuse(f"{module}.weight_shape", f"says {written}, not {[rows, columns]}")
-        numbers = unpack(checkpoint.integers(f"{module}.weight_packed"), bits, columns)
-        if self.weights.symmetric:
-            return numbers, None
-        zeros = checkpoint.integers(f"{module}.weight_zero_point").T
-        return numbers, unpack(zeros, bits, rows).T.contiguous()
+        zeros = None
+        if not self.weights.symmetric:
+            stored = checkpoint.integers(f"{module}.weight_zero_point").T
+            zeros = unpack(stored, bits, rows).T.contiguous()
+        packed = checkpoint.view(f"{module}.weight_packed")
+        return lambda first, last: unpack(packed[first:last], bits, columns), zeros
 
-    def _plain(
-        self, checkpoint: Checkpoint, module: str, rows: int, columns: int
-    ) -> tuple[Tensor, Tensor | None]:
-        def unsigned(name: str) -> Tensor:
-            """Return the numbers of a tensor of int8 as unsigned ones."""
-            numbers = checkpoint.integers(name)
+    def _plain(self, checkpoint: Checkpoint, module: str, shape: Shape) -> tuple[Numbers, Tensor | None]:
+        def unsigned(name: str, numbers: Tensor) -> Tensor:
+            """Return numbers of int8 of a tensor as unsigned ones."""
             if self.weights.bits == 4 and not bool(((numbers >= -8) & (numbers < 8)).all()):
                 checkpoint.refuse(name, "holds numbers of more than 4 bits")
-            return numbers.view(torch.uint8).add_(self.weights.middle)  # modulo 256
+            return numbers.view(torch.uint8) + self.weights.middle  # modulo 256
 
-        zeros = None if self.weights.symmetric else unsigned(f"{module}.weight_zero_point")
-        return unsigned(f"{module}.weight"), zeros
+        zeros = None
+        if not self.weights.symmetric:
+            name = f"{module}.weight_zero_point"
+            zeros = unsigned(name, checkpoint.integers(name))
+        stored = checkpoint.view(f"{module}.weight")
+        return lambda first, last: unsigned(f"{module}.weight", stored[first:last]), zeros
 
 
 def written_as(weights: WeightFormat) -> CompressedIntegers:

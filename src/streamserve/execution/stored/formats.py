@@ -9,7 +9,7 @@ from typing import Protocol
 from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.experts import is_routed
 from streamserve.execution.fields import Fields, shown
-from streamserve.execution.quantization import GROUPS, QuantizedWeight, WeightFormat
+from streamserve.execution.quantization import GROUPS, StripedWeight, WeightFormat
 
 HEAD = "lm_head"
 UNQUANTIZED = "unquantized"
@@ -63,7 +63,7 @@ class StoredFormat(Protocol):
         """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
         ...
 
-    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked against `headers`. Raises CheckpointError
         for numbers that the format does not have."""
         ...

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.fields import Fields, shown
@@ -24,7 +25,7 @@ from streamserve.execution.quantization import (
     GROUPS,
     LARGEST_FLOAT,
     NOT_A_NUMBER,
-    QuantizedWeight,
+    StripedWeight,
     WeightFormat,
 )
 from streamserve.execution.stored.formats import (
@@ -66,12 +67,17 @@ class Floats:
             tensors[f"{module}.input_scale"] = Header((1,))
         return tensors
 
-    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for numbers that
         are not finite, or scales that make them so."""
-        numbers = checkpoint.integers(f"{module}.weight").view(torch.uint8)
-        if bool((numbers & NOT_A_NUMBER == NOT_A_NUMBER).any()):
-            checkpoint.refuse(f"{module}.weight", "holds numbers that are not finite (NaN)")
+        stored = checkpoint.view(f"{module}.weight").view(torch.uint8)
+
+        def numbers(first: int, last: int) -> Tensor:
+            strip = stored[first:last].clone()
+            if bool((strip & NOT_A_NUMBER == NOT_A_NUMBER).any()):
+                checkpoint.refuse(f"{module}.weight", "holds numbers that are not finite (NaN)")
+            return strip
+
         name = f"{module}.{self.scale_name}"
         scales = checkpoint.tensor([name], torch.float32)
         if float(scales.abs().max()) > MAX_SCALE:
@@ -79,7 +85,7 @@ class Floats:
         if self.scales == "tensor":
             scales = scales.expand(shape[0]).unsqueeze(1)
         rows = scales.repeat_interleave(self.block_rows, 0)[: shape[0]].contiguous()
-        return QuantizedWeight(self.weights, numbers, rows)
+        return StripedWeight(self.weights, shape, numbers, rows)
 
 
 def floating(group: int | None) -> WeightFormat:

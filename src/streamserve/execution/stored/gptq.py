@@ -17,7 +17,7 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import Checkpoint, Header
 from streamserve.execution.fields import Fields, shown
-from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.quantization import StripedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
     Linears,
     Shape,
@@ -58,17 +58,20 @@ class GPTQ:
             f"{module}.bias": Header((rows,), optional=True, zero=True),
         }
 
-    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for numbers that
         the format does not have."""
         rows, columns = shape
         order = input_order(checkpoint, f"{module}.g_idx", columns, self.weights.group)
-        packed = checkpoint.integers(f"{module}.qweight").T.contiguous()
-        numbers = unpack(packed, self.weights.bits, columns)
+        packed = checkpoint.view(f"{module}.qweight")
         scales = checkpoint.tensor([f"{module}.scales"], torch.float32).T.contiguous()
         zeros = self._zeros(checkpoint, f"{module}.qzeros", rows)
-        numbers = numbers if order is None else numbers[:, order]
-        return QuantizedWeight(self.weights, numbers, scales, zeros, order=order)
+
+        def numbers(first: int, last: int) -> Tensor:
+            strip = unpack(packed[:, first:last].T.contiguous(), self.weights.bits, columns)
+            return strip if order is None else strip[:, order]
+
+        return StripedWeight(self.weights, shape, numbers, scales, zeros, order)
 
     def _zeros(self, checkpoint: Checkpoint, name: str, rows: int) -> Tensor | None:
         """Return the zero points [out, groups]; None if they are those of symmetric weights."""

@@ -16,7 +16,7 @@ from streamserve.execution.checkpoint import Checkpoint, Header, is_finite
 from streamserve.execution.experts import in_halves, is_routed, stack_of
 from streamserve.execution.fields import Fields
 from streamserve.execution.gguf.blocks import mxfp4_scales
-from streamserve.execution.quantization import QuantizedWeight, WeightFormat
+from streamserve.execution.quantization import StripedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
     Linears,
     Shape,
@@ -47,7 +47,7 @@ class MXFP4:
             f"{stack}_scales": Header((self.experts, rows, blocks), ("U8",)),
         }
 
-    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> QuantizedWeight:
+    def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for scales of
         numbers that are not finite."""
         stack, number = stack_of(module)
@@ -57,7 +57,9 @@ class MXFP4:
         if not is_finite(scales * self.weights.largest):
             checkpoint.refuse(f"{stack}_scales", "holds scales of weights that float32 cannot hold")
         numbers = in_halves(module, halves.reshape(shape))
-        return QuantizedWeight(self.weights, numbers, in_halves(module, scales))
+        return StripedWeight(
+            self.weights, shape, lambda first, last: numbers[first:last], in_halves(module, scales)
+        )
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
