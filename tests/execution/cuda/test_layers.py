@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.execution.cuda.operations import operations
@@ -89,7 +89,6 @@ def test_queries_and_keys_are_normed_jointly(kernels, device, rows, heads, kv_he
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu_pytorch_tanh", "clamped"])
-@settings(max_examples=5 if settings.default.max_examples < 200 else 200)  # the interpreter is slow
 @given(rows=st.integers(1, 5), n=st.integers(1, 1500), dtype=dtypes, seed=seeds)
 def test_gates(kernels, device, kind, rows, n, dtype, seed):
     gate_up = 3 * normal(seed, rows, 2 * n, dtype=dtype)
@@ -116,7 +115,6 @@ rotations = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
 @given(case=rotations)
@@ -199,7 +197,6 @@ def test_tokens_of_the_step_before_are_fed(kernels, device, rows, seed):
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 5.5])
-@settings(max_examples=5 if settings.default.max_examples < 200 else 200)  # the interpreter is slow
 @given(rows=st.integers(1, 5), hidden=st.integers(1, 2100), dtype=dtypes, seed=seeds)
 def test_embedding(kernels, device, multiplier, rows, hidden, dtype, seed):
     table = normal(seed, 7, hidden, dtype=dtype)

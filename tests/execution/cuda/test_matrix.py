@@ -177,7 +177,6 @@ def test_every_pair_is_in_one_tile_of_its_expert(rows: int, experts: int, each: 
     assert sorted(found) == list(range(rows * each))
 
 
-@settings(max_examples=6 if settings.default.max_examples < 200 else 200)  # the interpreter is slow
 @example(format="int8", rows=50, experts=2, each=1, biased=True, shared=True, dtype=torch.float32, seed=0)
 @given(
     format=st.sampled_from(["floats", "int8", "int4", "mxfp4", "int4:16, minimums"]),
