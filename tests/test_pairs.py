@@ -114,9 +114,8 @@ async def answers(llm: AsyncLLM, requests: list[Request]) -> Answers:
     return list(await asyncio.gather(*(answer_one(n, *request) for n, request in enumerate(requests))))
 
 
-@pytest.fixture(scope="module")
-def one_workers(checkpoint: Path) -> OneWorkers:
-    """Return the answers of one worker, asked once for the same requests."""
+def asked_once(checkpoint: Path) -> OneWorkers:
+    """Return a function that returns the answers of one worker, asked once for the same requests."""
     known: dict[str, Answers] = {}
 
     async def ask(requests: list[Request]) -> Answers:
@@ -127,6 +126,11 @@ def one_workers(checkpoint: Path) -> OneWorkers:
         return known[key]
 
     return ask
+
+
+@pytest.fixture(scope="module")
+def one_workers(checkpoint: Path) -> OneWorkers:
+    return asked_once(checkpoint)
 
 
 async def wait_until_idle(llm: AsyncLLM) -> None:

@@ -20,7 +20,16 @@ from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.serving import serving as served
-from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
+from tests.test_pairs import (
+    OneWorkers,
+    answers,
+    asked_once,
+    fleet,
+    make_requests,
+    serving,
+    until,
+    wait_until_idle,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 TABLE = {"vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 2048}
@@ -30,6 +39,11 @@ TABLE = {"vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 2048}
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("workers"))
+
+
+@pytest.fixture(scope="module")
+def one_workers(checkpoint: Path) -> OneWorkers:
+    return asked_once(checkpoint)
 
 
 async def answer(llm: AsyncLLM, prompt: list[int], name: str) -> tuple[list[int], int]:
@@ -47,11 +61,12 @@ async def answer(llm: AsyncLLM, prompt: list[int], name: str) -> tuple[list[int]
 @pytest.mark.parametrize(
     "workers", [{"workers": 2}, {"workers": 1, "pairs": 1}, {"workers": 1, "prefill": 1, "decode": 2}]
 )
-async def test_workers_give_the_text_of_one(checkpoint: Path, scale: Scale, workers: dict[str, int]) -> None:
+async def test_workers_give_the_text_of_one(
+    checkpoint: Path, one_workers: OneWorkers, scale: Scale, workers: dict[str, int]
+) -> None:
     """With speculation, greedy and sampled; a killed worker's requests continue on the others."""
     requests = make_requests(scale.pick(16, 120), scale.seed)
-    async with serving(checkpoint) as llm:
-        expected = await answers(llm, requests)
+    expected = await one_workers(requests)
     settings = {"draft": "ngram", "speculation_policy": "fixed:3", "router": "round-robin"}
     async with serving(checkpoint, **settings, **workers) as llm:
         assert await answers(llm, requests) == expected

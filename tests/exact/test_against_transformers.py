@@ -234,7 +234,7 @@ def test_greedy_text_is_the_references(
     case, reference = CASES[name], request.getfixturevalue("reference")
     if not scale.full:
         case = replace(case, longest=min(case.longest, 400))
-    count = scale.pick(max(6, case.concurrency * 3 // 2), 36)
+    count = scale.pick(min(36, max(6, case.concurrency * 3 // 2)), 36)
     engine = make_engine(checkpoint, case, backend)
     prompts = make_prompts(random.Random(scale.seed), count, case.longest, engine.model.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=MAX_OUTPUT, ignore_eos=True, logprobs=0)
@@ -259,19 +259,22 @@ def test_greedy_text_is_the_references(
 
 
 def test_seeded_text_is_the_same_alone_in_a_batch_chunked_and_preempted(
-    checkpoint: Path, scale: Scale, record: Callable[..., None]
+    request: pytest.FixtureRequest, checkpoint: Path, scale: Scale, record: Callable[..., None]
 ) -> None:
+    """In small runs each model has one of the cases besides "alone"; each case has every third model."""
+    others = ["many", "odd-chunks", "preempted"]
+    if not scale.full:
+        others = others[list(MODELS).index(request.node.callspec.params["checkpoint"]) % 3 :][:1]
     count = scale.pick(8, 64)
     params = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=MAX_OUTPUT, ignore_eos=True)
     texts, preemptions = {}, 0
-    for name in ("alone", "many", "odd-chunks", "preempted"):
+    for name in ("alone", *others):
         engine = make_engine(checkpoint, CASES[name])
         prompts = make_prompts(random.Random(scale.seed), count, 200, engine.model.vocab_size)
         texts[name] = generate(engine, prompts, params, CASES[name].concurrency).tokens
         preemptions += engine.report().preemptions
-    assert texts["many"] == texts["alone"]
-    assert texts["odd-chunks"] == texts["alone"]
-    assert texts["preempted"] == texts["alone"]
-    assert preemptions > 0
+    for name in others:
+        assert texts[name] == texts["alone"], name
+    assert (preemptions > 0) == ("preempted" in others)
     assert len({tuple(text) for text in texts["alone"]}) > count // 2
     record(requests=count, tokens=count * MAX_OUTPUT, preemptions=preemptions, seed=scale.seed)

@@ -76,6 +76,7 @@ def leaves(tree: TokenTree) -> list[int]:
     return [node for node in range(len(tree)) if node not in tree.parents]
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ def test_each_branch_of_random_trees_has_the_logits_of_a_plain_chain(
     record(branches=branches, trees_with_siblings=wide, seed=scale.seed)
 
 
+@pytest.mark.each_value
 @torch.inference_mode()
 @pytest.mark.parametrize("fields", [{}, {"architecture": "mistral", "sliding_window": 9}])
 @pytest.mark.parametrize("backend", ["auto", "reference"])

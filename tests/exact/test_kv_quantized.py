@@ -76,6 +76,7 @@ def alone(checkpoint: Path, prompts: list[list[int]]) -> Outcome:
     return generate(make_engine(checkpoint, ALONE), prompts, SAMPLED, 1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", CASES)
 def test_text_is_that_of_a_request_alone(
     checkpoint: Path, prompts: list[list[int]], alone: Outcome, name: str

@@ -52,6 +52,11 @@ CASES = {
 ROW_INVARIANT = [name for name, case in CASES.items() if case.backend == "auto"]
 
 
+def dtype_in_small_runs(name: str) -> str:
+    """Return the data type of a case in small runs: every second row-invariant case is in bfloat16."""
+    return "bfloat16" if name in ROW_INVARIANT[1::2] else "float32"
+
+
 ALWAYS = (
     "all draft tokens accepted", "accepted by a sampled request", "stop string",
     "ended by a token or a grammar", "found in the prefix index", "copied on write",
@@ -71,6 +76,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_text_is_that_of_plain_decoding(
     pair: tuple[Path, Path], name: str, dtype: str, scale: Scale, record: Callable[..., None]
 ) -> None:
+    if not scale.full and dtype != dtype_in_small_runs(name):
+        pytest.skip("with --full")
     case, rng = replace(CASES[name], dtype=dtype), random.Random(scale.seed)
     tokenizer = Tokenizer.from_folder(pair[0])
     kept = {

@@ -162,6 +162,7 @@ def test_gpt_oss_without_rope_parameters_is_refused(shared_checkpoint: Shared, t
         load(config(folder))
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("architecture", [*MIXTURES, "gpt_oss"])
 @pytest.mark.parametrize("quantization", ["int8:32", "int4:32", "w8a8"])
@@ -213,6 +214,7 @@ def test_experts_of_quantized_checkpoints_are_those_of_the_layout(
     assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], torch.float32, pool), logits)
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("architecture", MIXTURES)
 @pytest.mark.parametrize("format", ["int4:32", "w8a8"])
@@ -366,6 +368,7 @@ def test_a_step_is_expected_to_read_the_experts_that_its_tokens_choose(
     assert floor.token_parameters == pytest.approx(floor.layer_parameters - routed / 2 * (1 - share), abs=1)
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", [*MIXTURES, "gpt_oss"])

@@ -104,6 +104,7 @@ def by_package(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 @pytest.mark.parametrize("format", ["int8", "int4", "int4:32", "w8a8"])
 def test_the_package_decompresses_our_weights(

@@ -100,6 +100,7 @@ def test_tensors_are_those_that_the_package_reads(
             assert torch.equal(weight.floats(), tensors[f"{module}.weight"])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("kind", ["F32", "BF16"])
 def test_tokens_are_those_of_transformers(
@@ -175,6 +176,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("architecture", MIXTURES)
 @pytest.mark.parametrize("kind", ["F32", "F16"])
 def test_experts_are_those_of_transformers(
@@ -189,6 +191,7 @@ def test_experts_are_those_of_transformers(
     torch.testing.assert_close(logits_of(loaded), logits_by_transformers(folder), rtol=0, atol=1e-4)
 
 
+@pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("architecture", MIXTURES)
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "Q6_K"])

@@ -57,6 +57,7 @@ def run(executor: TorchExecutor, spans: list[Span], params: SamplingParams = GRE
     return results
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kv", ["auto", "int8"])

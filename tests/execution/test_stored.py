@@ -126,6 +126,7 @@ def test_logits_are_those_of_the_dequantized_weights(stored: Make, pool: ThreadP
         assert torch.equal(logits_of(folder, [13, 1, 1, 30, 15], dtype, pool), whole)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
 @pytest.mark.parametrize("case", ["gptq by activation", "awq, groups of 64", "fp8 in blocks"])
 def test_biases_and_joined_matrices_of_an_architecture_are_used(

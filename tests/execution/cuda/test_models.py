@@ -123,7 +123,7 @@ def test_rounded_weights_are_those_of_the_cpu(shared_checkpoint: Shared, quantiz
     assert torch.equal(unpack(quantized.model.layers[1].down.packed), quantize(weight, format).floats())
     assert isinstance(quantized.model.head, QuantizedLinear)
     tokens, _ = generate(quantized.executor)
-    assert tokens != generate(loaded(folder).executor)[0] or quantization != "int4:32"
+    assert quantization != "int4:32" or tokens != generate(loaded(folder).executor)[0]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])

@@ -55,6 +55,7 @@ def test_every_number_of_the_format_is_exact(pool, path: Path) -> None:
     assert torch.equal(linear(x, wide=True)[0], codes.view(torch.float8_e4m3fn).float())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("path", Path)
 def test_the_bits_are_those_of_the_formula(pool, path: Path, format: WeightFormat) -> None:

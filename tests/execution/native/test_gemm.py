@@ -69,6 +69,7 @@ def test_wide_outputs_are_multiplied_and_bounded(pool, path, dtype, cap):
     assert spoiled[4:].isfinite().all()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("path", "dtype"), EVERY_PATH, ids=str)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (333, 100), (704, 512)])
 def test_a_rows_bits_do_not_depend_on_other_rows(pool, path, dtype, outputs, inputs):

@@ -172,6 +172,7 @@ def unpacked(weight: BlockWeight) -> QuantizedWeight:
     return join(parts)
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("path", [Path.PORTABLE, Path.AVX2, Path.AVX512])
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in FORMATS), *KINDS], ids=" ".join)
 @pytest.mark.parametrize(("rows", "paired"), [(1, False), (96, True), (130, False)])
