@@ -2,6 +2,7 @@
 and the pair was ready again. See tests/cluster/machine_faults.py; needs root.
 
     python -m benchmarks.machine_faults --rounds 5
+    python -m benchmarks.machine_faults --rounds 5 --launched ray     agents that Ray places: killed Ray nodes
 
 Trials that the result file has are not repeated: an interruption costs one.
 """
@@ -10,12 +11,20 @@ import argparse
 import json
 import time
 from math import inf
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.report import RESULTS, SIMULATED, commit, table, write
 from tests.campaigns.drive import attempt
-from tests.campaigns.machine_faults import CASES, case, open_campaign
-from tests.cluster.machine_faults import EVENTS, FAULT_SECONDS, FAULTS, LEASE, STREAMS
+from tests.campaigns.machine_faults import CASES, case, open_campaign, ray_case
+from tests.cluster.machine_faults import (
+    EVENTS,
+    FAULT_SECONDS,
+    FAULTS,
+    LEASE,
+    RAY_FAULTS,
+    STREAMS,
+    Launched,
+)
 
 NAME = "machine_faults"
 
@@ -35,13 +44,14 @@ def save(trials: list[dict[str, Any]]) -> None:
     write(NAME, settings, {"trials": trials}, SIMULATED)
 
 
-def run(rounds: int, seconds: float) -> list[dict[str, Any]]:
+def run(launched: Launched, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Run the trials that are missing, for so many seconds at most; return all."""
     trials, end = known(), time.monotonic() + seconds
-    done = {trial["seed"] for trial in trials}
-    with open_campaign() as campaign:
-        for seed in (seed for seed in range(rounds * CASES) if seed not in done):
-            event, fault, worker = case(seed)
+    faults, cases = (RAY_FAULTS, len(EVENTS)) if launched == "ray" else (FAULTS, CASES)
+    done = {trial["seed"] for trial in trials if trial["fault"] in faults}
+    with open_campaign(launched) as campaign:
+        for seed in (seed for seed in range(rounds * cases) if seed not in done):
+            event, fault, worker = ray_case(seed) if launched == "ray" else case(seed)
             outcome = attempt(campaign, seed)
             trials.append({
                 "seed": seed, "event": event, "fault": fault, "worker": worker, "commit": commit(),
@@ -61,11 +71,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5, help="of every event with every fault")
+    parser.add_argument("--launched", choices=get_args(Launched), default="join")
     parser.add_argument("--minutes", type=float, default=inf, help="the longest time of this run")
     args = parser.parse_args()
-    trials = run(args.rounds, 60 * args.minutes)
+    trials = run(args.launched, args.rounds, 60 * args.minutes)
     rows = []
-    for fault in FAULTS:
+    for fault in FAULTS | RAY_FAULTS:
         seconds = sorted(t["seconds"] for t in trials if t["fault"] == fault and t["verdict"] == "passed")
         failed = sum(t["fault"] == fault and t["verdict"] == "failed" for t in trials)
         spread = [f"{seconds[len(seconds) // 2]:.1f}", f"{seconds[-1]:.1f}"] if seconds else ["", ""]

@@ -3,6 +3,8 @@
     this machine: the head ══ bridge ══ wire ══ machine 1: an agent, half of a pair
                                 ╚══════ wire ══ machine 2: an agent, the other half
 
+The agents are started here, or by Ray, whose head is on this machine and which has a node on the others.
+
 A trial loads the pair, waits until a worker reaches the event, and lets a fault happen there. Every answer
 must be the one of a single local worker without faults, and the fault must have happened.
 """
@@ -12,9 +14,9 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 from unittest import mock
 
 from streamserve.engine.observer import LifecycleEvent
@@ -22,6 +24,7 @@ from streamserve.llm.async_llm import AsyncLLM
 from tests.checkpoints import make_checkpoint
 from tests.cluster.machines import Machines, machines
 from tests.cluster.namespaces import WireProcess
+from tests.cluster.ray_machines import HERE, ray_machines
 from tests.test_lifecycle_events import SETTINGS, send_until, undisturbed
 from tests.test_pairs import NUMBERS, fleet, make_requests, serving, until, wait_until_idle
 
@@ -70,7 +73,9 @@ class Disturbed:
         self.wire.set("flow")
 
 
-FAULTS: dict[str, tuple[Callable[[Disturbed], Awaitable[None]], str]] = {
+Launched = Literal["join", "ray"]
+Fault = tuple[Callable[[Disturbed], Awaitable[None]], str]
+FAULTS: dict[str, Fault] = {
     "killed worker": (Disturbed.kill_worker, ""),
     "killed machine": (Disturbed.kill_machine, ""),
     "cut link": (Disturbed.cut_link, ""),
@@ -80,6 +85,8 @@ FAULTS: dict[str, tuple[Callable[[Disturbed], Awaitable[None]], str]] = {
 }
 """Faults, and which frames of the wire show that they happened. After the others the worker is lost."""
 HARMLESS = "delay of 200 ms"
+RAY_FAULTS: dict[str, Fault] = {"killed Ray node": (Disturbed.kill_machine, "")}
+"""Faults where Ray places the agents: the others do not depend on what started them."""
 
 
 class MachineFaults:
@@ -104,8 +111,8 @@ class MachineFaults:
         """Let a fault happen to the machine of the worker `victim` at an event; return the seconds until all
         requests were answered and the pair was ready. Raises AssertionError."""
         llm, state = self._llm, fleet(self._llm)
-        number = self._machine_of(victim)
-        cause, shown = FAULTS[fault]
+        number = self._made.machine_of(victim)
+        cause, shown = (FAULTS | RAY_FAULTS)[fault]
         disturbed = Disturbed(self._made, self._wires[number], number)
         working = await self._loaded("finishing" if event == "draining" else event)
         if event == "draining":
@@ -141,14 +148,15 @@ class MachineFaults:
         self._resume.unlink(missing_ok=True)
         return await send_until(self._reached, self._llm, self._requests, self._expected)
 
-    def _machine_of(self, worker: str) -> int:
-        host = next(view.host for view in self._llm.routing().workers if view.name == worker)
-        return int(host.removeprefix("machine-"))
+
+def _machines(launched: Launched, folder: Path) -> AbstractContextManager[Machines]:
+    """Each has room for half of a pair."""
+    return ray_machines(2, HERE, slots=1) if launched == "ray" else machines(2, folder, HERE)
 
 
 @asynccontextmanager
-async def machine_faults(folder: Path) -> AsyncGenerator[MachineFaults, None]:
-    """Serve a pair on two machines."""
+async def machine_faults(folder: Path, launched: Launched = "join") -> AsyncGenerator[MachineFaults, None]:
+    """Serve a pair on two machines, of agents that join or that Ray places."""
     checkpoint = make_checkpoint(folder / "model")
     events = str(Path(__file__).parents[1] / "lifecycle_events")
     path = os.pathsep.join([events, os.environ.get("PYTHONPATH", "")])
@@ -158,7 +166,7 @@ async def machine_faults(folder: Path) -> AsyncGenerator[MachineFaults, None]:
         stack.enter_context(
             mock.patch.dict(os.environ, {"PYTHONPATH": path, "TEST_EVENT_FOLDER": str(folder)})
         )
-        made = stack.enter_context(machines(2, folder, head=254))
+        made = stack.enter_context(_machines(launched, folder))
         wires = {number: stack.enter_context(made.net.wired(number)) for number in (1, 2)}
         for number in wires:
             made.join(number)

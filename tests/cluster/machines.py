@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -16,14 +18,58 @@ PORT = 7800
 Process = subprocess.Popen[str]
 
 
-class Machines:
+class Machines(ABC):
+    """Machines that run workers for a head, and the process on each that starts them."""
+
+    def __init__(self, net: Namespaces, stack: ExitStack) -> None:
+        self.net = net
+        self.agents: dict[int, Process] = {}
+        self._stack = stack
+
+    @abstractmethod
+    def settings(self, lease: float) -> dict[str, object]:
+        """Return the settings of the head that they run workers for."""
+
+    @abstractmethod
+    def join(self, number: int) -> None:
+        """Let a machine offer to run workers."""
+
+    def kill(self, number: int) -> None:
+        """End what a machine runs, without a word."""
+        self.agents[number].kill()
+        self.agents[number].wait()
+
+    def workers(self, number: int) -> list[psutil.Process]:
+        """The processes of workers on a machine."""
+        below = psutil.Process(self.agents[number].pid).children(recursive=True)
+        return [process for process in below if "streamserve.workers" in process.cmdline()]
+
+    def machine_of(self, worker: str) -> int:
+        """Return the number of the machine that runs a worker."""
+        for number in self.agents:
+            names = [process.cmdline()[-1].partition("/")[0] for process in self.workers(number)]
+            if worker in names:
+                return number
+        raise AssertionError(f"no machine runs {worker}")
+
+    def _run(self, command: Sequence[str], stdout: IO[str] | int = subprocess.PIPE) -> Process:
+        """Run a command until the machines are removed."""
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, text=True)
+
+        def end() -> None:
+            process.kill()
+            process.wait()
+
+        self._stack.callback(end)
+        return process
+
+
+class JoiningMachines(Machines):
     """Agents on machines, that join a head on machine `head`; 254 is this one."""
 
     def __init__(self, net: Namespaces, folder: Path, stack: ExitStack, head: int) -> None:
-        self.net = net
+        super().__init__(net, stack)
         self.key = key_file(folder)
-        self.agents: dict[int, Process] = {}
-        self._stack = stack
         self._head = head
 
     def settings(self, lease: float) -> dict[str, object]:
@@ -40,37 +86,17 @@ class Machines:
     def head(self, checkpoint: Path, lease: float, **settings: object) -> Process:
         """Start a head, as in tests/cluster/head.py."""
         given = json.dumps(self.settings(lease) | settings)
-        return self._run(self._head, "tests.cluster.head", str(checkpoint), given)
+        return self._program(self._head, "tests.cluster.head", str(checkpoint), given)
 
     def join(self, number: int, *arguments: str) -> None:
         own = ("--join", self.endpoint, "--key", str(self.key), "--name", f"machine-{number}")
-        self.agents[number] = self._run(number, "streamserve", "worker", *own, *arguments)
+        self.agents[number] = self._program(number, "streamserve", "worker", *own, *arguments)
 
-    def kill(self, number: int) -> None:
-        """End a machine's agent and all that it has started, without a word."""
-        self.agents[number].kill()
-        self.agents[number].wait()
-
-    def workers(self, number: int) -> list[psutil.Process]:
-        """The processes of workers on a machine."""
-        below = psutil.Process(self.agents[number].pid).children(recursive=True)
-        return [process for process in below if "streamserve.workers" in process.cmdline()]
-
-    def _run(self, number: int, module: str, *arguments: str) -> Process:
-        process = subprocess.Popen(
-            self.net.command(number, sys.executable, "-m", module, *arguments),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-        def end() -> None:
-            process.kill()
-            process.wait()
-
-        self._stack.callback(end)
-        return process
+    def _program(self, number: int, module: str, *arguments: str) -> Process:
+        return self._run(self.net.command(number, sys.executable, "-m", module, *arguments))
 
 
 @contextmanager
-def machines(count: int, folder: Path, head: int = 1) -> Iterator[Machines]:
+def machines(count: int, folder: Path, head: int = 1) -> Iterator[JoiningMachines]:
     with namespaces(count) as net, ExitStack() as stack:
-        yield Machines(net, folder, stack, head)
+        yield JoiningMachines(net, folder, stack, head)

@@ -38,7 +38,7 @@ class Namespaces:
         self._tag = f"{os.getpid() % 100000}"
         self._net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
         self._bridge = f"ssb{self._tag}"
-        self._count = count
+        self.count = count
 
     def address(self, number: int) -> str:
         return f"{self._net}.{number}"
@@ -60,7 +60,7 @@ class Namespaces:
         _ip(f"link add {self._bridge} address 02:00:00:00:00:fe type bridge")
         _ip(f"addr add {self.address(254)}/24 dev {self._bridge}")
         _ip(f"link set {self._bridge} up")
-        for number in range(1, self._count + 1):
+        for number in range(1, self.count + 1):
             name, outer = self.name(number), self._outer(number)
             _ip(f"netns add {name}")
             _ip(f"link add {outer} type veth peer name eth0 netns {name}")
@@ -106,7 +106,7 @@ class Namespaces:
                 _ip(f"link del {segment}")
 
     def down(self) -> None:
-        for number in range(1, self._count + 1):
+        for number in range(1, self.count + 1):
             # A namespace ends with its last process: its link is removed now.
             for command in (f"link del {self._outer(number)}", f"netns del {self.name(number)}"):
                 with suppress(subprocess.CalledProcessError, OSError):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.machine_faults import CASES, case
+from tests.campaigns.machine_faults import CASES, case, ray_case
 from tests.cluster.machine_faults import EVENTS, FAULTS, machine_faults
 from tests.cluster.namespaces import why_no_wire
+from tests.cluster.ray_machines import why_no_ray
 from tests.conftest import Scale
 
 REFUSED = why_no_wire()
@@ -24,12 +25,15 @@ MORE = (
     ("draining", "killed machine", "prefill-0"),
     ("first chunk", "killed worker", "prefill-0"),
 )
+NO_RAY = REFUSED or why_no_ray()
+RAY_EVENTS = (("mid-layer push", "decode-0"), ("first chunk", "prefill-0"))
 
 
 def test_seeds_have_every_event_with_every_fault() -> None:
     cases = {case(seed) for seed in range(2 * CASES)}
     assert len(cases) == 2 * len(EVENTS) * len(FAULTS)
     assert {case(seed)[:2] for seed in range(CASES)} == {case(seed)[:2] for seed in range(CASES, 2 * CASES)}
+    assert len({ray_case(seed) for seed in range(2 * len(EVENTS))}) == 2 * len(EVENTS)
 
 
 @NEEDS_NAMESPACES
@@ -41,4 +45,18 @@ async def test_a_machine_that_fails_at_an_event_costs_time_never_text(
         for event, fault, victim in (*ALWAYS, *(MORE if scale.full else ())):
             seconds = await faults.trial(event, fault, victim)
             recovered[f"{fault} of {victim}, {event}"] = round(seconds, 2)
+    record(ready_again=recovered)
+
+
+@pytest.mark.skipif(bool(NO_RAY), reason=NO_RAY)
+async def test_a_ray_node_killed_at_an_event_costs_time_never_text(
+    tmp_path: Path, scale: Scale, record: Callable[..., None]
+) -> None:
+    if not scale.full:
+        pytest.skip("with --full")
+    recovered = {}
+    async with machine_faults(tmp_path, "ray") as faults:
+        for event, victim in RAY_EVENTS:
+            seconds = await faults.trial(event, "killed Ray node", victim)
+            recovered[f"{victim}, {event}"] = round(seconds, 2)
     record(ready_again=recovered)
