@@ -1,6 +1,6 @@
 """The family `machine_faults`: machines that are lost or slow at each lifecycle event, in network namespaces.
-12 events and 6 faults in 72 seeds, then the other half of the pair. Where Ray places the agents, there is its own
-fault instead."""
+12 events and 6 faults in 72 seeds, then the other half of the pair. Where Ray places the agents, there is its
+own fault instead."""
 
 import asyncio
 import tempfile
