@@ -227,7 +227,7 @@ def _strips(
     count = PANEL * max(threads, STRIP // (PANEL * weight.shape[1]))
     for first in range(0, len(outputs), count):
         strip = outputs[first : first + count].long()
-        rows = strip[strip >= 0].unique()  # type: ignore[no-untyped-call]
+        rows = strip[strip >= 0].sort().values
         begins = torch.cat([rows[:1], rows[1:][rows.diff() > 1]]).tolist()
         ends = torch.cat([rows[:-1][rows.diff() > 1], rows[-1:]]).tolist()
         parts = [weight.numbers(begin, end + 1) for begin, end in zip(begins, ends, strict=True)]
