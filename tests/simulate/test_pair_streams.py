@@ -113,7 +113,7 @@ def check(trial: Trial) -> Counter[str]:
     assert not len(fleet.transfers.reservations)
     assert not fleet.transfers.copies.open
     for state in fleet.workers.values():
-        assert not any((state.prefilling, state.arriving, state.incoming, state.decoding))
+        assert not any((state.prompts, state.incoming, state.decoding))
     counts: Counter[str] = Counter(
         pushes=fleet.transfers.pushes.landed,
         rerouted=fleet.dispatcher.rerouted,

@@ -99,7 +99,7 @@ def check(simulation: Simulation, opened: list[Open], received: list[ClientEvent
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     for state in fleet.workers.values():
-        assert not any((state.prefilling, state.incoming, state.decoding))
+        assert not any((state.prompts, state.incoming, state.decoding))
     return set(refused)
 
 

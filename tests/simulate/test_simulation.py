@@ -63,7 +63,7 @@ def assert_all_answered(simulation: Simulation, opened: list[Open], received: li
     for worker in simulation.workers.values():
         assert_engine_empty(worker.engine)
     for state in simulation.fleet.workers.values():
-        assert not state.prefilling
+        assert not state.prompts
         assert not state.incoming
         assert not state.decoding
 
