@@ -160,7 +160,7 @@ async def test_text_is_the_same_among_hostile_services(
     print(f"{sums}, by fault {faults}")
     assert sums["rejected"] > 5
     assert sums["trees"] > 0, "some replies are valid"
-    assert faults.get("tree", 0) > 0
+    assert len(faults) > 2, "faults of several kinds, whichever came first"
     record(**sums, faults=faults)
 
 
