@@ -150,7 +150,7 @@ class MachineFaults:
 
 
 def _machines(launched: Launched, folder: Path) -> AbstractContextManager[Machines]:
-    """Each has room for half of a pair."""
+    """Each takes one half of a pair."""
     return ray_machines(2, HERE, slots=1) if launched == "ray" else machines(2, folder, HERE)
 
 

@@ -36,7 +36,7 @@ def why_no_ray() -> str:
 
 
 class RayMachines(Machines):
-    """Ray nodes, that of Ray's head on machine `head`. Each has room for `slots` workers with one thread."""
+    """Ray nodes, that of Ray's head on machine `head`. Each takes `slots` workers with one thread."""
 
     def __init__(self, net: Namespaces, stack: ExitStack, head: int, slots: int) -> None:
         super().__init__(net, stack)
