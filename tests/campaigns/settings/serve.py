@@ -9,8 +9,10 @@ from random import Random
 
 import httpx
 import psutil
+from starlette.applications import Starlette
 
 from streamserve.api.app import create_app
+from streamserve.api.batches.folder import FolderError
 from streamserve.api.http.connection import Timeouts
 from streamserve.api.http.server import BindError, bind, serve
 from streamserve.cli.run_server import api_settings, is_loopback
@@ -29,7 +31,7 @@ CLOSE_SECONDS = 40.0
 EMPTY_SECONDS = 20.0
 MAX_MESSAGE = 700
 
-REFUSALS = (SettingsError, CheckpointError, StartError, BindError)
+REFUSALS = (SettingsError, CheckpointError, StartError, BindError, FolderError)
 """What says that settings cannot be served, as users see it: one line that names what to change."""
 
 
@@ -59,7 +61,7 @@ async def serving_model(settings: Settings) -> AsyncIterator[tuple[AsyncLLM, str
         server_task: asyncio.Task[None] | None = None
         try:
             await _started(llm)
-            server_task = asyncio.create_task(_serve(settings, llm, listener))
+            server_task = asyncio.create_task(_serve(settings, _app(settings, llm, listener), listener))
             host, port = listener.getsockname()[:2]
             yield llm, f"http://{f'[{host}]' if ':' in host else host}:{port}"
         finally:
@@ -82,9 +84,16 @@ async def _started(llm: AsyncLLM) -> None:
         raise TrialFailure(HANG, f"not ready after {START_SECONDS:g} s: {llm.health().detail}") from None
 
 
-async def _serve(settings: Settings, llm: AsyncLLM, listener: socket.socket) -> None:
+def _app(settings: Settings, llm: AsyncLLM, listener: socket.socket) -> Starlette:
+    local = is_loopback(listener) and not settings.server.api_key
+    try:
+        return create_app(llm, api_settings(settings, local_only=local))
+    except REFUSALS as error:
+        raise as_refusal(error) from error
+
+
+async def _serve(settings: Settings, app: Starlette, listener: socket.socket) -> None:
     server = settings.server
-    app = create_app(llm, api_settings(settings, local_only=is_loopback(listener) and not server.api_key))
     timeouts = Timeouts(server.read_timeout, server.write_timeout)
     limit = server.max_body_bytes
     await serve(app, listener, timeouts=timeouts, grace_seconds=1.0, max_message_bytes=limit)
