@@ -1,4 +1,4 @@
-"""Block tables: who holds a block while it is copied."""
+"""Block tables: the owners of a block while it is copied."""
 
 import pytest
 
