@@ -26,6 +26,7 @@ struct DotPortable {
         std::memcpy(out.b, p, sizeof out.b);
         return out;
     }
+    static void store(uint8_t* p, Bytes w) { std::memcpy(p, w.b, sizeof w.b); }
     static Bytes low(Bytes w) {
         for (uint8_t& b : w.b) b &= 15;
         return w;
@@ -117,6 +118,7 @@ struct Dot256 {
 
     using Bytes = __m256i;
     static Bytes load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    static void store(uint8_t* p, Bytes w) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w); }
     static Bytes low(Bytes w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
     static Bytes high(Bytes w) { return _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15)); }
     static Bytes table(const uint8_t* p) {
@@ -181,6 +183,7 @@ struct Dot512 {
 
     using Bytes = __m512i;
     static Bytes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+    static void store(uint8_t* p, Bytes w) { _mm512_storeu_si512(p, w); }
     static Bytes low(Bytes w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
     static Bytes high(Bytes w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
     static Bytes table(const uint8_t* p) {

@@ -37,6 +37,7 @@ constexpr int TILE = 64;        // of K
 constexpr int SMALL_GROUP = 16;  // the only group of less than CHUNK
 constexpr int BLOCK_ROWS = 96;  // rows that a thread rounds at once
 constexpr int AHEAD = 4096;     // bytes that are fetched ahead
+constexpr int UNPACKED_K = 256;  // groups of at most so many numbers of 4 bits are unpacked in L1
 constexpr int ROW_GAP = 64;     // bytes between rows of x, so that they do not meet in the same lines of L1
 constexpr float SMALLEST = 1e-35f;  // smaller numbers are zero: 127 divided by them is not finite
 
@@ -47,15 +48,16 @@ class RoundedRows {
         groups_ = ceil_div(w.k_padded, w.group);
         size_t sums = size_t(rows) * PANEL, ordered = w.order ? size_t(w.k_padded) : 0;
         size_t numbers = size_t(rows) * size_t(groups_), bytes = size_t(round_up(rows, 16)) * stride();
-        size_t unpacked = w.bits == 4 && !w.table && w.path == AMX ? size_t(w.group) * PANEL : 0;
+        bool unpacks = w.bits == 4 && (w.group <= UNPACKED_K || w.path == AMX);
+        size_t unpacked = unpacks ? size_t(w.group < TILE ? TILE : w.group) * PANEL : 0;
         size_t floats = sums + ordered + 2 * numbers;
         char* memory = pool.scratch(thread, floats * sizeof(float) + bytes + unpacked);
-        sums_ = reinterpret_cast<float*>(memory);
+        unpacked_ = reinterpret_cast<uint8_t*>(memory);  // first, where it begins with a line
+        sums_ = reinterpret_cast<float*>(memory + unpacked);
         ordered_ = sums_ + sums;
         scales_ = ordered_ + ordered;
         totals_ = reinterpret_cast<int32_t*>(scales_ + numbers);
         x_rounded_ = reinterpret_cast<int8_t*>(totals_ + numbers);
-        unpacked_ = reinterpret_cast<uint8_t*>(x_rounded_ + bytes);
     }
 
     // Takes rows `first` to `first + rows`.
@@ -78,20 +80,28 @@ class RoundedRows {
     float* times(int panel, int next) {
 #if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
         bool tiled = w_.path == AMX && !w_.table && IntegerTiles::fit(w_.group);
-        if (tiled && rows_ >= IntegerTiles::ROWS) return tile_times(panel);
+        if (tiled && rows_ >= IntegerTiles::ROWS) return tile_times(panel, next);
 #endif
         if constexpr (D::at_once * D::lanes == PANEL) {
             if (rows_ == 1 && w_.group != SMALL_GROUP) return stream_panel<D, 1>(panel, next);
             if (rows_ == 2 && w_.group != SMALL_GROUP) return stream_panel<D, 2>(panel, next);
         }
+        clear_sums();
+        clear_sums();
+        bool unpacks = w_.bits == 4 && w_.group <= UNPACKED_K && rows_ > 2 * D::rows;  // fewer rows do not make up for it
         for (int g = 0; g < groups_; g++) {
+            const uint8_t* unpacked = unpacks ? unpack<D>(panel, next, g) : nullptr;
+            take_scales<D>(panel, next, g);
             for (int column = 0; column < PANEL; column += D::at_once * D::lanes) {
                 Block block = block_of(panel, column, g);
                 block.next = next;
+                if (unpacks) block.weight = unpacked + size_t(column) * 4, block.fetched = true;
                 for (int count; block.row < rows_; block.row += count, block.x += size_t(count) * stride()) {
                     count = rows_ - block.row < D::rows ? rows_ - block.row : D::rows;
-                    if (w_.bits == 8) {
+                    if (w_.bits == 8 || (unpacks && w_.table)) {
                         block_for<D, 8>(count, block);
+                    } else if (unpacks) {
+                        block_for<D, UNPACKED>(count, block);
                     } else if (w_.table) {
                         block_for<D, INDICES>(count, block);
                     } else {
@@ -106,10 +116,12 @@ class RoundedRows {
   private:
     size_t stride() const { return size_t(w_.k_padded + ROW_GAP); }
 
-    // Of numbers of 4 bits that are indices of a table, where others have their bits.
-    static constexpr int INDICES = 0;
+    // Of numbers of 4 bits that are indices of a table, where others have their bits; of those that were unpacked.
+    static constexpr int INDICES = 0, UNPACKED = 1;
     template <int BITS>
-    static constexpr int WIDTH = BITS == 4 ? 4 : 8;  // of numbers as they are multiplied
+    static constexpr bool PACKED = BITS == 4 || BITS == INDICES;  // two numbers in a byte
+    template <int BITS>
+    static constexpr int WIDTH = BITS == 4 || BITS == UNPACKED ? 4 : 8;  // of numbers as they are multiplied
 
     // Some rows from `row` on, some columns of a panel from `column` on, a group of K, `begin` to `end`.
     // `weight` and `x` are where the first of them lie.
@@ -117,6 +129,7 @@ class RoundedRows {
         int panel, next, column, row, g, begin, end;
         const uint8_t* weight;
         const int8_t* x;
+        bool fetched = false;  // the weights are in L1
     };
 
     // Takes a row of x, from memory where it is in the weight's order if it has one.
@@ -142,9 +155,31 @@ class RoundedRows {
     }
     size_t panel_bytes() const { return size_t(w_.k_padded) * size_t(PANEL * w_.bits / 8); }
 
+    // Weights of 4 bits of a group as numbers of 8 bits, [k/4][64][4]: once for all rows. Those of a whole tile, of
+    // which a smaller group is a part.
+    template <class D>
+    const uint8_t* unpack(int panel, int next, int g) {
+        int begin = g * w_.group, rest = w_.k_padded - begin;
+        typename D::Bytes table{};
+        if (w_.table) table = D::table(w_.table);
+        const uint8_t* weight = weights_of(panel) + size_t(begin / TILE) * size_t(TILE / 8 * LINE);
+        uint8_t* to = unpacked_;
+        int tiles = begin % TILE ? 0 : ceil_div(w_.group < rest ? w_.group : rest, TILE);
+        for (; tiles > 0; tiles--, to += TILE / 8 * LINE) {
+            const uint8_t* ahead = ahead_in(panel, next, weight);
+            for (int i = 0; i < TILE / 8 * LINE; i += 4 * D::lanes, to += 4 * D::lanes, weight += 4 * D::lanes) {
+                if (i % 64 == 0) __builtin_prefetch(ahead + i, 0, 2);
+                typename D::Bytes both = D::load(weight), low = D::low(both), high = D::high(both);
+                D::store(to, w_.table ? D::look_up(table, low) : low);
+                D::store(to + TILE / 8 * LINE, w_.table ? D::look_up(table, high) : high);
+            }
+        }
+        return unpacked_ + size_t(begin % TILE / 4) * LINE;
+    }
+
     // Where the weights are that are read AHEAD bytes after `weight`, by the first rows of a block.
     const uint8_t* ahead_of(const Block& b, const uint8_t* weight) const {
-        return b.row ? weight : ahead_in(b.panel, b.next, weight);
+        return b.row || b.fetched ? weight : ahead_in(b.panel, b.next, weight);
     }
     const uint8_t* ahead_in(int panel, int next, const uint8_t* weight) const {
         const uint8_t* end = weights_of(panel) + panel_bytes();
@@ -200,17 +235,18 @@ class RoundedRows {
     }
 
 #if defined(__AMX_INT8__) && defined(STREAMSERVE_AVX512)
-    // `times` with AMX; weights of 4 bits are unpacked once for all rows.
-    float* tile_times(int panel) {
+    // `times` with AMX.
+    float* tile_times(int panel, int next) {
         alignas(64) int32_t sums[IntegerTiles::ROWS * PANEL];
+        clear_sums();
         for (int g = 0; g < groups_; g++) {
+            take_scales<Dot512>(panel, next, g);
             Block block = block_of(panel, 0, g);
             int tiles = (block.end - block.begin) / IntegerTiles::K;
             const uint8_t* weight = block.weight;
             if (w_.bits == 4) {
-                IntegerTiles::unpack(weight, tiles, unpacked_);
+                weight = unpack<Dot512>(panel, next, g);
                 asm volatile("" ::: "memory");  // loads of tiles do not tell the compiler what they read
-                weight = unpacked_;
             }
             for (; block.row < rows_; block.x += IntegerTiles::ROWS * stride()) {
                 IntegerTiles::sums(block.x, stride(), weight, tiles, sums);
@@ -351,7 +387,7 @@ class RoundedRows {
         const int8_t* x = b.x;
         D dot[ROWS][D::at_once];
         const int32_t* total = totals_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
-        int32_t offset = (w_.offsets ? 0 : BITS == 4 ? 8 : 128) - (D::signed8 && BITS != 4 ? 128 : 0);
+        int32_t offset = (w_.offsets ? 0 : WIDTH<BITS> == 4 ? 8 : 128) - (D::signed8 && WIDTH<BITS> == 8 ? 128 : 0);
         typename D::Bytes table{};
         if constexpr (BITS == INDICES) table = D::table(w_.table);
         UNROLLED for (int r = 0; r < ROWS; r++, total += groups_) {
@@ -361,14 +397,14 @@ class RoundedRows {
             lines<D, BITS, ROWS, SMALL_GROUP / 4>(weight, ahead_of(b, weight), b.begin, x, table, dot);
         } else {
             int k = b.begin;
-            if constexpr (BITS != 8 && ROWS <= D::rows / 3) {
+            if constexpr (PACKED<BITS> && ROWS <= D::rows / 3) {
                 for (; b.end - k >= TILE; k += TILE, x += TILE, weight += 8 * LINE) {
                     tile<D, BITS, ROWS>(weight, ahead_of(b, weight), x, table, dot);
                 }
             }
             for (; k < b.end; k += TILE / 2, x += TILE / 2) {
                 lines<D, BITS, ROWS, TILE / 8>(weight, ahead_of(b, weight), k, x, table, dot);
-                if (BITS == 8 || k % TILE) weight += 8 * LINE;
+                if (!PACKED<BITS> || k % TILE) weight += 8 * LINE;
             }
         }
         if (w_.offsets) {
@@ -392,7 +428,7 @@ class RoundedRows {
     template <class D, int BITS, int ROWS, int COUNT>
     __attribute__((always_inline)) void lines(const uint8_t* weight, const uint8_t* ahead, int k, const int8_t* x,
                                               typename D::Bytes table, D (&dot)[ROWS][D::at_once]) {
-        if constexpr (BITS == 8) {
+        if constexpr (!PACKED<BITS>) {
             for (int j = 0; j < COUNT; j++) {
                 add<D, BITS, WHOLE, ROWS>(weight + j * LINE, ahead + j * LINE, x + 4 * j, table, dot);
             }
@@ -434,7 +470,7 @@ class RoundedRows {
         typename D::Bytes w[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
             const uint8_t* at = weight + size_t(i) * 4 * D::lanes;
-            if (PART != HIGH) __builtin_prefetch(ahead + i * 4 * D::lanes, 0, 2);
+            if (PART != HIGH && BITS != UNPACKED) __builtin_prefetch(ahead + i * 4 * D::lanes, 0, 2);
             w[i] = D::load(at);
             if constexpr (PART == LOW) w[i] = D::low(w[i]);
             if constexpr (PART == HIGH) w[i] = D::high(w[i]);
@@ -444,21 +480,6 @@ class RoundedRows {
             auto four = D::broadcast(x + size_t(r) * stride());
             UNROLLED for (int i = 0; i < D::at_once; i++) dot[r][i].template add<WIDTH<BITS>>(w[i], four);
         }
-    }
-
-    template <class V>
-    V scales_at(size_t i) const {
-        switch (w_.scale_type) {
-            case SCALE_BF16: return V::load(static_cast<const bf16*>(w_.scales) + i);
-            case SCALE_F16: return V::load(static_cast<const f16*>(w_.scales) + i);
-            case SCALE_E8M0: return V::load(static_cast<const e8m0*>(w_.scales) + i);
-            default: return V::load(static_cast<const float*>(w_.scales) + i);
-        }
-    }
-    template <class V>
-    V offsets_at(size_t i, V scales) const {
-        if (w_.scale_type == SCALE_F32) return V::load(static_cast<const float*>(w_.offsets) + i);
-        return V::load(static_cast<const int8_t*>(w_.offsets) + i) * (V::set(-0.0f) - scales);
     }
 
     // The scales and offsets of a panel's group from `at` on; fetches those from `ahead` on.
@@ -494,18 +515,25 @@ class RoundedRows {
         }
     }
 
-    // Fetches the scales and offsets of a panel's group after the next.
-    void fetch_scales(const Block& b) const {
-        int g = b.g + 2, panel = b.panel;
-        if (g >= groups_) g = g - groups_ < groups_ ? g - groups_ : 0, panel = b.next;
-        size_t i = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL;
-        size_t bytes = w_.scale_type == SCALE_F32 ? 4 : w_.scale_type == SCALE_E8M0 ? 1 : 2;
-        size_t offset_bytes = w_.scale_type == SCALE_F32 ? 4 : 1;
-        for (size_t at = 0; at < PANEL * bytes; at += 64) {
-            __builtin_prefetch(static_cast<const char*>(w_.scales) + i * bytes + at, 0, 2);
-        }
-        for (size_t at = 0; w_.offsets && at < PANEL * offset_bytes; at += 64) {
-            __builtin_prefetch(static_cast<const char*>(w_.offsets) + i * offset_bytes + at, 0, 2);
+    void clear_sums() { std::memset(sums_, 0, size_t(rows_) * PANEL * sizeof *sums_); }
+
+    // Takes the scales and offsets of a panel's group, for all rows; fetches those of the group after the next.
+    template <class D>
+    void take_scales(int panel, int next, int g) {
+        int later = g + 2 < groups_ ? g + 2 : g + 2 < 2 * groups_ ? g + 2 - groups_ : 0;
+        size_t at = (size_t(panel) * size_t(groups_) + size_t(g)) * PANEL;
+        size_t ahead = (size_t(later > g ? panel : next) * size_t(groups_) + size_t(later)) * PANEL;
+        for (int column = 0; column < PANEL; column += D::at_once * D::lanes, at += size_t(D::at_once * D::lanes)) {
+            typename D::V s[D::at_once], m[D::at_once];
+            if (w_.offsets) {
+                load_tables<D, true>(at, ahead, s, m);
+            } else {
+                load_tables<D, false>(at, ahead, s, m);
+            }
+            UNROLLED for (int i = 0; i < D::at_once; i++) {
+                s[i].store(group_scales_ + column + i * D::lanes);
+                m[i].store(group_offsets_ + column + i * D::lanes);
+            }
         }
     }
 
@@ -513,21 +541,20 @@ class RoundedRows {
     template <class D, int ROWS, bool ZEROS>
     __attribute__((always_inline)) void scale(const Block& b, const D (&dot)[ROWS][D::at_once]) {
         using V = typename D::V;
-        size_t scale = (size_t(b.panel) * size_t(groups_) + size_t(b.g)) * PANEL + size_t(b.column);
-        if (!b.row && !b.column) fetch_scales(b);
         V s[D::at_once], m[D::at_once];
         UNROLLED for (int i = 0; i < D::at_once; i++) {
-            s[i] = scales_at<V>(scale + size_t(i * D::lanes));
-            if constexpr (ZEROS) m[i] = offsets_at(scale + size_t(i * D::lanes), s[i]);
+            s[i] = V::load(group_scales_ + b.column + i * D::lanes);
+            m[i] = V::load(group_offsets_ + b.column + i * D::lanes);
         }
         float* y = sums_ + b.row * PANEL + b.column;
-        const float* sx = scales_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
-        const int32_t* total = totals_ + size_t(b.row) * size_t(groups_) + size_t(b.g);
-        UNROLLED for (int r = 0; r < ROWS; r++, y += PANEL, sx += groups_, total += groups_) {
+        size_t of = size_t(b.row) * size_t(groups_) + size_t(b.g), groups = size_t(groups_);
+        const float* sx = scales_ + of;
+        const int32_t* total = totals_ + of;
+        UNROLLED for (int r = 0; r < ROWS; r++, y += PANEL, sx += groups, total += groups) {
             V scale_of_row = V::set(*sx), sum_of_row = V::set(float(*total));
             UNROLLED for (int i = 0; i < D::at_once; i++) {
                 V t = scaled<D, ZEROS>(s[i], m[i], dot[r][i], sum_of_row);
-                fused(scale_of_row, t, b.g ? V::load(y + i * D::lanes) : V::set(0.0f)).store(y + i * D::lanes);
+                fused(scale_of_row, t, V::load(y + i * D::lanes)).store(y + i * D::lanes);
             }
         }
     }
@@ -545,6 +572,7 @@ class RoundedRows {
     float *sums_, *ordered_, *scales_;
     int32_t* totals_;
     int8_t* x_rounded_;
+    alignas(64) float group_scales_[PANEL], group_offsets_[PANEL];
     uint8_t* unpacked_;  // a group's weights of 4 bits, with AMX
 };
 

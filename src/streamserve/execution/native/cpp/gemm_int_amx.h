@@ -18,18 +18,6 @@ struct IntegerTiles {
     // Whether groups of so many k are whole tiles.
     static bool fit(int group) { return group % K == 0; }
 
-    // 4-bit weights, `tiles` of K, as those of 8 bits: in the low halves of bytes are a tile's first eight lines.
-    static void unpack(const uint8_t* weight, int tiles, uint8_t* to) {
-        const __m512i low = _mm512_set1_epi8(15);
-        for (int tile = 0; tile < tiles; tile++, to += BYTES) {
-            for (size_t i = 0; i < BYTES / 2; i += 64, weight += 64) {
-                __m512i both = _mm512_loadu_si512(weight);
-                _mm512_storeu_si512(to + i, _mm512_and_si512(both, low));
-                _mm512_storeu_si512(to + BYTES / 2 + i, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
-            }
-        }
-    }
-
     // sums[16][64] of 16 rows of x, `stride` bytes apart, with weights of 8 bits, `tiles` of K.
     static void sums(const int8_t* x, size_t stride, const uint8_t* weight, int tiles, int32_t* sums) {
         _tile_zero(0);
