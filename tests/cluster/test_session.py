@@ -8,7 +8,18 @@ import pytest
 
 from streamserve import __version__
 from streamserve.cluster.membership import Begun, Command, JoinError, Lost, Membership
-from streamserve.cluster.registry import BURST, Agent, Body, Effect, Joined, Left, Registry, Reply
+from streamserve.cluster.registry import (
+    BURST,
+    JOIN_BURST,
+    MAX_AGENTS,
+    Agent,
+    Body,
+    Effect,
+    Joined,
+    Left,
+    Registry,
+    Reply,
+)
 from streamserve.cluster.session import MAX_KEPT, Session, SessionError
 from streamserve.protocol.cluster import (
     CLUSTER_VERSION,
@@ -232,8 +243,8 @@ def test_a_session_is_resumed_only_with_its_key(registry: Registry) -> None:
 
 
 def test_rates_are_bounded(registry: Registry) -> None:
-    refused = [list(registry.charge(b"x", KEY, 10, 0.0)) for _ in range(100)]
-    assert sum(map(bool, refused)) == 50
+    refused = [list(registry.charge(b"x", KEY, 10, 0.0)) for _ in range(2 * int(JOIN_BURST))]
+    assert sum(map(bool, refused)) == int(JOIN_BURST)
     assert not list(registry.charge(b"x", KEY, 10, 1.0)), "some time later it may try again"
     register(registry, b"a", "cc" * 32)
     for _ in range(int(BURST)):
@@ -241,6 +252,27 @@ def test_rates_are_bounded(registry: Registry) -> None:
     effects = list(registry.charge(b"a", "cc" * 32, 10, 0.0))
     assert [type(effect) for effect in effects] == [Reply, Reply, Left]
     assert not registry.agents
+
+
+def test_all_machines_that_one_head_can_have_join_at_once_with_one_key(registry: Registry) -> None:
+    """After a restart of the head each first says what it has to say in its old session."""
+    for number in range(MAX_AGENTS):
+        peer = b"%d" % number
+        for old in (Resume(bytes(16)), Alive(1, 1, 0.0, missing=True)):
+            assert not list(registry.charge(peer, KEY, 50, 0.0))
+            list(registry.heard(peer, KEY, old, 0.0))
+    for number in range(MAX_AGENTS):
+        assert not list(registry.charge(b"%d" % number, KEY, 50, 0.0))
+    challenges = [
+        replies(registry.heard(b"%d" % number, KEY, Knock(CLUSTER_VERSION, __version__), 0.0))
+        for number in range(MAX_AGENTS)
+    ]
+    for number, (challenge,) in enumerate(challenges):
+        assert isinstance(challenge, Challenge)
+        assert not list(registry.charge(b"%d" % number, KEY, 50, 0.0))
+        list(registry.heard(b"%d" % number, KEY, Register(challenge.nonce, MACHINE), 0.0))
+    assert len(registry.agents) == MAX_AGENTS
+    assert "rate" not in registry.refused
 
 
 @pytest.mark.parametrize("alive", [Alive(0, 5, 0.0), Alive(0, 1, 0.0)])

@@ -28,8 +28,10 @@ HEARTBEAT_MILLISECONDS = 500
 BACKLOG = 64
 LOG_SECONDS = 10.0
 LOGGED_APART = 16
-"""Refused connections are logged at most once in so many seconds for each reason, up to so many keys
+"""What is refused is logged at most once in so many seconds for each reason, up to so many keys or texts
 apart."""
+LOGGERS = (__name__, "streamserve.cluster.registry")
+"""The loggers of what is refused, which peers can cause at any rate."""
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed during its handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection did not speak the protocol, or has no key",
@@ -54,7 +56,8 @@ class ClusterListener:
         """Raises OSError if the address cannot be used."""
         self.handshakes_failed = 0
         self._throttle = Throttle(seconds=LOG_SECONDS, apart=LOGGED_APART)
-        logger.addFilter(self._throttle)
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(self._throttle)
         self._allowed = allowed
         self._context = zmq.asyncio.Context()
         self._authenticator = ThreadAuthenticator(self._context)
@@ -117,7 +120,8 @@ class ClusterListener:
 
     def close(self) -> None:
         """Close the socket and end the authentication."""
-        logger.removeFilter(self._throttle)
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(self._throttle)
         self._authenticator.stop()
         self.socket.disable_monitor()
         self._monitor.close()

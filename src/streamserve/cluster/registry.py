@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 CHALLENGE_SECONDS = 10.0
 MAX_CHALLENGES = 256
 MAX_AGENTS = 256
-JOIN_RATE, JOIN_BURST = 5.0, 50.0
-"""Messages a second of unregistered peers with the same key."""
+JOIN_RATE, JOIN_BURST = 100.0, 1200.0
+"""Messages a second of unregistered peers with the same key. All machines may have one key: after a restart
+of the head, MAX_AGENTS of them come back at once, each with messages of its old session, then two to join."""
 RATE, BURST = 20_000.0, 40_000.0
 """Messages a second of an agent."""
 BYTE_RATE, BYTE_BURST = float(256 << 20), float(512 << 20)
@@ -141,7 +142,7 @@ class Registry:
         if agent is None:
             bucket = self._buckets.setdefault(key, Bucket(JOIN_RATE, JOIN_BURST))
             if not bucket.take(1, now):
-                yield self.refuse(peer, "rate", f"at most {JOIN_RATE:g} registrations a second")
+                yield self.refuse(peer, "rate", f"at most {JOIN_RATE:g} messages a second before joining")
         elif not (agent.messages.take(1, now) and agent.size.take(size, now)):
             yield self.refuse(
                 peer, "rate", f"at most {plain(RATE)} messages and {plain(BYTE_RATE)} bytes a second"
