@@ -86,6 +86,10 @@ def test_print_config_shows_every_model() -> None:
         ('models = "embedded"\n', "must be tables"),
         ('idle_unload = "10 minutes"\n', "idle_unload = '10 minutes': must be a number of seconds"),
         ('load_timeout = "10s"\n', "load_timeout: a single model"),
+        (
+            'launcher = "ray"\n[models.b]\nmodel = "embedded"\n',
+            "launcher = 'ray': machines join a server of one model",
+        ),
         ('idle_unload = 5\ntimeline = "x"\n', "timeline: it is written for one model"),
         (
             'served_model_name = ["x"]\n[models.b]\nmodel = "embedded"\n',

@@ -11,9 +11,10 @@ from streamserve.llm.cluster import next_epoch
 from streamserve.protocol.lease import LEASE, Lease
 from streamserve.protocol.messages import Edit, Submit, Traced, Work
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.transfers import Join
-from streamserve.settings.cluster import resolve_join
-from streamserve.settings.options import SettingsError
+from streamserve.settings.cluster import check_visible_keys, resolve_join
+from streamserve.settings.options import SECRETS, SettingsError
 from streamserve.settings.resolve import resolve
 from streamserve.workers.server_clock import to_local, to_server
 from tests.cluster.fakes import key_file
@@ -34,6 +35,7 @@ from tests.cluster.fakes import key_file
         ({"join_lease": 2.0}, "give launcher = 'join'"),
         ({"launcher": "ray", "ray_resources": ("fast",)}, "must be NAME=AMOUNT"),
         ({"launcher": "ray", "ray_resources": ("CPU=1",)}, "must be NAME=AMOUNT"),
+        ({"launcher": "ray", "ray_address": "ray://10.0.0.1:10001"}, "must be auto or HOST:PORT"),
         ({"ray_resources": ("fast=1",)}, "give launcher = 'ray'"),
         ({"launcher": "slurm"}, "must be one of local, join, ray"),
     ],
@@ -45,6 +47,15 @@ def test_contradictory_settings_are_refused(
     given = {name: str(key) if value == "KEY" else value for name, value in settings.items()}
     with pytest.raises(SettingsError, match=message):
         resolve("embedded", given)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_keys_on_a_command_line_that_ray_shows_are_refused(name: str) -> None:
+    server = ServerConfig(launcher="ray")
+    check_visible_keys(server, {"port": 9000, f"{name}_file": "keys"})
+    check_visible_keys(ServerConfig(), {name: ["secret"]})
+    with pytest.raises(SettingsError, match=f"{name}_file, or the variable STREAMSERVE_{name.upper()}"):
+        check_visible_keys(server, {name: ["secret"]})
 
 
 def test_without_server_key_the_key_file_is_that_of_the_server(tmp_path: Path) -> None:

@@ -28,9 +28,11 @@ def serve(
     9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and variables override the file.
     The table [models.NAME] of the file has settings of that model, which override these.
     """
+    from streamserve.settings.cluster import check_visible_keys
     from streamserve.settings.several import resolve_served, served_to_toml
 
     served = resolve_served(models or (), flags, config)
+    check_visible_keys(served.first.server, flags)
     if print_config:
         typer.echo(served_to_toml(served), nl=False)
         return

@@ -1,7 +1,7 @@
 """Settings of workers on other machines: of the server that they join, and of `streamserve worker`."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -11,7 +11,7 @@ from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoint, read_c
 from streamserve.protocol.machine import identity
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.checkpoints import locate
-from streamserve.settings.options import SettingsError
+from streamserve.settings.options import SECRETS, SettingsError
 
 NEW_KEY = "create one with `streamserve keys new FILE`"
 
@@ -45,6 +45,11 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         )
     if server.launcher == "ray":
         ray_resources(server.ray_resources)
+        if "://" in server.ray_address:
+            raise SettingsError(
+                f"ray_address = {server.ray_address!r}: must be auto or HOST:PORT of Ray's head: the server "
+                "runs on a machine of the cluster"
+            )
         if find_spec("ray") is None:
             raise SettingsError("launcher = 'ray': Ray is not installed: pip install 'streamserve[ray]'")
     elif not server.join_key:
@@ -55,6 +60,16 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         )
     if model.draft.startswith("tcp://") and model.draft_key:
         raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")
+
+
+def check_visible_keys(server: ServerConfig, flags: Collection[str]) -> None:
+    """Refuse keys among the `flags` of a command line that others can read. Raises SettingsError."""
+    for name in flags:
+        if name in SECRETS and server.launcher == "ray":
+            raise SettingsError(
+                f"{name}: Ray shows the command line of a server to all who can reach Ray: give "
+                f"{name}_file, or the variable STREAMSERVE_{name.upper()}"
+            )
 
 
 def allowed_keys(server: ServerConfig) -> dict[str, str]:

@@ -18,6 +18,9 @@ from streamserve.protocol.server_config import ServerConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+SECRETS = ("api_key", "admin_key", "metrics_key")
+"""Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
+
 
 class SettingsError(ValueError):
     """An unknown setting or invalid value; the message names the setting and its source."""

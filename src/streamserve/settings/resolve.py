@@ -33,13 +33,11 @@ from streamserve.settings.cluster import check_launcher
 from streamserve.settings.commands import Use, acting, idle_text, refuse_idle, split
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
-from streamserve.settings.options import Settings, SettingsError, convert, options
+from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
 
 PREFIX = "STREAMSERVE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_MODEL = "embedded"
-SECRETS = ("api_key", "admin_key", "metrics_key")
-"""Settings that are keys: only their digests are stored, so that they cannot be printed or logged."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _MAX_NAME = 64

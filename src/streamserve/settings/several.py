@@ -118,6 +118,11 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
             "lora: with several models give each its adapters in its table [models.MODEL]: "
             'lora = ["NAME=PATH"]'
         )
+    if models > 1 and values.get("launcher", "local") != "local":
+        raise SettingsError(
+            f"launcher = {values['launcher']!r}: machines join a server of one model: start a server for "
+            "each model"
+        )
     if on_demand and values.get("timeline"):
         raise SettingsError("timeline: it is written for one model that stays loaded: leave it out")
     for name in ("load_timeout", "memory_timeout"):
