@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamserve.cluster.ray_launcher import RayLauncher, cpus_of_each, groups
+from streamserve.cluster.ray_launcher import RayLauncher, cpus_of_each, groups, made_for, unneeded
+from streamserve.fleet.launcher import MachineState
 from streamserve.llm.async_llm import AsyncLLM
 from tests.checkpoints import make_checkpoint
 from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
@@ -28,6 +32,30 @@ def test_workers_share_the_processors_of_all_machines() -> None:
     assert cpus_of_each([16.0, 16.0], 4) == 8
     assert cpus_of_each([16.0, 4.0], 2) == 4, "each fits into the smallest machine"
     assert cpus_of_each([2.0], 8) == 1
+
+
+def machine(name: str, *workers: str) -> MachineState:
+    return MachineState(name, 1, workers, 0.0, 0.0)
+
+
+def test_agents_that_have_no_machine_are_ended_first_and_busy_ones_never() -> None:
+    workers = ["unified-0", "unified-3"]
+    kept = ["unified-0", "unified-1", "unified-2", "unified-3"]
+    machines = [machine("a.unified-0", "unified-3"), machine("b.unified-1"), machine("c.x.unified-3")]
+    assert unneeded(kept, workers, machines) == ["unified-2", "unified-1", "unified-3"]
+    twice = [machine("a.unified-0"), machine("a.unified-0#2", "unified-0")]
+    assert made_for(twice[1]) == "unified-0"
+    assert unneeded(["unified-0"], workers, twice) == []
+
+
+def test_nothing_of_ray_is_imported_before_its_launcher_is_made() -> None:
+    code = (
+        "import sys, streamserve.cli.run_server, streamserve.cli.run_worker, streamserve.llm.llm\n"
+        "import streamserve.cluster.ray_agent, streamserve.cluster.ray_launcher\n"
+        "print([name for name in sys.modules if name.partition('.')[0] == 'ray'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +105,12 @@ async def test_ray_places_workers(cluster: Any, checkpoint: Path) -> None:
         assert report.transfer is not None
         assert report.transfer.handed_over > 0
 
-        actors, deaths = launcher(llm)._actors, 0
+        kept, deaths = launcher(llm)._kept, 0
         for end in ("actor", "node"):
             asked = asyncio.create_task(answers(llm, make_requests(COUNT, 3)))
             await until(lambda: any(any(r.outputs.values()) for r in fleet(llm).requests.values()))
             if end == "actor":
-                ray.kill(actors["decode-0"])
+                ray.kill(kept["decode-0"].actor)
             else:
                 await asyncio.to_thread(cluster.remove_node, _used(nodes))
             assert await asked == expected, end
@@ -100,3 +128,34 @@ def _used(nodes: list[Any]) -> Any:
     free = available_resources_per_node()
     (node,) = (node for node in nodes if not free[node.node_id].get("place"))
     return node
+
+
+async def test_added_workers_are_placed_and_removed_ones_ask_for_nothing(
+    cluster: Any, checkpoint: Path
+) -> None:
+    """A pair is added in one placement group. One for which there is no machine is removed: Ray is not asked
+    for a machine any more. The handler of SIGTERM is the one before."""
+    from ray.util import placement_group_table
+
+    cluster.add_node(num_cpus=4, resources={"here": 4})
+    settings = {"launcher": "ray", "ray_address": cluster.address, "ray_resources": ("here=1",), "pairs": 1}
+    previous = signal.getsignal(signal.SIGTERM)
+    async with serving(checkpoint, **settings, max_workers=6) as llm:
+        assert signal.getsignal(signal.SIGTERM) is previous
+        for count, names in ((2, ["prefill-1", "decode-1"]), (3, ["prefill-2", "decode-2"])):
+            assert await llm.add_workers("pair", 1) == tuple(names)
+            await until(lambda: set(launcher(llm)._kept) == set(fleet(llm).workers))
+            await until(lambda: len(_groups(placement_group_table())) == count)  # noqa: B023
+        await until(lambda: all(fleet(llm).workers[name].ready for name in ("prefill-1", "decode-1")))
+        assert await answers(llm, make_requests(COUNT, 3))
+        assert llm._runtime.waiting() == ["decode-2", "prefill-2"], "there is no machine for them"
+        for count, pair in ((2, "pair-2"), (1, "pair-1")):
+            await llm.remove_workers(pair, 5.0)
+            await until(lambda: len(launcher(llm)._kept) == 2 * count)  # noqa: B023
+            await until(lambda: len(_groups(placement_group_table())) == count)  # noqa: B023
+        assert await answers(llm, make_requests(COUNT, 3))
+
+
+def _groups(table: dict[str, Any]) -> list[str]:
+    """The placement groups that have resources, or wait for them."""
+    return [name for name, group in table.items() if group["state"] != "REMOVED"]

@@ -8,7 +8,6 @@ machine ends it without the head.
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -54,13 +53,14 @@ TICKS = 10
 @dataclass(frozen=True)
 class JoinConfig:
     """Where agents join, with which key `pair` and for which `allowed` keys (names by hexadecimal digits).
-    The `lease` is in seconds. `epoch` is the head's."""
+    The `lease` is in seconds. `epoch` is the head's. `offer` says what lets another machine join."""
 
     endpoint: str
     pair: KeyPair
     allowed: Mapping[str, str]
     lease: float
     epoch: int
+    offer: str = "`streamserve worker --join` offers one"
 
 
 class JoinLauncher:
@@ -173,7 +173,7 @@ class JoinLauncher:
             return self._workers.get(worker) is state and str(state.incarnation) == incarnation
 
         if self._free(worker) is None:
-            logger.warning("worker %s waits for a machine: `streamserve worker --join` offers one", worker)
+            logger.warning("worker %s waits for a machine: %s", worker, self._config.offer)
         self._waiting[worker] += 1
         try:
             async with asyncio.timeout(timeout), self._joined:
@@ -183,9 +183,7 @@ class JoinLauncher:
                     raise OSError("it has been removed")
                 return agent
         except TimeoutError:
-            raise OSError(
-                "no machine with a free slot has joined: start `streamserve worker --join` on one"
-            ) from None
+            raise OSError(f"no machine with a free slot has joined: {self._config.offer}") from None
         finally:
             self._waiting[worker] -= 1
 
@@ -271,5 +269,4 @@ class JoinLauncher:
         while True:
             await asyncio.sleep(self._config.lease / TICKS)
             await self._apply(self.registry.tick(time.monotonic()))
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._changed()
+            await self._changed()

@@ -31,22 +31,22 @@ class RayAgentConfig:
 
 
 class RayAgent:
-    """An agent with one slot, as Ray's actor of a class without Ray in it."""
+    """An agent with one slot, to be Ray's actor."""
 
     def __init__(self, config: RayAgentConfig) -> None:
         self._config = config
         self._agent: Agent | None = None
 
-    async def run(self, machine_cpus: float) -> str:
-        """Serve the head until `stop`. On a machine with so many processors, the worker has its share of the
-        memory; GPUs it has alone.
+    async def run(self) -> str:
+        """Serve the head until `stop`. The worker has that share of its machine's memory that it has of the
+        processors; GPUs it has alone.
         Returns why the head refuses this machine for good, or an empty string."""
         config = self._config
         configure_logging(config.log_level, "text")
         head = parse_endpoint(config.address)
         machine = Machine(machine_name(config.worker), identity(), own_address(head))
         own = KeyPair(config.public, config.secret)
-        workers = 1 if config.gpus else max(1, int(machine_cpus / config.cpus))
+        workers = 1 if config.gpus else max(1, int(machine_cpus() / config.cpus))
         self._agent = Agent(
             AgentConfig(head, config.head_key, own, machine, threads=config.cpus, host_workers=workers)
         )
@@ -60,6 +60,14 @@ class RayAgent:
         """End the worker, then the agent."""
         if self._agent:
             self._agent.stop()
+
+
+def machine_cpus() -> float:
+    """Return how many processors Ray has on the machine of this actor."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
 
 
 def machine_name(worker: str) -> str:

@@ -12,10 +12,14 @@ the fleet alone judges what the loss of its worker means.
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from streamserve.cluster.launcher import JoinConfig, JoinLauncher
 from streamserve.cluster.placement import partner
@@ -30,9 +34,14 @@ from streamserve.protocol.server_config import LogLevel
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
+THREADS = 4
 CONNECT_SECONDS = 5.0
 AGAIN_SECONDS = 1.0
 """Between the end of an actor and its successor."""
+REFUSED_SECONDS = 15.0
+"""The same if the head has refused its machine, whose version may be another one."""
 STOP_SECONDS = 12.0
 """How long agents have to end their workers before their actors are killed."""
 
@@ -52,8 +61,19 @@ class RayConfig:
     log_level: LogLevel
 
 
+@dataclass(eq=False)
+class KeptAgent:
+    """An agent that is made for the worker `made_for`, but runs any: its present `actor`, and whether it is
+    `surplus`: to be ended, without a successor."""
+
+    made_for: str
+    actor: Any = None
+    surplus: bool = False
+
+
 class RayLauncher:
-    """Starts `workers` on the machines that Ray chooses. Made in a running event loop."""
+    """Starts `workers` on the machines that Ray chooses. Made in a running event loop. Calls of Ray may wait
+    for its head: they run in threads, so that this loop goes on without it."""
 
     def __init__(self, config: RayConfig, workers: Mapping[str, ProcessState[Any]]) -> None:
         """Raises OSError if there is no cluster at the address, or the head cannot listen."""
@@ -64,20 +84,19 @@ class RayLauncher:
         self._connected = not ray.is_initialized()
         if self._connected:
             _connect(ray, config.address)
+        self._agent_class = ray.remote(RayAgent)
         self._cpus = config.cpus or cpus_of_each(_machine_cpus(ray.nodes()), len(workers))
         join = config.join
         if not join.endpoint:
             join = _listening_at(join, ray.util.get_node_ip_address())
         self._join = JoinLauncher(join, workers)
-        self._actors: dict[str, Any] = {}
+        self._kept: dict[str, KeptAgent] = {}
         self._groups: list[Any] = []
         self._closing = False
+        self._threads = ThreadPoolExecutor(THREADS, "ray")
         self._tasks = TaskSupervisor(self._join.fail)
         self._workers = workers
-        self._surplus: set[str] = set()
-        self._kept = set(workers)
-        for names in groups(workers):
-            self._tasks.spawn(self._keep_group(names))
+        self._keep_for(workers)
         self._tasks.run_loop(self._follow_workers, "Ray's actors")
 
     @property
@@ -102,38 +121,48 @@ class RayLauncher:
     async def close(self) -> None:
         """End the agents, their actors and placement groups."""
         self._closing = True
+        joined = {made_for(machine) for machine in self.machines()}
         await self._join.close()
         with contextlib.suppress(Exception):  # actors may be gone
-            stops = [actor.stop.remote() for actor in self._actors.values()]
+            actors = [agent.actor for agent in self._kept.values() if agent.made_for in joined]
+            stops = [actor.stop.remote() for actor in actors if actor]
             await asyncio.wait_for(asyncio.gather(*stops, return_exceptions=True), STOP_SECONDS)
         await self._tasks.close()
-        for actor in self._actors.values():
-            self._ray.kill(actor)
+        await asyncio.gather(*(self._kill(agent) for agent in self._kept.values()))
         for group in self._groups:
-            self._ray.util.remove_placement_group(group)
+            await self._call(self._ray.util.remove_placement_group, group)
         if self._connected:
-            await asyncio.to_thread(self._ray.shutdown)
+            await self._call(self._ray.shutdown)
+        self._threads.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., R], *arguments: Any) -> R:
+        """Call a function of Ray in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
 
     async def _follow_workers(self) -> None:
-        """Have as many agents as there are workers, which may be added and removed. An agent is made for a
-        worker, but runs any: so one that is idle is ended."""
+        """Have as many agents as there are workers, which may be added and removed."""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
             missing = len(self._workers) - len(self._kept)
-            for name in [name for name in self._workers if name not in self._kept][: max(missing, 0)]:
-                self._kept.add(name)
-                self._tasks.spawn(self._keep_group((name,)))
-            idle = [machine.name.rpartition(".")[2] for machine in self.machines() if not machine.workers]
-            for name in [name for name in idle if name in self._kept][: max(-missing, 0)]:
-                self._kept.discard(name)
-                self._surplus.add(name)
-                self._ray.kill(self._actors[name])
+            new = [name for name in self._workers if name not in self._kept]
+            self._keep_for(new[: max(missing, 0)])
+            for name in unneeded(self._kept, self._workers, self.machines())[: max(-missing, 0)]:
+                agent = self._kept.pop(name)
+                agent.surplus = True
+                await self._join.end_machines(f".{name}", "it is not needed any more")
+                await self._kill(agent)
 
-    async def _keep_group(self, names: Sequence[str]) -> None:
-        """Keep an agent for each of these workers: of the two of a pair on one machine, where that is
-        possible."""
-        if len(names) == 1:
-            await self._keep(names[0], {"scheduling_strategy": "SPREAD"})
+    def _keep_for(self, workers: Iterable[str]) -> None:
+        """Keep an agent for each of these workers."""
+        for names in groups(workers):
+            agents = [KeptAgent(name) for name in names]
+            self._kept |= {agent.made_for: agent for agent in agents}
+            self._tasks.spawn(self._keep_together(agents))
+
+    async def _keep_together(self, agents: Sequence[KeptAgent]) -> None:
+        """Keep the agents of the two halves of a pair on one machine, where that is possible; or one."""
+        if len(agents) == 1:
+            await self._keep(agents[0], {"scheduling_strategy": "SPREAD"})
             return
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -141,32 +170,47 @@ class RayLauncher:
         bundle = {"CPU": self._cpus, **self._config.resources}
         if self._config.gpus:
             bundle["GPU"] = self._config.gpus
-        group = placement_group([bundle] * len(names), strategy="PACK")
+        group = await self._call(placement_group, [bundle] * len(agents), "PACK")
         self._groups.append(group)
         await asyncio.gather(
             *(
-                self._keep(name, {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, number)})
-                for number, name in enumerate(names)
+                self._keep(agent, {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, number)})
+                for number, agent in enumerate(agents)
             )
         )
+        if not self._closing:  # both are surplus: the group still has its resources
+            self._groups.remove(group)
+            await self._call(self._ray.util.remove_placement_group, group)
 
-    async def _keep(self, worker: str, placement: Mapping[str, Any]) -> None:
-        """Create an agent, and another one whenever it has ended."""
-        while not self._closing:
-            actor = self._actors[worker] = self._create(worker, placement)
+    async def _keep(self, agent: KeptAgent, placement: Mapping[str, Any]) -> None:
+        """Create an agent, and another one whenever it has ended, until it is surplus."""
+        worker = agent.made_for
+        while not (self._closing or agent.surplus):
+            wait = AGAIN_SECONDS
             try:
-                refused = await actor.run.remote(self._cpus_of_a_machine())
-                reason = refused or "it has ended"
+                agent.actor = await self._call(self._create, worker, placement)
+                if agent.surplus:
+                    break
+                reason = await agent.actor.run.remote()
+                wait = REFUSED_SECONDS if reason else wait
+                reason = reason or "it has ended"
             except self._ray.exceptions.RayError as error:
                 reason = str(error).strip().partition("\n")[0]
-            if self._closing or worker in self._surplus:
-                self._surplus.discard(worker)
-                self._actors.pop(worker, None)
-                return
+            if self._closing or agent.surplus:
+                break
             logger.error("Ray's actor for worker %s is lost: %s", worker, reason)
             await self._join.end_machines(f".{worker}", "Ray has lost its actor")
-            self._ray.kill(actor)
-            await asyncio.sleep(AGAIN_SECONDS)
+            await self._kill(agent)
+            await asyncio.sleep(wait)
+        if agent.surplus:
+            await self._kill(agent)
+
+    async def _kill(self, agent: KeptAgent) -> None:
+        """Kill an agent's actor, if there is one."""
+        actor, agent.actor = agent.actor, None
+        if actor:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                await self._call(self._ray.kill, actor)
 
     def _create(self, worker: str, placement: Mapping[str, Any]) -> Any:
         config = self._config
@@ -180,21 +224,28 @@ class RayLauncher:
             config.gpus,
             config.log_level,
         )
-        return (
-            self._ray.remote(RayAgent)
-            .options(
-                num_cpus=self._cpus,
-                num_gpus=config.gpus,
-                resources=dict(config.resources) or None,
-                max_restarts=0,
-                **placement,
-            )
-            .remote(made)
-        )
+        options = {
+            "num_cpus": self._cpus,
+            "num_gpus": config.gpus,
+            "resources": dict(config.resources) or None,
+            "max_restarts": 0,
+        }
+        return self._agent_class.options(**options, **placement).remote(made)
 
-    def _cpus_of_a_machine(self) -> float:
-        """Return the processors of the smallest machine: a worker's share of its memory is not too large."""
-        return min(_machine_cpus(self._ray.nodes()))
+
+def made_for(machine: MachineState) -> str:
+    """Return the worker that the agent on a machine was made for, from its name HOST.WORKER, or
+    HOST.WORKER#NUMBER if there are several."""
+    return machine.name.rpartition(".")[2].partition("#")[0]
+
+
+def unneeded(kept: Iterable[str], workers: Collection[str], machines: Iterable[MachineState]) -> list[str]:
+    """Return the agents, by what they were made for, that run no worker, those first which are best ended:
+    that have not joined, since each asks for a machine, and that were made for workers that are gone."""
+    present = list(machines)
+    joined = {made_for(machine) for machine in present}
+    busy = {made_for(machine) for machine in present if machine.workers}
+    return sorted((name for name in kept if name not in busy), key=lambda n: (n in joined, n in workers))
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -203,13 +254,25 @@ def _connect(ray: Any, address: str) -> None:
     try:
         if colon and port.isdecimal() and "/" not in host:  # Ray itself waits for more than a minute
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-        ray.init(address=address, namespace="streamserve", logging_level=logging.WARNING)
+        with _same_signal_handler():
+            ray.init(address=address, namespace="streamserve", logging_level=logging.WARNING)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         logger.debug("Ray", exc_info=error)
         raise OSError(
             f"there is no Ray cluster at ray_address = {address!r}: start one (`ray start --head`), or name "
             "another with --ray-address"
         ) from error
+
+
+@contextlib.contextmanager
+def _same_signal_handler() -> Iterator[None]:
+    """Keep the handler of SIGTERM: that of ray.init ends the process without waiting for open requests."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def groups(workers: Iterable[str]) -> list[tuple[str, ...]]:

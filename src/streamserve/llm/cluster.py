@@ -42,7 +42,11 @@ def _ray_launcher(join: JoinConfig, server: ServerConfig, model: ModelConfig) ->
     from streamserve.cluster.ray_launcher import RayConfig, RayLauncher
 
     agents = _new_pair()
-    join = replace(join, allowed={**join.allowed, agents.public.hex(): "ray"})
+    join = replace(
+        join,
+        allowed={**join.allowed, agents.public.hex(): "ray"},
+        offer="Ray places an agent where there is space",
+    )
     if server.listen == ServerConfig().listen:
         join = replace(join, endpoint="")  # at the address that Ray knows this machine by
     gpus = model.tensor_parallel_size if model.device.startswith("cuda") else 0
