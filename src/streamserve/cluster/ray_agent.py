@@ -67,7 +67,7 @@ def machine_cpus() -> float:
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    return sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    return float(sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == here))
 
 
 def machine_name(worker: str) -> str:
