@@ -59,7 +59,7 @@ async def complete_text(llm: AsyncLLM, request: TrialRequest, priority: int = 0)
 async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIterator[Item]:
     name = f"trial-{request.number}"
     if not request.edits:
-        items = llm.submit(request.prompt, request.params, request_id=name, priority=priority)
+        items = llm.submit(request.prompt, request.params, request_id=name, priority=priority, adapter=request.adapter)
         async with aclosing(items) as stream:
             async for item in stream:
                 yield item
@@ -67,7 +67,7 @@ async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIt
     if request.params.grammar is not None:
         await llm.check_grammar(request.params.grammar, "grammar")
     params = llm.complete(request.prompt, request.params)
-    prompt = await llm.open(params, request_id=name, priority=priority)
+    prompt = await llm.open(params, request_id=name, priority=priority, adapter=request.adapter)
     try:
         for edit in request.edits:
             await prompt.edit(edit, 0)
@@ -132,7 +132,7 @@ class TrialClient:
     async def _by_http(self, request: TrialRequest, stream: bool) -> None:
         body: dict[str, Any] = {name: getattr(request.params, name) for name in BODY_FIELDS}
         body |= {
-            "model": self.llm.served_names[0],
+            "model": request.adapter or self.llm.served_names[0],
             "prompt": request.prompt,
             "stop": list(request.params.stop),
         }
@@ -155,6 +155,8 @@ class TrialClient:
         if not self._exact(request):
             return
         self._count("compared")
+        if request.adapter:
+            self._count("adapted")
         if received != expected:
             raise TrialFailure(WRONG_TEXT, f"request {request.number}: {received} is not {expected}")
 
