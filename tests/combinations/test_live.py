@@ -115,8 +115,8 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 def overrides(row: Row, services: list[str], environment: Environment, head: str) -> dict[str, Any]:
     """Return the settings of a row, with the addresses and files that there are."""
     existing = {
-        SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), "embedded-draft": environment.drafts[0],
-        HEAD: head, KEY: join_key(), ADAPTER: environment.adapters[0],
+        SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), HEAD: head, KEY: join_key(),
+        "embedded-draft": environment.drafts[0], ADAPTER: environment.adapters[0],
     }  # fmt: skip
     return there(FIXED | settings(row), existing)
 

@@ -141,7 +141,9 @@ def test_the_hidden_time_of_a_transfer_is_what_it_took_beyond_what_was_waited_fo
     """Each transfer by itself: the sum never falls, however long the next one is waited for."""
     landed = SimulatedTransport.landed
     monkeypatch.setattr(
-        SimulatedTransport, "landed", lambda self: [dataclasses.replace(one, seconds=0.5) for one in landed(self)]
+        SimulatedTransport,
+        "landed",
+        lambda self: [dataclasses.replace(one, seconds=0.5) for one in landed(self)],
     )
     wire: list[Callable[[], None]] = []
     times = [0.0]

@@ -246,7 +246,11 @@ def test_counters_of_workers_that_ended_are_kept() -> None:
     assert supervisor.ended is not None
     assert supervisor.ended.generation_tokens == 2 * REPORT.generation_tokens
     assert supervisor.ended.speculation.accepted_at == [2 * count for count in REPORT.speculation.accepted_at]
-    assert (supervisor.ended.running, supervisor.ended.blocks_live, supervisor.ended.blocks_total) == (0, 0, 0)
+    assert (supervisor.ended.running, supervisor.ended.blocks_live, supervisor.ended.blocks_total) == (
+        0,
+        0,
+        0,
+    )
     supervisor.lose("unified-0", "killed again, without a report", 11.0)
     assert supervisor.ended.steps == 2 * REPORT.steps
 

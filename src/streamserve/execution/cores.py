@@ -1,8 +1,8 @@
 """Reserve processors for a worker's threads, so that workers of the same user do not share any.
 
 A reservation is a lock on a file, one for each processor, which ends with the process. A worker that finds
-too few free processors is not pinned: the operating system schedules it. One that fits on a NUMA node gets its
-processors there, and so its memory, which its threads are the first to write.
+too few free processors is not pinned: the operating system schedules it. One that fits on a NUMA node gets
+its processors there, and so its memory, which its threads are the first to write.
 """
 
 import fcntl
@@ -30,8 +30,8 @@ class ReservedCores:
 def reserve_cores(
     count: int, folder: Path | None = None, usable: Processors | None = None
 ) -> ReservedCores | None:
-    """Reserve `count` of the processors that this process may use (`usable`, by default those that are found),
-    of different cores if possible, and of one NUMA node; None if fewer are free."""
+    """Reserve `count` of the processors that this process may use (`usable`, by default those that are
+    found), of different cores if possible, and of one NUMA node; None if fewer are free."""
     folder = folder or cache_folder().parent / "cores"
     usable = usable or usable_processors()
     nodes = usable.by_node()

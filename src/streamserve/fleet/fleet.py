@@ -91,8 +91,8 @@ class Fleet:
         self._isolation = Isolation(self.quarantine, self.availability, self.dispatcher)
         self.convicted = 0
         self.withdrawn = 0
-        """Tokens of early answers that became void when an edit ended their attempt: its workers see an attempt
-        that ends, not why."""
+        """Tokens of early answers that became void when an edit ended their attempt: its workers see an
+        attempt that ends, not why."""
 
     @property
     def workers(self) -> dict[str, WorkerState]:

@@ -175,9 +175,7 @@ def total(reports: Iterable[Report]) -> Report | None:
 def counted(report: Report) -> Report:
     """Return what a worker that has ended leaves of its report: the counters, without its state."""
     remote = report.remote and msgspec.structs.replace(report.remote, services=0)
-    return msgspec.structs.replace(
-        report, running=0, waiting=0, blocks_total=0, blocks_live=0, remote=remote
-    )
+    return msgspec.structs.replace(report, running=0, waiting=0, blocks_total=0, blocks_live=0, remote=remote)
 
 
 def _sum(values: Sequence[Any]) -> Any:

@@ -163,8 +163,8 @@ class AsyncLLM:
         return self._runtime.incidents()
 
     def report(self) -> Report | None:
-        """Return the sum of the workers' latest reports and of what ended ones had counted, with what the fleet
-        itself withdrew; None if no worker has reported."""
+        """Return the sum of the workers' latest reports and of what ended ones had counted, with what the
+        fleet itself withdrew; None if no worker has reported."""
         fleet = self._runtime.fleet
         reports = [fleet.supervisor.ended, *(worker.report for worker in fleet.workers.values())]
         report = total(report for report in reports if report)

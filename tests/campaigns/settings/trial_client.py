@@ -59,7 +59,9 @@ async def complete_text(llm: AsyncLLM, request: TrialRequest, priority: int = 0)
 async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIterator[Item]:
     name = f"trial-{request.number}"
     if not request.edits:
-        items = llm.submit(request.prompt, request.params, request_id=name, priority=priority, adapter=request.adapter)
+        items = llm.submit(
+            request.prompt, request.params, request_id=name, priority=priority, adapter=request.adapter
+        )
         async with aclosing(items) as stream:
             async for item in stream:
                 yield item

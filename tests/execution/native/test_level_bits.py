@@ -1,4 +1,5 @@
-"""Every level's library that this processor can run gives the same bits. Compiling them takes minutes: --full."""
+"""The libraries of all levels that this processor can run give the same bits. Compiling them takes minutes:
+with --full."""
 
 from collections.abc import Callable
 from functools import cache
@@ -21,7 +22,6 @@ from tests.execution.native.test_model import logits_of
 RUNNABLE = runnable(processor_flags())
 BUILT = Folder(__file__).resolve().parents[3] / "build" / "levels"
 """Where the libraries are compiled, once."""
-
 
 
 def level_flags(level: Level) -> list[str]:
@@ -93,6 +93,8 @@ def test_attention_of_a_class_of_numerics_has_the_same_bits(quantized: bool) -> 
         for path, pool in pools(level).items():
             sequence = Sequence(pool, 300, torch.bfloat16, dim=64, quantized=quantized)
             chunks = [(0, 200), (200, 99), (299, 1)]
-            values = torch.cat([sequence.run(sequence.span(at, n), list(range(at, at + n))) for at, n in chunks])
+            values = torch.cat(
+                [sequence.run(sequence.span(at, n), list(range(at, at + n))) for at, n in chunks]
+            )
             assert torch.isfinite(values).all()
             assert torch.equal(values, first.setdefault(numerics_of(path), values)), (level.name, path)
