@@ -47,9 +47,7 @@ class Value:
 
 
 def _stream(early: float, appending: float) -> Value:
-    # Early answers over HTTP: tests/api/test_early_answers.py.
-    rows = SIMULATED if early else SIMULATED + LIVE
-    return Value({}, {"streaming": 1.0, "early": early, "appending": appending}, ("edits",), rows)
+    return Value({}, {"streaming": 1.0, "early": early, "appending": appending}, ("edits",))
 
 
 def _rows(name: str, live: tuple[str, ...]) -> tuple[str, ...]:

@@ -122,7 +122,8 @@ def overrides(row: Row, services: list[str], environment: Environment, head: str
 
 
 def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
-    """Return what makes requests those of a row: prompt streams that append or update, latency targets."""
+    """Return what makes requests those of a row: prompt streams that append, update or are answered early,
+    latency targets."""
 
     def shape(request: TrialRequest) -> TrialRequest:
         rng, prompt, params = Random(request.number), request.prompt, request.params
@@ -134,7 +135,9 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         slo = Slo(tpot_ms=rng.choice((20.0, 500.0)), ttft_ms=5000.0) if row["targets"] != "none" else Slo()
         params = msgspec.structs.replace(params, slo=slo)
-        return replace(request, params=params, edits=edits if row["prompt"] != "whole" else ())
+        early = row["prompt"] == "early" and not params.stop  # which an early answer cannot end at
+        edits = edits if row["prompt"] != "whole" else ()
+        return replace(request, params=params, edits=edits, early=early)
 
     return shape
 
@@ -181,4 +184,7 @@ def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
             drafted[row["policy"]] += counts["service_trees"]
     assert drafted
     assert all(drafted.values()), drafted
-    record(rows=len(rows), compared=total["compared"], service_trees=drafted)
+    record(
+        rows=len(rows), compared=total["compared"], adapted=total["adapted"],
+        withdrawn=total["withdrawn_tokens"], service_trees=drafted,
+    )  # fmt: skip

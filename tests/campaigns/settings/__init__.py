@@ -183,6 +183,7 @@ def _guards(settings: Settings, report: Any) -> dict[str, int]:
         "transferred_bytes": transfer.sent_bytes if transfer else 0,
         "swaps": report.evictions.swaps if report.evictions else 0,
         "stream_chunks": report.streams.chunks if report.streams else 0,
+        "withdrawn_tokens": report.streams.withdrawn if report.streams else 0,
         "service_trees": remote.trees if remote else 0,
     }
 

@@ -25,14 +25,15 @@ GRAMMARS = (
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """One request. `edits` are the earlier versions of its prompt, if that is a prompt stream; `adapter` is
-    the name of its LoRA adapter, if it has one."""
+    """One request. `edits` are the earlier versions of its prompt, if that is a prompt stream, which is
+    answered from the first on if `early`; `adapter` is the name of its LoRA adapter, if it has one."""
 
     number: int
     prompt: list[int]
     params: SamplingParams
     edits: tuple[list[int], ...] = ()
     adapter: str = ""
+    early: bool = False
 
 
 def make_request(number: int, vocabulary: int) -> TrialRequest:
