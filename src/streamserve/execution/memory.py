@@ -50,9 +50,7 @@ def _group_bytes(proc: Path, groups: Path) -> list[int]:
     ]
     path = _entry_text(proc / "self/cgroup", "0::")
     if path is not None:
-        headroom += [
-            _group_headroom(group, "memory.max", "memory.current") for group in _along(groups, path)
-        ]
+        headroom += [_group_headroom(group, "memory.max", "memory.current") for group in _along(groups, path)]
     return [value for value in headroom if value is not None]
 
 

@@ -90,9 +90,7 @@ async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIt
         await prompt.close()
 
 
-async def _final_answer(
-    prompt: EnginePromptStream, ids: list[int], params: SamplingParams
-) -> list[Item]:
+async def _final_answer(prompt: EnginePromptStream, ids: list[int], params: SamplingParams) -> list[Item]:
     """Finish a prompt that is answered early; return the answer that is not withdrawn."""
     await prompt.edit(ids, 0)
     await prompt.finish()
