@@ -33,6 +33,7 @@ WIDTHS: dict[str, dict[str, str]] = {
     "int8 KV": {"kv_cache_dtype": "int8"},
     "int8": {"quantization": "int8"},
     "int8, int8 KV": {"quantization": "int8", "kv_cache_dtype": "int8"},
+    "w8a8": {"quantization": "w8a8"},
     "int4:32": {"quantization": "int4:32"},
     "int4": {"quantization": "int4"},
     "int4:128": {"quantization": "int4:128"},

@@ -26,7 +26,7 @@ REPORT = Report(
     step_parts=StepParts(scheduling=0.05, draft=0.1, target=0.3),
     step_tokens=StepTokens(counts=[2, 3, *[0] * 11, 1], total=20_030),
     speculation=SpeculationReport(
-        drafts=6, drafted=30, verified=15, accepted=9, expected=8.5, accepted_at=[5, 3, 1],
+        drafts=8, drafted=30, verified=15, accepted=9, expected=8.5, accepted_at=[5, 3, 1],
         trees_by_nodes=[2, 0, 3, 1], trees_by_depth=[3, 2, 1], draft_seconds=0.1, select_seconds=0.01,
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from streamserve.baselines.routers import parse_router
 from streamserve.baselines.speculation import NAMES
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified
+from streamserve.protocol.adapters import CONFIG_FILE
 from streamserve.protocol.config import Order
 from streamserve.protocol.nixl import nixl_package
 from streamserve.settings.options import SettingsError
@@ -25,6 +26,8 @@ SIMULATED, LIVE = ("simulated",), ("live",)
 SERVICE = "tcp://127.0.0.1:7700"
 SERVICES = f"{SERVICE},tcp://127.0.0.1:7701"
 """A draft service, and two of them; a live row replaces the addresses by those of running ones."""
+ADAPTER = "adapter=/adapters/one"
+"""A LoRA adapter; a live row replaces it by one that exists."""
 HEAD, KEY = "tcp://127.0.0.1:7800", "cluster.key"
 """Where machines join, and the key file: a live row replaces them by those of a running agent."""
 FOLDER = TemporaryDirectory(prefix="combinations-")
@@ -44,9 +47,7 @@ class Value:
 
 
 def _stream(early: float, appending: float) -> Value:
-    # Early answers over HTTP: tests/api/test_early_answers.py.
-    rows = SIMULATED if early else SIMULATED + LIVE
-    return Value({}, {"streaming": 1.0, "early": early, "appending": appending}, ("edits",), rows)
+    return Value({}, {"streaming": 1.0, "early": early, "appending": appending}, ("edits",))
 
 
 def _rows(name: str, live: tuple[str, ...]) -> tuple[str, ...]:
@@ -146,6 +147,7 @@ AXES: dict[str, dict[str, Value]] = {
     "adapters": {
         "none": Value({}, {"adapters": ()}),
         "two": Value({"max_loras": 2}, {"adapters": ADAPTERS}, ("adapted",), in_rows=SIMULATED),
+        "one": Value({"lora": (ADAPTER,)}, {}, ("adapted",), in_rows=LIVE),
     },
     "weights": {
         "16 bits": Value(),
@@ -172,10 +174,13 @@ def settings(row: Row) -> dict[str, Any]:
 
 def there(chosen: Mapping[str, Any], existing: Mapping[str, str]) -> dict[str, Any]:
     """Return settings with addresses and files that exist, in place of those of the tables."""
-    return {
-        name: existing.get(value, value) if isinstance(value, str) else value
-        for name, value in chosen.items()
-    }
+
+    def found(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(found, value))
+        return existing.get(value, value) if isinstance(value, str) else value
+
+    return {name: found(value) for name, value in chosen.items()}
 
 
 def simulated(row: Row) -> dict[str, Any]:
@@ -194,6 +199,15 @@ def join_key() -> str:
     return str(key_file(Path(FOLDER.name)))
 
 
+@cache
+def adapter() -> str:
+    """Return an adapter that settings may name: its matrices are not there."""
+    folder = Path(FOLDER.name) / "adapter"
+    folder.mkdir()
+    (folder / CONFIG_FILE).write_text("{}")
+    return f"adapter={folder}"
+
+
 _REFUSALS: dict[tuple[tuple[str, str], ...], str] = {}
 
 
@@ -202,7 +216,7 @@ def refusal(row: Row) -> str:
     key = tuple(sorted((name, repr(value)) for name, value in settings(row).items()))
     if key not in _REFUSALS:
         try:
-            resolve("embedded", there(settings(row), {KEY: join_key()}), environ={})
+            resolve("embedded", there(settings(row), {KEY: join_key(), ADAPTER: adapter()}), environ={})
             _REFUSALS[key] = ""
         except SettingsError as error:
             _REFUSALS[key] = str(error)

@@ -19,8 +19,10 @@ import pytest
 
 from streamserve.protocol.sampling import Slo
 from tests.campaigns.settings import Trials, random_model
+from tests.campaigns.settings.special import Environment
 from tests.campaigns.settings.workload import TrialRequest
 from tests.combinations.axes import (
+    ADAPTER,
     ALWAYS,
     HEAD,
     KEY,
@@ -50,6 +52,7 @@ COUNTERS = {
     "shared_trees": "service_trees",
     "preempted": "preemptions",
     "swapped": "swaps",
+    "adapted": "adapted",
 }
 """The names of the counters in the outcome of a live trial."""
 
@@ -109,17 +112,18 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield running
 
 
-def overrides(row: Row, services: list[str], draft: str, head: str) -> dict[str, Any]:
+def overrides(row: Row, services: list[str], environment: Environment, head: str) -> dict[str, Any]:
     """Return the settings of a row, with the addresses and files that there are."""
     existing = {
-        SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), "embedded-draft": draft,
-        HEAD: head, KEY: join_key(),
+        SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), HEAD: head, KEY: join_key(),
+        "embedded-draft": environment.drafts[0], ADAPTER: environment.adapters[0],
     }  # fmt: skip
     return there(FIXED | settings(row), existing)
 
 
 def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
-    """Return what makes requests those of a row: prompt streams that append or update, latency targets."""
+    """Return what makes requests those of a row: prompt streams that append, update or are answered early,
+    latency targets."""
 
     def shape(request: TrialRequest) -> TrialRequest:
         rng, prompt, params = Random(request.number), request.prompt, request.params
@@ -131,7 +135,9 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         slo = Slo(tpot_ms=rng.choice((20.0, 500.0)), ttft_ms=5000.0) if row["targets"] != "none" else Slo()
         params = msgspec.structs.replace(params, slo=slo)
-        return replace(request, params=params, edits=edits if row["prompt"] != "whole" else ())
+        early = row["prompt"] == "early" and not params.stop  # which an early answer cannot end at
+        edits = edits if row["prompt"] != "whole" else ()
+        return replace(request, params=params, edits=edits, early=early)
 
     return shape
 
@@ -139,7 +145,7 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
 def run_row(row: Row, seed: int, trials: Trials, services: list[str], agent: Agent) -> dict[str, int]:
     """Serve a row; returns its counts. Raises AssertionError where a text is wrong, or something of the row
     was not used."""
-    chosen = overrides(row, services, trials.models["llama"].environment.drafts[0], agent.head)
+    chosen = overrides(row, services, trials.models["llama"].environment, agent.head)
     joined = agent.joined()
     outcome = trials.run_settings(seed, "llama", chosen, shape_of(row))
     assert outcome.verdict == "passed", (row, outcome)
@@ -150,7 +156,7 @@ def run_row(row: Row, seed: int, trials: Trials, services: list[str], agent: Age
             continue  # n-grams of random text are seldom accepted
         if "draft" in value and row["policy"] == "default":
             continue  # goodput drafts only where it pays: over all rows it must
-        assert any(outcome.counts[COUNTERS[name]] for name in counters), f"{value} was not used: {row}"
+        assert any(outcome.counts.get(COUNTERS[name]) for name in counters), f"{value} was not used: {row}"
     return outcome.counts
 
 
@@ -178,4 +184,7 @@ def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
             drafted[row["policy"]] += counts["service_trees"]
     assert drafted
     assert all(drafted.values()), drafted
-    record(rows=len(rows), compared=total["compared"], service_trees=drafted)
+    record(
+        rows=len(rows), compared=total["compared"], adapted=total["adapted"],
+        withdrawn=total["withdrawn_tokens"], service_trees=drafted,
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Transfer reservations that do not match their request are refused before anything is written."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -26,7 +27,10 @@ GOOD = TransferReservation(
 
 
 def run_prefill(
-    reservation: TransferReservation, twice: bool = False, wire: list[Callable[[], None]] | None = None
+    reservation: TransferReservation,
+    twice: bool = False,
+    wire: list[Callable[[], None]] | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
     """Return a prefill worker that has computed the prompt and received this reservation, the copies that it
     made and its notifications. With a `wire`, copies complete when the test calls them."""
@@ -46,7 +50,7 @@ def run_prefill(
     transport = SimulatedTransport(own, lambda path: other if path == "decode" else None, schedule, 0.0)
     speculation = Speculation(parse_policy("off"), default_cost)
     engine = Engine(
-        CONFIG, model_info(64), own, lambda: 0.0, None, speculation, EnginePorts("prefill", transport)
+        CONFIG, model_info(64), own, clock, None, speculation, EnginePorts("prefill", transport)
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, seed=1, max_tokens=5)
     engine.handle(submit("r", PROMPT, params, phase="prefill"))
@@ -128,6 +132,28 @@ def test_a_cancelled_request_is_not_a_transfer_failure() -> None:
     assert engine.report().transfer == TransferReport(sent_bytes=update.sent)
     engine.step()
     assert_engine_empty(engine)
+
+
+@pytest.mark.parametrize(("exposed", "hidden"), [(0.0, 0.5), (0.125, 0.375), (2.0, 0.0)])
+def test_the_hidden_time_of_a_transfer_is_what_it_took_beyond_what_was_waited_for(
+    monkeypatch: pytest.MonkeyPatch, exposed: float, hidden: float
+) -> None:
+    """Each transfer by itself: the sum never falls, however long the next one is waited for."""
+    landed = SimulatedTransport.landed
+    monkeypatch.setattr(
+        SimulatedTransport,
+        "landed",
+        lambda self: [dataclasses.replace(one, seconds=0.5) for one in landed(self)],
+    )
+    wire: list[Callable[[], None]] = []
+    times = [0.0]
+    engine, _, _ = run_prefill(GOOD, wire=wire, clock=lambda: times[0])
+    times[0] += exposed
+    wire.pop()()
+    engine.transfers.take_updates()
+    transfer = engine.report().transfer
+    assert transfer is not None
+    assert (transfer.exposed_seconds, transfer.hidden_seconds) == (exposed, hidden)
 
 
 def test_a_missing_receiver_is_a_transfer_failure() -> None:

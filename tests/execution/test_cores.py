@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.execution.cores import reserve_cores
+from streamserve.protocol.processors import Processors
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -34,6 +35,21 @@ def test_a_reservation_that_fails_holds_no_processor(tmp_path):
     assert whole
     assert list(whole.cpus) == CPUS
     whole.release()
+
+
+def test_a_worker_gets_processors_of_one_numa_node_where_it_fits(tmp_path):
+    """Six processors, even ones on node 0: its three are not enough after the first worker, so the second one
+    gets node 1, and a worker that fits on neither gets what is left of both."""
+    usable = Processors((0, 1, 2, 3, 4, 5), nodes=(0, 1, 0, 1, 0, 1))
+    workers = [reserve_cores(2, tmp_path, usable) for _ in range(3)]
+    assert [worker and worker.cpus for worker in workers] == [(0, 2), (1, 3), (4, 5)]
+    assert reserve_cores(1, tmp_path, usable) is None
+    workers[1].release()
+    assert reserve_cores(3, tmp_path, usable) is None
+    again = reserve_cores(2, tmp_path, usable)
+    assert again.cpus == (1, 3)
+    for reserved in (workers[0], workers[2], again):
+        reserved.release()
 
 
 def test_the_end_of_a_process_frees_its_processors(tmp_path):

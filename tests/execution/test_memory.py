@@ -84,6 +84,12 @@ def test_free_memory_is_less_than_the_machine_has():
 
 MACHINE = {"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:   800 kB\n"}
 INSIDE = MACHINE | {"proc/self/cgroup": "0::/outer/inner\n"}
+VERSION_1 = MACHINE | {"proc/self/cgroup": "5:devices:/other\n4:memory,hugetlb:/outer/inner\n"}
+
+
+def version_1(group: str, limit: int, usage: int) -> dict[str, str]:
+    folder = f"groups/memory/{group}"
+    return {f"{folder}/memory.limit_in_bytes": f"{limit}\n", f"{folder}/memory.usage_in_bytes": f"{usage}\n"}
 
 
 @pytest.mark.parametrize(
@@ -115,9 +121,20 @@ INSIDE = MACHINE | {"proc/self/cgroup": "0::/outer/inner\n"}
             },
             999,
         ),
+        (VERSION_1 | version_1("outer/inner", 1000, 400), 600),
+        (VERSION_1 | version_1("outer/inner", 2**62, 400) | version_1("outer", 900, 800), 100),
+        (
+            VERSION_1
+            | version_1("outer/inner", 1000, 900)
+            | {"groups/memory/outer/inner/memory.stat": "inactive_file 1\ntotal_inactive_file 250\n"},
+            350,
+        ),
     ],
-    ids=["machine", "no limit", "own group", "group above", "over the limit", "cached files", "version 1"],
-)
+    ids=[
+        "machine", "no limit", "own group", "group above", "over the limit", "cached files", "version 1",
+        "version 1: own group", "version 1: group above", "version 1: cached files",
+    ],
+)  # fmt: skip
 def test_free_memory_is_the_machines_or_what_control_groups_leave(tmp_path, files, expected):
     write(tmp_path, files)
     assert available_bytes(tmp_path / "proc", tmp_path / "groups") == expected

@@ -59,3 +59,5 @@ def test_swap_space_is_sized_and_checked() -> None:
         size_swap(settings, 1 << 20, 1 << 20)
     with pytest.raises(CheckpointError, match="--eviction swap needs"):
         size_swap(ModelConfig(path="x", eviction="swap"), 1 << 20, 2 << 30)
+    with pytest.raises(CheckpointError, match="holds no KV block"):
+        size_swap(ModelConfig(path="x", swap_space=0.0005), 1 << 20, 2 << 30)

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from streamserve.fleet.events import Heartbeat, Kill, Start
 from streamserve.fleet.process_state import GIVE_UP_STARTS
 from streamserve.fleet.supervisor import WorkerSupervisor
-from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, pairs, unified
+from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, counted, pairs, total, unified
 from streamserve.protocol.messages import CostCurve
-from streamserve.protocol.reports import StepParts
+from streamserve.protocol.reports import RemoteReport, StepParts
 from tests.api.test_metrics import REPORT
 from tests.fleet.test_fleet import READY
 
@@ -234,3 +234,37 @@ def test_the_speculation_speedup_follows_the_reports() -> None:
     assert worker.speedup == pytest.approx(1.0 + RECENT * (3.0 * 2 / 3 - 1.0))
     worker.reported(reported(160, 90, 2.0, 1.0))
     assert worker.speedup == pytest.approx(1.0 + RECENT * (3.0 * 2 / 3 - 1.0)), "nothing happened"
+
+
+def test_counters_of_workers_that_ended_are_kept() -> None:
+    """A sum of several workers that falls would be a restart to whoever reads the metrics."""
+    supervisor = started(unified(3))
+    for worker in supervisor.workers.values():
+        worker.reported(REPORT)
+    supervisor.lose("unified-0", "killed", 10.0)
+    list(supervisor.remove(["unified-1"]))
+    assert supervisor.ended is not None
+    assert supervisor.ended.generation_tokens == 2 * REPORT.generation_tokens
+    assert supervisor.ended.speculation.accepted_at == [2 * count for count in REPORT.speculation.accepted_at]
+    assert (supervisor.ended.running, supervisor.ended.blocks_live, supervisor.ended.blocks_total) == (
+        0,
+        0,
+        0,
+    )
+    supervisor.lose("unified-0", "killed again, without a report", 11.0)
+    assert supervisor.ended.steps == 2 * REPORT.steps
+
+
+def test_the_sum_of_reports_has_every_workers_faults() -> None:
+    faulty = [
+        RemoteReport(
+            services=1, trees=2, late=0, accepted=3, fallback_trees=0, fallback_accepted=0, moves=0,
+            rejected=rejected,
+        )
+        for rejected in ({}, {"late": 1, "shape": 2}, {"shape": 3})
+    ]  # fmt: skip
+    summed = total(replace(REPORT, remote=remote) for remote in faulty)
+    assert summed is not None
+    assert summed.remote.rejected == {"late": 1, "shape": 5}
+    assert summed.remote.trees == 6
+    assert counted(summed).remote.services == 0

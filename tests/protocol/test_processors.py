@@ -77,10 +77,25 @@ def test_one_processor_of_each_core_comes_first(tmp_path: Path) -> None:
         assert usable_processors(tmp_path).cpus[:2] == (CPUS[0], CPUS[-1])
 
 
+def test_processors_of_several_numa_nodes_are_told_apart(tmp_path: Path) -> None:
+    node = "sys/devices/system/cpu/cpu{}/node{}/cpulist"
+    write(tmp_path, {node.format(cpu, 3): "" for cpu in CPUS})
+    assert usable_processors(tmp_path).by_node() == [tuple(CPUS)]
+    assert usable_processors(tmp_path).nodes == ()
+    found = Processors((0, 2, 1, 3), nodes=(0, 1, 0, 1))
+    assert found.by_node() == [(0, 1), (2, 3)]
+    if len(CPUS) > 1:
+        (tmp_path / node.format(CPUS[-1], 3)).unlink()
+        (tmp_path / node.format(CPUS[-1], 3)).parent.rmdir()
+        assert usable_processors(tmp_path).by_node() == [(CPUS[-1],), tuple(CPUS[:-1])]
+
+
 def test_what_was_found_is_said() -> None:
     assert str(Processors((0,))) == "1 processor"
     assert str(Processors((0, 1), 0.5)) == "2 processors, a CPU quota of 0.5"
     assert str(Processors(tuple(range(200)), 112.5)) == "200 processors, a CPU quota of 112.5"
+    both = Processors((0, 1, 2, 3), 2.0, (0, 0, 1, 1))
+    assert str(both) == "4 processors of 2 NUMA nodes, a CPU quota of 2"
 
 
 def test_a_process_in_a_control_group_finds_its_quota() -> None:

@@ -96,6 +96,7 @@ class _Sending:
     in_flight: dict[int, list[int]] = field(default_factory=dict)
     computed_at: float | None = None
     sent: int = 0
+    wire_seconds: float = 0.0
     error: str = ""
 
 
@@ -218,6 +219,7 @@ class Outgoing:
             sending = owners[landed.job]
             self._pool.release(sending.in_flight.pop(landed.job))
             sending.sent += landed.sent
+            sending.wire_seconds += landed.seconds
             sending.error = sending.error or landed.error
             counts = self._counts
             arriving = sending.reservation.request.startswith(STREAM)
@@ -249,6 +251,7 @@ class Outgoing:
             handed_over=counts.handed_over + (not error),
             failed=counts.failed + bool(sending.error),
             exposed_seconds=counts.exposed_seconds + exposed,
+            hidden_seconds=counts.hidden_seconds + max(0.0, sending.wire_seconds - exposed),
         )
         return Pushed(
             reservation.request,

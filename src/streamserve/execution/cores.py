@@ -1,7 +1,8 @@
 """Reserve processors for a worker's threads, so that workers of the same user do not share any.
 
 A reservation is a lock on a file, one for each processor, which ends with the process. A worker that finds
-too few free processors is not pinned: the operating system schedules it.
+too few free processors is not pinned: the operating system schedules it. One that fits on a NUMA node gets
+its processors there, and so its memory, which its threads are the first to write.
 """
 
 import fcntl
@@ -10,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamserve.execution.native.build import cache_folder
-from streamserve.protocol.processors import usable_processors
+from streamserve.execution.native.build import LOCK, cache_folder, locked
+from streamserve.protocol.processors import Processors, usable_processors
 
 
 @dataclass(frozen=True)
@@ -26,25 +27,44 @@ class ReservedCores:
         _close(self.handles)
 
 
-def reserve_cores(count: int, folder: Path | None = None) -> ReservedCores | None:
-    """Reserve `count` of the processors that this process may use, of different cores if possible; None if
-    fewer are free."""
+def reserve_cores(
+    count: int, folder: Path | None = None, usable: Processors | None = None
+) -> ReservedCores | None:
+    """Reserve `count` of the processors that this process may use (`usable`, by default those that are
+    found), of different cores if possible, and of one NUMA node; None if fewer are free."""
     folder = folder or cache_folder().parent / "cores"
-    cpus: list[int] = []
-    handles: list[int] = []
+    usable = usable or usable_processors()
+    nodes = usable.by_node()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for number in usable_processors().cpus:
-            handle = _lock(folder / str(number)) if len(cpus) < count else None
-            if handle is not None:
-                cpus.append(number)
-                handles.append(handle)
+        with locked(folder / LOCK):  # a node that another worker only tries is not taken for a full one
+            for cpus in nodes if len(nodes) == 1 else [*nodes, usable.cpus]:
+                reserved = _reserve(count, folder, cpus)
+                if reserved is not None:
+                    return reserved
     except OSError:
         pass  # a folder that cannot be written: treated as if no processor were free
-    if len(cpus) < count:
+    return None
+
+
+def _reserve(count: int, folder: Path, cpus: Iterable[int]) -> ReservedCores | None:
+    """Reserve the first `count` of these processors that are free; None, and nothing, if fewer are. Raises
+    OSError."""
+    reserved: list[int] = []
+    handles: list[int] = []
+    try:
+        for number in cpus:
+            handle = _lock(folder / str(number)) if len(reserved) < count else None
+            if handle is not None:
+                reserved.append(number)
+                handles.append(handle)
+    except OSError:
+        _close(handles)
+        raise
+    if len(reserved) < count:
         _close(handles)
         return None
-    return ReservedCores(tuple(cpus), tuple(handles))
+    return ReservedCores(tuple(reserved), tuple(handles))
 
 
 def _lock(path: Path) -> int | None:

@@ -42,18 +42,33 @@ def _machine_bytes(proc: Path) -> int:
 
 
 def _group_bytes(proc: Path, groups: Path) -> list[int]:
-    """Return what each control group of this process leaves: of version 1, or of version 2 all along its
-    path."""
-    headroom = [_group_headroom(groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]
+    """Return what each control group of this process leaves, all along its path: of version 2, and of version
+    1, whose groups are mounted under `memory`."""
+    headroom = [
+        _group_headroom(group, "memory.limit_in_bytes", "memory.usage_in_bytes")
+        for group in _along(groups / "memory", _version_1_path(proc))
+    ]
     path = _entry_text(proc / "self/cgroup", "0::")
     if path is not None:
-        group = groups / path.lstrip("/")
-        ancestors = [group, *group.parents]
-        headroom += [
-            _group_headroom(group, "memory.max", "memory.current")
-            for group in ancestors[: ancestors.index(groups) + 1]
-        ]
+        headroom += [_group_headroom(group, "memory.max", "memory.current") for group in _along(groups, path)]
     return [value for value in headroom if value is not None]
+
+
+def _version_1_path(proc: Path) -> str:
+    """Return the path of this process's memory group of version 1, "/" where there is none."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return "/"
+    parts = (line.split(":", 2) for line in lines)
+    return next((rest[2] for rest in parts if len(rest) == 3 and "memory" in rest[1].split(",")), "/")
+
+
+def _along(mount: Path, path: str) -> list[Path]:
+    """Return the group of this path, and those above it up to where they are mounted."""
+    group = mount / path.lstrip("/")
+    ancestors = [group, *group.parents]
+    return ancestors[: ancestors.index(mount) + 1]
 
 
 def _group_headroom(group: Path, limit: str, usage: str) -> int | None:
@@ -62,7 +77,8 @@ def _group_headroom(group: Path, limit: str, usage: str) -> int | None:
         headroom = int((group / limit).read_text()) - int((group / usage).read_text())
     except (OSError, ValueError):
         return None  # no such group, or no limit ("max")
-    return headroom + (_entry(group / "memory.stat", "inactive_file ") or 0)
+    stat = group / "memory.stat"  # those of version 1 are of the group alone, and in total
+    return headroom + (_entry(stat, "total_inactive_file ") or _entry(stat, "inactive_file ") or 0)
 
 
 def _entry(path: Path, name: str) -> int | None:
@@ -123,13 +139,17 @@ def size_pool(
 
 def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
     """Return the number of host blocks to swap KV into that the settings ask for, with `available` bytes of
-    memory. Raises CheckpointError if they do not fit, or if there are none although swapping is enabled."""
+    memory. Raises CheckpointError if they do not fit, or if there is none although swapping is asked for."""
     blocks = int((config.swap_space or 0.0) * 2**30) // block_bytes
     if blocks * block_bytes > available:
         raise CheckpointError(f"--swap-space {config.swap_space:g}, but {_mib(available)} of memory are free")
     if config.eviction == "swap" and not blocks:
         raise CheckpointError(
             f"--eviction swap needs --swap-space for at least one block of {_mib(block_bytes)}"
+        )
+    if config.swap_space and not blocks:
+        raise CheckpointError(
+            f"--swap-space {config.swap_space:g} holds no KV block of {_mib(block_bytes)}: give more, or 0"
         )
     return blocks
 

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Heartbeat, Kill, Retire, Start
 from streamserve.fleet.process_state import SupervisionPolicy
-from streamserve.fleet.worker_state import Topology, WorkerState
+from streamserve.fleet.worker_state import Topology, WorkerState, counted, total
 from streamserve.protocol.messages import Failed, Ready
+from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
 
 
@@ -21,6 +22,8 @@ class WorkerSupervisor:
         self.workers = {name: WorkerState() for name in topology.names}
         self.availability = Availability(topology, self.workers, stuck_after)
         self.deaths = 0
+        self.ended: Report | None = None
+        """The counters of workers that have ended: the sums of a fleet never fall."""
         self._policy = SupervisionPolicy(stuck_after)
         self._was_ready = False
         self._next: dict[str, int] = {}
@@ -46,6 +49,7 @@ class WorkerSupervisor:
         self.availability.topology = self.availability.topology.without(names)
         for name in names:
             worker = self.workers.pop(name)
+            self._keep_counters(worker)
             self._next[name] = worker.incarnation + 1
             yield Retire(name, worker.incarnation)
 
@@ -83,9 +87,15 @@ class WorkerSupervisor:
         could be served yet, and one that is leaving is not restarted at all."""
         worker = self.workers[name]
         self.deaths += 1
-        worker.report = None
+        self._keep_counters(worker)
         wait = worker.lose(reason, now, self._policy, final=not self._was_ready, blamed=blamed)
         return [] if wait is None or worker.leaving else [Start(name, worker.incarnation, wait)]
+
+    def _keep_counters(self, worker: WorkerState) -> None:
+        """Add the counters of a worker's last report to those of workers that have ended."""
+        if worker.report is not None:
+            self.ended = total(report for report in (self.ended, counted(worker.report)) if report)
+        worker.report = None
 
     def tick(self, now: float, beats: Mapping[tuple[str, int], Heartbeat]) -> Iterator[Kill]:
         """Mark workers that are silent or hang in a step as stuck; kill those that remain so."""

@@ -4,7 +4,7 @@ and mixed fleets."""
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import msgspec
@@ -172,13 +172,19 @@ def total(reports: Iterable[Report]) -> Report | None:
     return msgspec.convert(summed, Report) if summed else None
 
 
+def counted(report: Report) -> Report:
+    """Return what a worker that has ended leaves of its report: the counters, without its state."""
+    remote = report.remote and msgspec.structs.replace(report.remote, services=0)
+    return msgspec.structs.replace(report, running=0, waiting=0, blocks_total=0, blocks_live=0, remote=remote)
+
+
 def _sum(values: Sequence[Any]) -> Any:
     """Return the sum of values, elementwise in dictionaries and lists; None values are ignored."""
     present = [value for value in values if value is not None]
     if not present:
         return None
     if isinstance(present[0], dict):
-        return {key: _sum([value.get(key) for value in present]) for key in present[0]}
+        return {key: _sum([value.get(key) for value in present]) for key in dict.fromkeys(chain(*present))}
     if isinstance(present[0], list):
         return [_sum(items) for items in zip_longest(*present)]
     return present[0] if isinstance(present[0], str) else sum(present)

@@ -163,10 +163,11 @@ class AsyncLLM:
         return self._runtime.incidents()
 
     def report(self) -> Report | None:
-        """Return the sum of the workers' latest reports, with what the fleet itself withdrew; None if there
-        are none."""
+        """Return the sum of the workers' latest reports and of what ended ones had counted, with what the
+        fleet itself withdrew; None if no worker has reported."""
         fleet = self._runtime.fleet
-        report = total(worker.report for worker in fleet.workers.values() if worker.report)
+        reports = [fleet.supervisor.ended, *(worker.report for worker in fleet.workers.values())]
+        report = total(report for report in reports if report)
         if report is None or report.streams is None:
             return report
         withdrawn = report.streams.withdrawn + fleet.withdrawn

@@ -14,27 +14,43 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Processors:
     """The processors in `cpus`, one of each core before its siblings, of which as many run as `quota` says;
-    None: all."""
+    None: all. `nodes`: their NUMA nodes, in the order of `cpus`; empty where there is one node."""
 
     cpus: tuple[int, ...]
     quota: float | None = None
+    nodes: tuple[int, ...] = ()
 
     @property
     def threads(self) -> int:
         """How many threads can run at the same time."""
         return len(self.cpus) if self.quota is None else min(len(self.cpus), max(1, int(self.quota)))
 
+    def by_node(self) -> list[tuple[int, ...]]:
+        """Return the processors of each NUMA node."""
+        if not self.nodes:
+            return [self.cpus]
+        placed = list(zip(self.cpus, self.nodes, strict=True))
+        return [tuple(cpu for cpu, at in placed if at == node) for node in sorted(set(self.nodes))]
+
     def __str__(self) -> str:
         plural = "" if len(self.cpus) == 1 else "s"
+        spread = f" of {len(self.by_node())} NUMA nodes" if self.nodes else ""
         limited = "" if self.quota is None else f", a CPU quota of {round(self.quota, 2):g}"
-        return f"{len(self.cpus)} processor{plural}{limited}"
+        return f"{len(self.cpus)} processor{plural}{spread}{limited}"
 
 
 def usable_processors(root: Path = Path("/")) -> Processors:
     """Return the processors that this process may use; `root` is that of /proc and /sys."""
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = _cores_first(sorted(os.sched_getaffinity(0)), root)
     quotas = [quota for quota in _quotas(root) if quota < len(cpus)]
-    return Processors(_cores_first(cpus, root), min(quotas, default=None))
+    nodes = tuple(_node(cpu, root) for cpu in cpus)
+    return Processors(cpus, min(quotas, default=None), nodes if len(set(nodes)) > 1 else ())
+
+
+def _node(cpu: int, root: Path) -> int:
+    """Return the NUMA node of a processor; 0 where the system does not say."""
+    links = (root / f"sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*")
+    return min((int(link.name.removeprefix("node")) for link in links), default=0)
 
 
 def _cores_first(cpus: list[int], root: Path) -> tuple[int, ...]:

@@ -74,7 +74,8 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """KV sent to other workers (`handed_over` sequences, `failed` ones) and received from them (`received`).
     Of `sent_bytes`, `arriving_bytes` were sent while their prompt was still arriving.
-    `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire.
+    `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire;
+    `hidden_seconds`: what each transfer was on the wire for longer than it was exposed.
     Of `received_tokens` the `hit_tokens` were cached already and not sent. `deferred` requests had to wait
     for their reservation, so that latency targets could be met. `refused_writes`: attempts to write into
     blocks whose reservation was closed."""
@@ -85,6 +86,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     arriving_bytes: int = 0
     wire_seconds: float = 0.0
     exposed_seconds: float = 0.0
+    hidden_seconds: float = 0.0
     received: int = 0
     received_tokens: int = 0
     hit_tokens: int = 0

@@ -13,6 +13,7 @@ import msgspec
 
 from streamserve import embedded
 from streamserve.protocol.errors import CheckpointError
+from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import resolve
 from tests.adapters import write_adapter
@@ -30,7 +31,13 @@ from tests.campaigns.settings.serve import (
 )
 from tests.campaigns.settings.special import ADMIN_KEY, ALWAYS, API_KEY, Environment, consistent, special
 from tests.campaigns.settings.trial_client import Text, TrialClient, complete_text
-from tests.campaigns.settings.workload import REQUESTS, TrialRequest, make_request, with_neutral_fields
+from tests.campaigns.settings.workload import (
+    REQUESTS,
+    TrialRequest,
+    make_request,
+    with_adapter,
+    with_neutral_fields,
+)
 from tests.checkpoints import make_checkpoint
 
 FOLDER = REPOSITORY / "build" / "campaigns"
@@ -101,7 +108,7 @@ class Trials:
         settings = resolve_settings(model, overrides)
         numbers = draw_requests(rng, self.requests, self.numbers)
         requests = [
-            shape(with_neutral_fields(make_request(number, model.vocabulary), rng)) for number in numbers
+            shape(with_neutral_fields(self._request(number, model, settings), rng)) for number in numbers
         ]
         expected = await self._expected(name, model, settings)
         # In float32 the reference's sums differ in the last bits, too little for another token; but enough
@@ -120,6 +127,11 @@ class Trials:
         )
         return counts | _guards(settings, report)
 
+    def _request(self, number: int, model: Model, settings: Settings) -> TrialRequest:
+        """Return a request by its number, with an adapter if these settings serve any."""
+        request = make_request(number, model.vocabulary)
+        return with_adapter(request, list(adapter_paths(settings.server.lora)))
+
     async def _expected(self, name: str, model: Model, settings: Settings) -> dict[int, Text]:
         """Return the texts of a plain engine with the same weights, kernels and KV, computed once."""
         numerics = {
@@ -130,15 +142,16 @@ class Trials:
             "quantization": settings.model.quantization,
             "head_quantization": settings.model.head_quantization,
             "kv_cache_dtype": settings.model.kv_cache_dtype,
+            "lora": settings.server.lora,
         }
-        texts = self.texts.setdefault((name, *numerics.values()), {})
+        texts = self.texts.setdefault((name, *map(str, numerics.values())), {})
         if not texts:  # all at once: starting the engine takes longer
             plain = resolve_settings(model, {**PLAIN, **numerics, "port": 0})
             async with serving_model(plain) as (llm, _):
 
                 async def add_text(number: int) -> None:
                     texts[number] = await complete_text(
-                        llm, replace(make_request(number, model.vocabulary), edits=())
+                        llm, replace(self._request(number, model, plain), edits=())
                     )
 
                 await asyncio.gather(*map(add_text, range(self.numbers)))
@@ -170,6 +183,7 @@ def _guards(settings: Settings, report: Any) -> dict[str, int]:
         "transferred_bytes": transfer.sent_bytes if transfer else 0,
         "swaps": report.evictions.swaps if report.evictions else 0,
         "stream_chunks": report.streams.chunks if report.streams else 0,
+        "withdrawn_tokens": report.streams.withdrawn if report.streams else 0,
         "service_trees": remote.trees if remote else 0,
     }
 

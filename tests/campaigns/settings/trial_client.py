@@ -11,7 +11,8 @@ import httpx
 
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.items import Item
-from streamserve.protocol.errors import RequestError
+from streamserve.llm.prompt_stream import EnginePromptStream
+from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.campaigns.outcome import UNEXPECTED_5XX, WRONG_TEXT, TrialFailure
@@ -19,6 +20,8 @@ from tests.campaigns.settings.workload import TrialRequest
 
 Text = dict[int, tuple[tuple[int, ...], str, str | None]]
 """Tokens, text and finish reason by choice."""
+EARLY_SECONDS = 0.02
+"""Between the edits of a prompt that is answered early: some tokens of the answer."""
 BODY_FIELDS = (
     "n", "temperature", "top_k", "top_p", "min_p", "frequency_penalty", "repetition_penalty", "seed",
     "max_tokens", "min_tokens", "ignore_eos",
@@ -59,7 +62,9 @@ async def complete_text(llm: AsyncLLM, request: TrialRequest, priority: int = 0)
 async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIterator[Item]:
     name = f"trial-{request.number}"
     if not request.edits:
-        items = llm.submit(request.prompt, request.params, request_id=name, priority=priority)
+        items = llm.submit(
+            request.prompt, request.params, request_id=name, priority=priority, adapter=request.adapter
+        )
         async with aclosing(items) as stream:
             async for item in stream:
                 yield item
@@ -67,16 +72,34 @@ async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIt
     if request.params.grammar is not None:
         await llm.check_grammar(request.params.grammar, "grammar")
     params = llm.complete(request.prompt, request.params)
-    prompt = await llm.open(params, request_id=name, priority=priority)
+    prompt = await llm.open(
+        params, request_id=name, priority=priority, adapter=request.adapter, answer_early=request.early
+    )
     try:
         for edit in request.edits:
             await prompt.edit(edit, 0)
-            await asyncio.sleep(0)
+            await asyncio.sleep(EARLY_SECONDS if request.early else 0)
+        if request.early:
+            for item in await _final_answer(prompt, request.prompt, params):
+                yield item
+            return
         async with aclosing(prompt.answer(request.prompt, params)) as answer:
             async for item in answer:
                 yield item
     finally:
         await prompt.close()
+
+
+async def _final_answer(prompt: EnginePromptStream, ids: list[int], params: SamplingParams) -> list[Item]:
+    """Finish a prompt that is answered early; return the answer that is not withdrawn."""
+    await prompt.edit(ids, 0)
+    await prompt.finish()
+    while True:
+        try:
+            async with aclosing(prompt.answer(ids, params)) as answer:
+                return [item async for item in answer]
+        except PromptChanged:  # the beginning was that of an earlier prompt
+            continue
 
 
 async def _read(
@@ -132,7 +155,7 @@ class TrialClient:
     async def _by_http(self, request: TrialRequest, stream: bool) -> None:
         body: dict[str, Any] = {name: getattr(request.params, name) for name in BODY_FIELDS}
         body |= {
-            "model": self.llm.served_names[0],
+            "model": request.adapter or self.llm.served_names[0],
             "prompt": request.prompt,
             "stop": list(request.params.stop),
         }
@@ -155,6 +178,8 @@ class TrialClient:
         if not self._exact(request):
             return
         self._count("compared")
+        if request.adapter:
+            self._count("adapted")
         if received != expected:
             raise TrialFailure(WRONG_TEXT, f"request {request.number}: {received} is not {expected}")
 

@@ -1,5 +1,6 @@
 """The requests of settings trials: numbered, so that each text is computed once per checkpoint."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -24,12 +25,15 @@ GRAMMARS = (
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """One request. `edits` are the earlier versions of its prompt, if that is a prompt stream."""
+    """One request. `edits` are the earlier versions of its prompt, if that is a prompt stream, which is
+    answered from the first on if `early`; `adapter` is the name of its LoRA adapter, if it has one."""
 
     number: int
     prompt: list[int]
     params: SamplingParams
     edits: tuple[list[int], ...] = ()
+    adapter: str = ""
+    early: bool = False
 
 
 def make_request(number: int, vocabulary: int) -> TrialRequest:
@@ -69,6 +73,11 @@ def make_request(number: int, vocabulary: int) -> TrialRequest:
         edits = tuple(prompt[: rng.randrange(len(prompt) + 1)] + tokens(rng.randint(0, 20)) for _ in range(3))
         params = msgspec.structs.replace(params, prompt_logprobs=None)
     return TrialRequest(number, prompt, params, edits)
+
+
+def with_adapter(request: TrialRequest, adapters: Sequence[str]) -> TrialRequest:
+    """Return the request with the adapter of its number: a third have one, if any are served."""
+    return replace(request, adapter=adapters[0]) if adapters and request.number % 3 == 1 else request
 
 
 def with_neutral_fields(request: TrialRequest, rng: Random) -> TrialRequest:

@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streamserve.execution.native.library import Path, ScaleType, kernels
 from streamserve.execution.native.linear import NativeLinear
@@ -22,6 +20,7 @@ from streamserve.execution.quantization import (
     quantize,
     widen,
 )
+from tests.conftest import Scale
 
 FORMATS = [
     WeightFormat(bits, group, symmetric)
@@ -172,21 +171,31 @@ def test_scales_of_any_type_are_exact(pool, path: Path, format: WeightFormat, dt
     assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(rounded, x)))
 
 
-@given(
-    rows=st.integers(1, 130), width=st.integers(1, 400), out=st.integers(1, 150),
-    format=st.sampled_from(FORMATS), seed=st.integers(0, 2**31), threads=st.integers(1, 3),
-)  # fmt: skip
-def test_paths_rows_and_threads_change_no_bit(pool, rows, width, out, format, seed, threads) -> None:
-    weight = make(out, width, seed, torch.bfloat16)
-    bias = torch.randn(out, generator=torch.Generator().manual_seed(seed))
-    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed + 1)).to(torch.bfloat16)
-    linears = [
-        NativeLinear(pool(threads, path), quantize(weight, format), bias) for path in (None, Path.PORTABLE)
-    ]
-    found = [linear(x, wide=True) for linear in linears]
-    assert torch.equal(found[0], found[1])
-    row = seed % rows
-    assert torch.equal(linears[0](x[row : row + 1], wide=True), found[0][row : row + 1])
+def test_paths_rows_splits_and_threads_change_no_bit(pool, scale: Scale, record) -> None:
+    """Random cases on every path: their results are equal, and each row's that of the row alone, or in
+    another part of the batch."""
+    rng, cases, compared = np.random.default_rng(scale.seed), scale.pick(15, 1000), 0
+    for _ in range(cases):
+        rows = int(rng.choice([rng.integers(1, 17), rng.integers(1, 131), rng.integers(1, 513)]))
+        width, out, seed = int(rng.integers(1, 401)), int(rng.integers(1, 151)), int(rng.integers(2**31))
+        threads = int(rng.integers(1, 4))
+        weight = quantize(make(out, width, seed, torch.bfloat16), FORMATS[rng.integers(len(FORMATS))])
+        generator = torch.Generator().manual_seed(seed)
+        bias = torch.randn(out, generator=generator)
+        x = torch.randn(rows, width, generator=generator).to(torch.bfloat16)
+        cut = int(rng.integers(rows + 1))
+        first = None
+        for path in Path:
+            if not pool(threads).supports(path, torch.bfloat16):
+                continue
+            linear = NativeLinear(pool(threads, path), weight, bias)
+            whole = linear(x, wide=True)
+            first = whole if first is None else first
+            assert torch.equal(whole, first), (path, rows, width, out, weight.format)
+            parts = [linear(part, wide=True) for part in (x[:cut], x[cut:]) if len(part)]
+            assert torch.equal(torch.cat(parts), whole), (path, rows, cut, width, out, weight.format)
+            compared += 1
+    record(cases=cases, paths=compared / cases)
 
 
 @pytest.mark.each_value

@@ -1,6 +1,6 @@
 """Which of a wheel's libraries a processor gets."""
 
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from streamserve.execution.native.levels import LEVELS, best_level, processor_fl
 from streamserve.execution.native.packaged import file_name, packaged_library, rates_file
 
 HASWELL = "fpu sse sse2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
+ALDER_LAKE = f"{HASWELL} avx_vnni"
 SKYLAKE = f"{HASWELL} avx512f avx512bw avx512cd avx512dq avx512vl"
 CASCADE_LAKE = f"{SKYLAKE} avx512_vnni"
 ZEN_4 = f"{CASCADE_LAKE} avx512_bf16"
@@ -25,20 +26,28 @@ SAPPHIRE_RAPIDS = f"{ZEN_4} amx_tile amx_int8 amx_bf16"
         (HASWELL.replace("fma", ""), "baseline"),
         (HASWELL, "avx2"),
         (f"{HASWELL} avx512f amx_bf16", "avx2"),
+        (ALDER_LAKE, "avx2-vnni"),
+        (f"{ALDER_LAKE} avx512f", "avx2-vnni"),
         (SKYLAKE, "avx512"),
         (CASCADE_LAKE, "avx512-vnni"),
         (ZEN_4, "avx512-bf16"),
         (f"{ZEN_4} amx_tile amx_int8", "avx512-bf16"),
         (SAPPHIRE_RAPIDS, "amx"),
+        (f"{SAPPHIRE_RAPIDS} avx_vnni", "amx"),
     ],
 )
 def test_a_processor_gets_the_last_level_of_which_it_has_all(flags: str, name: str) -> None:
     assert best_level(flags.split()).name == name
 
 
-def test_each_level_needs_more_than_the_one_before() -> None:
-    for earlier, later in pairwise(LEVELS):
-        assert earlier.needed < later.needed
+def test_no_level_needs_less_than_an_earlier_one() -> None:
+    for earlier, later in combinations(LEVELS, 2):
+        assert not later.needed <= earlier.needed
+
+
+def test_only_the_vnni_of_256_bits_is_left_out_of_later_levels() -> None:
+    for earlier, later in combinations(LEVELS, 2):
+        assert earlier.needed - later.needed <= {"avx_vnni"}
 
 
 def test_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from streamserve.execution.native.build import BuildFailed, build
-from streamserve.execution.native.levels import LEVELS, Level, best_level, processor_flags
+from streamserve.execution.native.levels import Level, best_level, processor_flags, runnable
 from streamserve.execution.native.library import Path as KernelPath
 from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.linear import NativeLinear
@@ -23,8 +23,7 @@ from tests.execution.native.test_attention import Sequence
 from tests.execution.native.test_model import logits_of
 from tests.execution.native.wheel import built_wheel
 
-RUNNABLE = [level for level in LEVELS if level.needed <= best_level(processor_flags()).needed]
-"""The levels whose libraries this processor can run."""
+RUNNABLE = runnable(processor_flags())
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ class WorkerMetrics(Collector):
         )
 
     def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
-        yield self._counter("spec_decode_num_drafts", "Draft trees verified.", report.drafts)
+        yield self._counter("spec_decode_num_drafts", "Draft trees verified.", sum(report.trees_by_nodes))
         yield self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", report.verified)
         yield self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", report.accepted)
         family = CounterMetricFamily(
@@ -210,13 +210,16 @@ class WorkerMetrics(Collector):
             "Requests whose KV transfer waited so that latency targets could be met.",
             report.deferred,
         )
-        hidden = max(0.0, report.wire_seconds - report.exposed_seconds)
         yield self._counter(
             "kv_transfer_exposed_seconds",
             "KV transfer time that decoding waited for.",
             report.exposed_seconds,
         )
-        yield self._counter("kv_transfer_hidden_seconds", "KV transfer time overlapped with prefill.", hidden)
+        yield self._counter(
+            "kv_transfer_hidden_seconds",
+            "KV transfer time overlapped with prefill.",
+            report.hidden_seconds,
+        )
         yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
         yield self._counter(
             "kv_transfer_hit_tokens",

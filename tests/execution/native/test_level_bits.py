@@ -1,0 +1,100 @@
+"""The libraries of all levels that this processor can run give the same bits. Compiling them takes minutes:
+with --full."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path as Folder
+
+import pytest
+import torch
+
+from streamserve.execution.native.build import COMMON_FLAGS, BuildFailed, build
+from streamserve.execution.native.levels import Level, processor_flags, runnable
+from streamserve.execution.native.library import Path, ThreadPool, load_library
+from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.native.paths import numerics_of
+from streamserve.execution.quantization import parse_format, quantize
+from tests.conftest import Scale
+from tests.execution.native.test_attention import Sequence
+from tests.execution.native.test_integers import make, reference
+from tests.execution.native.test_model import logits_of
+
+RUNNABLE = runnable(processor_flags())
+BUILT = Folder(__file__).resolve().parents[3] / "build" / "levels"
+"""Where the libraries are compiled, once."""
+
+
+def level_flags(level: Level) -> list[str]:
+    """The flags of g++ and clang for a level."""
+    return [f"-march={level.base}", *(f"-m{name}" for name in level.extensions), *COMMON_FLAGS]
+
+
+@cache
+def pools(level: Level) -> dict[Path, ThreadPool]:
+    """The thread pools of a level's library, by the paths that it has for bf16."""
+    try:
+        library = load_library(build(BUILT, level_flags(level)))
+    except BuildFailed as error:
+        pytest.skip(str(error))
+    made = {path: ThreadPool(library, 2, path) for path in Path}
+    return {path: pool for path, pool in made.items() if pool.supports(path, torch.bfloat16)}
+
+
+@pytest.fixture(autouse=True)
+def _compiling_takes_minutes(scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full")
+
+
+def test_each_level_adds_a_path_or_other_integer_instructions() -> None:
+    assert [level.name for level in RUNNABLE][:1] == ["baseline"]
+    paths = {level.name: max(pools(level)) for level in RUNNABLE}
+    expected = {
+        "baseline": Path.PORTABLE, "avx2": Path.AVX2, "avx2-vnni": Path.AVX2, "avx512": Path.AVX512,
+        "avx512-vnni": Path.AVX512, "avx512-bf16": Path.AVX512_BF16, "amx": Path.AMX,
+    }  # fmt: skip
+    assert paths == {name: expected[name] for name in paths}
+
+
+@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
+@pytest.mark.parametrize("format", ["int8", "w8a8", "int4", "int4:32"])
+def test_integer_products_are_those_of_the_formula(level: Level, format: str) -> None:
+    chosen = parse_format(format)
+    assert chosen
+    weight = quantize(make(200, 384, 1, torch.bfloat16), chosen)
+    for rows in (1, 5, 40, 100):
+        x = torch.randn(rows, 384, generator=torch.Generator().manual_seed(rows)).to(torch.bfloat16)
+        expected = torch.from_numpy(reference(weight, x))
+        assert expected.any()
+        for path, pool in pools(level).items():
+            assert torch.equal(NativeLinear(pool, weight)(x, wide=True), expected), path
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("variant", ["llama", "gemma2"])
+def test_logits_of_a_class_of_numerics_have_the_same_bits(
+    shared_checkpoint: Callable[..., Folder], variant: str, dtype: torch.dtype
+) -> None:
+    folder = shared_checkpoint(variant, "bfloat16")
+    first: dict[str, torch.Tensor] = {}
+    for level in RUNNABLE:
+        for path, pool in pools(level).items():
+            if not pool.supports(path, dtype):
+                continue
+            logits = logits_of(folder, [1, 32, 20, 7], dtype, pool)
+            assert torch.isfinite(logits).all()
+            assert torch.equal(logits, first.setdefault(numerics_of(path), logits)), (level.name, path)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "int8"])
+def test_attention_of_a_class_of_numerics_has_the_same_bits(quantized: bool) -> None:
+    first: dict[str, torch.Tensor] = {}
+    for level in RUNNABLE:
+        for path, pool in pools(level).items():
+            sequence = Sequence(pool, 300, torch.bfloat16, dim=64, quantized=quantized)
+            chunks = [(0, 200), (200, 99), (299, 1)]
+            values = torch.cat(
+                [sequence.run(sequence.span(at, n), list(range(at, at + n))) for at, n in chunks]
+            )
+            assert torch.isfinite(values).all()
+            assert torch.equal(values, first.setdefault(numerics_of(path), values)), (level.name, path)
