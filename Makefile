@@ -26,6 +26,8 @@ TORCH_PIP_ARGS ?= torch==2.13.0
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules are kept, also where the environment says otherwise: tests start hundreds of processes of Python.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
