@@ -26,11 +26,13 @@ TORCH_PIP_ARGS ?= torch==2.13.0
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules are kept, also where the environment says otherwise: tests start hundreds of processes of Python.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
 
-.PHONY: help install serve check test lint verify gpu-check gpu-wheels wheel campaign docs figures clean
+.PHONY: help install serve check test style types pytest lint verify gpu-check gpu-wheels wheel campaign docs figures clean
 
 help:
 	@sed -n '2,12s/^# *//p' Makefile
@@ -55,15 +57,23 @@ $(VENV)/.developing: $(VENV)/.installed
 serve: $(VENV)/.installed
 	$(BIN)/streamserve serve $(MODEL) $(ARGS)
 
-lint: $(VENV)/.developing
+lint: style types
+
+style: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.developing
 	$(BIN)/mypy
 
 check: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(CHECKED) tests/test_import_rules.py $(ARGS)
 
-test: lint
+# Types are checked while tests run: without its cache, as in a fresh clone, mypy keeps a core busy for a minute.
+test: style
+	@$(MAKE) --no-print-directory --jobs 2 types pytest
+
+pytest: $(VENV)/.developing
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Clients of other makers pin what others of them cannot live with, so each has a venv of its own.

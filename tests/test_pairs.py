@@ -31,8 +31,6 @@ from tests.simulate.test_hostile import TAMPERED
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 ROUNDS = 2
-ALWAYS = ("prefill-0", "decode-0")
-"""The workers killed without --full; tests/test_lifecycle_events.py also loses one of them then."""
 NUMBERS = Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}")
 Request = tuple[list[int], SamplingParams]
 Answers = list[dict[int, list[tuple[int, float]]]]
@@ -162,6 +160,8 @@ async def test_pairs_give_the_text_of_one_worker(
     pools: dict[str, object],
     record: Callable[..., None],
 ) -> None:
+    if not scale.full and "prefill" in pools:
+        pytest.skip("with --full; tests/test_workers.py has a prefill and two decode workers too")
     requests = make_requests(scale.pick(16, 120), scale.seed)
     expected = await one_workers(requests)
     async with serving(checkpoint, **pools) as llm:
@@ -214,8 +214,8 @@ async def test_a_killed_worker_costs_time_never_text(
     scale: Scale,
     victims: tuple[str, ...],
 ) -> None:
-    if not scale.full and victims != ALWAYS:
-        pytest.skip("with --full")
+    if not scale.full:
+        pytest.skip("with --full; tests/test_pairs_widths.py kills both, tests/test_lifecycle_events.py one")
     requests = make_requests(16, scale.seed)
     expected = await one_workers(requests)
     async with serving(checkpoint, pairs=1) as llm:
@@ -240,7 +240,7 @@ async def test_workers_lost_at_random_times_cost_time_never_text(
 ) -> None:
     """A stopped worker is killed when it has been silent for four times `stuck_after`."""
     if not scale.full:
-        pytest.skip("with --full; one death of each is tested above")
+        pytest.skip("with --full; tests/test_lifecycle_events.py has one death of each kind")
     rng = random.Random(scale.seed)
     requests = make_requests(16, scale.seed + 2)
     expected = await one_workers(requests)

@@ -116,13 +116,15 @@ def served(
         if hasattr(llm, "close"):
             await llm.close()
 
+    # Without TLS no certificates are read, which takes longer than most tests.
+    trusted = tls.client if tls else False
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     try:
         llm = ready.result(timeout=60)
         with (
-            httpx.Client(base_url=url, timeout=60, verify=tls.client if tls else True) as http,
-            httpx.Client(verify=tls.client if tls else True) as openai_http,
+            httpx.Client(base_url=url, timeout=60, verify=trusted) as http,
+            httpx.Client(verify=trusted) as openai_http,
             openai.OpenAI(
                 base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=openai_http
             ) as client,
