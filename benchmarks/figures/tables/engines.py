@@ -123,34 +123,22 @@ def _width(file: str, width: str) -> tuple[Row, list[Row]]:
     return head, rows
 
 
-@table("engines/345m-int8", "peers-345m-avx512_bf16")
-def compare_345m_int8() -> tuple[Row, list[Row]]:
-    """Return every scenario and engine for 345 M parameters of 8 bits."""
-    return _width("peers-345m-avx512_bf16", "int8")
-
-
-@table("engines/345m-int4", "peers-345m-avx512_bf16")
-def compare_345m_int4() -> tuple[Row, list[Row]]:
-    """Return the same for 4 bits."""
-    return _width("peers-345m-avx512_bf16", "int4")
+for _name, _source, _bits in (
+    ("engines/345m-int8", "peers-345m-avx512_bf16", "int8"),
+    ("engines/345m-int4", "peers-345m-avx512_bf16", "int4"),
+    ("engines/345m-avx512-int8", "peers-345m-avx512", "int8"),
+    ("engines/345m-avx512-int4", "peers-345m-avx512", "int4"),
+    ("engines/1b-avx512-int8", "peers-1b-avx512", "int8"),
+    ("engines/1b-avx512-int4", "peers-1b-avx512", "int4"),
+    ("engines/3b-avx512-int4", "peers-3b-avx512", "int4"),
+):
+    table(_name, _source)(lambda source=_source, bits=_bits: _width(source, bits))
 
 
 @table("engines/345m-avx512", "peers-345m-avx512")
 def compare_345m_avx512() -> tuple[Row, list[Row]]:
     """Return 345 M parameters in bf16 on a processor whose bf16 instructions are slower than float32."""
     return _compare("peers-345m-avx512", floor=True)
-
-
-@table("engines/345m-avx512-int8", "peers-345m-avx512")
-def compare_345m_avx512_int8() -> tuple[Row, list[Row]]:
-    """Return the same in 8 bits."""
-    return _width("peers-345m-avx512", "int8")
-
-
-@table("engines/345m-avx512-int4", "peers-345m-avx512")
-def compare_345m_avx512_int4() -> tuple[Row, list[Row]]:
-    """Return the same in 4 bits."""
-    return _width("peers-345m-avx512", "int4")
 
 
 @table("engines/mixture", "mixture")

@@ -159,6 +159,50 @@ def routers_live() -> tuple[Row, list[Row]]:
     return ["p95 TTFT; attainment", *traces], rows
 
 
+@table("routers/live-default", "routers_live")
+def routers_live_default() -> tuple[Row, list[Row]]:
+    """Return the default router and others on the same traces, with the ratios of rounds."""
+    traces = figures("routers_live")["traces"]
+    rows = [
+        [
+            f"{trace}: `{name}`",
+            _ms(one["ttft_p95"]),
+            f"{one['attainment'] * 100:.0f} %",
+            f"{one['goodput']:.1f}",
+            "" if name == "flowguard" else _interval(one["ratio"], 1, 2),
+            "" if name == "flowguard" else _interval(one["difference"], 100, 1, "+"),
+        ]
+        for trace, routers in traces.items()
+        for name, one in routers.items()
+    ]
+    head = ["", "p95 TTFT", "attainment", "requests/s within targets", "p95, flowguard / it"]
+    return [*head, "goodput, flowguard − it, %"], rows
+
+
+@table("streamserve/live", "streamserve_live")
+def streamserve_live() -> tuple[Row, list[Row]]:
+    """Return the live ablation: medians of rounds, and ratios within a round."""
+    measured = figures("streamserve_live")
+    rows = [
+        [
+            name,
+            _ms(one["latency"]),
+            _ms(one["p95"]),
+            _ms(one["ttft"]),
+            f"{one['tokens_per_second']:.0f}",
+            "" if name == "full" else _interval(one["latency_ratio"], 1, 2),
+            f"{measured['accepted'][name]:,}",
+        ]
+        for name, one in measured["systems"].items()
+    ]
+    return ["", "latency", "p95", "TTFT", "tokens/s", "latency, it / full", "accepted draft tokens"], rows
+
+
+@call("streamserve.live.interaction")
+def _live_interaction() -> str:
+    return _interval(figures("streamserve_live")["interaction"], 1, 2)
+
+
 @table("streamserve/latency", "streamserve_a100")
 def latency() -> tuple[Row, list[Row]]:
     """Return mean latency in seconds by system and family."""

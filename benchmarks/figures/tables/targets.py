@@ -54,14 +54,13 @@ _sweep("targets/a100", "slo_rate_a100", ("attainment", "goodput", "drafting"))
 _sweep("targets/h200", "slo_rate_h200", ("attainment", "goodput"))
 
 
-@table("targets/live", "slo_live")
-def live() -> tuple[Row, list[Row]]:
+def _compared(file: str) -> tuple[Row, list[Row]]:
     """Return live and virtual values of the same requests, and their ratio."""
     head = [
         "rate", "", "attainment", "goodput", "first token, ms", "TPOT, ms", "scheduling, drafting, target",
     ]  # fmt: skip
     rows = []
-    for record in figures("slo_live"):
+    for record in figures(file):
         real, virtual, ratio = record["live"], record["virtual"], record["ratio"]
         parts = [real[part] for part in ("scheduling", "drafting", "target")]
         rows.append(
@@ -76,6 +75,10 @@ def live() -> tuple[Row, list[Row]]:
             ]
         )
     return head, rows
+
+
+table("targets/live", "slo_live")(lambda: _compared("slo_live"))
+table("targets/live-adaserve", "slo_live_adaserve")(lambda: _compared("slo_live_adaserve"))
 
 
 def _both(live: Any, virtual: Any, ratio: Any, key: str, factor: float, digits: int) -> str:
