@@ -87,8 +87,8 @@ class RoundedRows {
             if (rows_ == 2 && w_.group != SMALL_GROUP) return stream_panel<D, 2>(panel, next);
         }
         clear_sums();
-        clear_sums();
-        bool unpacks = w_.bits == 4 && w_.group <= UNPACKED_K && rows_ > 2 * D::rows;  // fewer rows do not make up for it
+        // With fewer rows unpacking takes as long as it saves.
+        bool unpacks = w_.bits == 4 && w_.group <= UNPACKED_K && rows_ > 2 * D::rows;
         for (int g = 0; g < groups_; g++) {
             const uint8_t* unpacked = unpacks ? unpack<D>(panel, next, g) : nullptr;
             take_scales<D>(panel, next, g);
@@ -573,7 +573,7 @@ class RoundedRows {
     int32_t* totals_;
     int8_t* x_rounded_;
     alignas(64) float group_scales_[PANEL], group_offsets_[PANEL];
-    uint8_t* unpacked_;  // a group's weights of 4 bits, with AMX
+    uint8_t* unpacked_;  // a group's weights of 4 bits, a byte each
 };
 
 template <class D>
