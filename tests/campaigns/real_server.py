@@ -62,6 +62,7 @@ class RealServer:
                     DEATH, f"the server ended with {self.process.returncode}: {self.log()[-800:]}"
                 )
             if time.monotonic() > deadline:
+                self.end()
                 raise TrialFailure(HANG, f"not ready after {seconds:g} s: {self.log()[-800:]}")
             time.sleep(0.05)
         self.url, self.port = match[1], int(match[2])

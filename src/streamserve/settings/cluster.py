@@ -67,7 +67,7 @@ def check_visible_keys(server: ServerConfig, flags: Collection[str]) -> None:
     for name in flags:
         if name in SECRETS and server.launcher == "ray":
             raise SettingsError(
-                f"{name}: Ray shows the command line of a server to all who can reach Ray: give "
+                f"{name}: Ray shows the command line of a server to everything that reaches Ray: give "
                 f"{name}_file, or the variable STREAMSERVE_{name.upper()}"
             )
 
