@@ -8,6 +8,7 @@ are added to a file under --folder, so a long measurement can be made in slices 
     python -m benchmarks.peers run --model 345m --rounds 7     every peer, every scenario
     python -m benchmarks.peers run --model 345m --http         the servers
     python -m benchmarks.peers run --model 345m --widths int8  weights of 8 bits; int4: of 4
+    python -m benchmarks.peers.quality                         what each engine's rounding changes
     python -m benchmarks.peers report --model 345m             table, JSON and PNG from all rounds so far
 
 Where memory is short (345m takes about 2.5 GB an engine, 1b about 5 GB), run one peer after another:
@@ -20,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers import measure, setup
-from benchmarks.peers.adapters import HTTP_PEERS, OURS, OURS_OF, PEERS
+from benchmarks.peers.adapters import HTTP_PEERS, OURS_OF, PEERS
 from benchmarks.peers.checkpoints import MODELS
 from benchmarks.peers.report import report
 from benchmarks.peers.rounds import width_of
@@ -61,11 +62,10 @@ def _run(plan: measure.Plan, fresh: bool, over_http: bool) -> None:
         plan.records.unlink(missing_ok=True)
     peers = _installed(plan.peers, plan.folder)
     if over_http:
-        servers = tuple(name for name in peers if name in HTTP_PEERS)
-        measure.over_http(replace(plan, peers=(OURS, *servers)))
-    else:
-        widths = dict.fromkeys(width_of(name) for name in peers)
-        measure.offline(replace(plan, peers=(*(OURS_OF[width] for width in widths), *peers)))
+        peers = tuple(name for name in peers if name in HTTP_PEERS)
+    ours = [OURS_OF[width] for width in dict.fromkeys(map(width_of, peers))]
+    how = measure.over_http if over_http else measure.offline
+    how(replace(plan, peers=(*ours, *peers)))
 
 
 def _arguments() -> argparse.Namespace:

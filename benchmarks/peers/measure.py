@@ -13,7 +13,7 @@ from typing import Any
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from benchmarks.peers import http, setup
-from benchmarks.peers.adapters import OURS, OURS_OF, PEERS
+from benchmarks.peers.adapters import OFFLINE_OF, OURS, OURS_OF, PEERS
 from benchmarks.peers.checkpoints import MODELS, ensure, text
 from benchmarks.peers.engine import Engine, EngineError, Process
 from benchmarks.peers.rounds import MACHINE, append, width_of
@@ -243,36 +243,42 @@ def _measure_scenario(part: Slice, number: int, name: str) -> None:
 
 
 def over_http(plan: Plan) -> None:
-    """Measure the servers, and our library on the same work for comparison."""
+    """Measure the servers, and our library of each width on the same work for comparison."""
     with slice_of(plan) as part, _progress(plan.rounds) as progress:
         ports: dict[str, int] = {}
         for name in plan.peers:
             part.pause()
             progress.console.print(f"starting {name}'s server")
             part.serve(name, ports)
-        part.pause()
-        part.start(OURS, "offline")
+        libraries = tuple(OFFLINE_OF[width] for width in dict.fromkeys(map(width_of, plan.peers)))
+        for name in libraries:
+            part.pause()
+            part.start(OURS_OF[width_of(name)], name)
         bar = progress.add_task("HTTP", total=plan.rounds)
         for number in range(plan.rounds):
             part.pause()
-            task = work("http", HTTP, f"{part.name} {number}")
-            prompts = [text(ids) for ids in task["turns"][0]]
-            floor_entry = part.floors(HTTP)["bf16"]
-            for name in _rotated((*plan.peers, "offline"), number):
-                if ("http", name) in part.dropped or name not in part.running:
-                    continue
-                try:
-                    with part.alone(name) as process:
-                        if isinstance(process, Engine):
-                            seconds = process.run(task)["seconds"]
-                        else:
-                            seconds = http.measure(ports[name], prompts, HTTP.out)
-                except (EngineError, OSError) as error:
-                    part.fail(number, "http", name, error)
-                    continue
-                measured = {"cost": seconds, "value": HTTP.tokens / seconds, "unit": "tokens/s"}
-                part.record(number, "http", name, **measured, **floor_entry)
+            _measure_servers(part, number, ports, (*plan.peers, *libraries))
             progress.advance(bar)
+
+
+def _measure_servers(part: Slice, number: int, ports: dict[str, int], names: Sequence[str]) -> None:
+    task = work("http", HTTP, f"{part.name} {number}")
+    prompts = [text(ids) for ids in task["turns"][0]]
+    floors = part.floors(HTTP)
+    for name in _rotated(names, number):
+        if ("http", name) in part.dropped or name not in part.running:
+            continue
+        try:
+            with part.alone(name) as process:
+                if isinstance(process, Engine):
+                    seconds = process.run(task)["seconds"]
+                else:
+                    seconds = http.measure(ports[name], prompts, HTTP.out)
+        except (EngineError, OSError) as error:
+            part.fail(number, "http", name, error)
+            continue
+        measured = {"cost": seconds, "value": HTTP.tokens / seconds, "unit": "tokens/s"}
+        part.record(number, "http", name, **measured, **floors[width_of(name)])
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:

@@ -4,15 +4,15 @@ import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.adapters import OURS, OURS_OF, PEERS
+from benchmarks.peers.adapters import OFFLINE_OF, OURS, OURS_OF, PEERS
 
 Record = dict[str, Any]
 MACHINE = "machine"
-NOT_BEST = ("openvino-u8", "offline")
+NOT_BEST = ("openvino-u8", *OFFLINE_OF.values())
 """Shown, but not compared with as the best peer: a coarser KV cache, and streamserve without HTTP."""
 
 
@@ -72,34 +72,49 @@ def bootstrap(values: Sequence[float], resamples: int = 2000, seed: int = 0) -> 
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
 
 
-def any_width(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """Return for each scenario the fastest of our engines and the fastest peer at any width, by the median of
-    their cost over the rounds in which both ran, and the `ratio` of their costs in these rounds."""
+def any_width(records: Iterable[Record], comparable: Callable[[str, str], bool]) -> dict[str, dict[str, Any]]:
+    """Return for each scenario the peer that comes closest to ours at any width, and by how much.
+
+    A peer is compared with the fastest of our engines that is `comparable(ours, peer)`: whose rounding costs
+    no more. `ratio` is the median of its cost divided by ours in the rounds in which both ran.
+    """
     costs: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         if record.get("unit") == "tokens/s" and record["engine"] not in NOT_BEST:
-            costs[record["scenario"]][record["engine"]][f"{record['slice']} {record['round']}"] = record[
-                "cost"
-            ]
-    best = {}
+            key = f"{record['slice']} {record['round']}"
+            costs[record["scenario"]][record["engine"]][key] = record["cost"]
+    closest = {}
     for scenario, engines in costs.items():
-        by_cost = sorted(engines, key=lambda name: statistics.median(engines[name].values()))
-        ours = next((name for name in by_cost if name in OURS_OF.values()), None)
-        peer = next((name for name in by_cost if name not in OURS_OF.values()), None)
-        if ours is None or peer is None:
+        entries = [
+            entry
+            for peer in engines
+            if peer not in OURS_OF.values() and (entry := _at_its_width(engines, peer, comparable))
+        ]
+        if entries:
+            closest[scenario] = min(entries, key=lambda entry: entry["ratio"])
+    return closest
+
+
+def _at_its_width(
+    engines: Mapping[str, Mapping[str, float]], peer: str, comparable: Callable[[str, str], bool]
+) -> dict[str, Any] | None:
+    best: dict[str, Any] | None = None
+    for ours in OURS_OF.values():
+        shared = sorted(engines.get(ours, {}).keys() & engines[peer].keys())
+        if not shared or not comparable(ours, peer):
             continue
-        shared = sorted(engines[ours].keys() & engines[peer].keys())
         ratios = [engines[peer][key] / engines[ours][key] for key in shared]
-        if ratios:
-            ratio, interval = statistics.median(ratios), bootstrap(ratios)
-            best[scenario] = {
-                "ours": ours, "peer": peer, "ratio": ratio, "interval": interval, "rounds": len(ratios),
-            }  # fmt: skip
+        ratio, interval = statistics.median(ratios), bootstrap(ratios)
+        if best is None or ratio > best["ratio"]:
+            best = {"ours": ours, "peer": peer, "ratio": ratio, "interval": interval, "rounds": len(ratios)}
     return best
 
 
 def width_of(name: str) -> str:
     """Return the width of an engine's weights."""
+    for width, offline in OFFLINE_OF.items():
+        if name == offline:
+            return width
     return PEERS.get(name, PEERS[OURS]).width
 
 

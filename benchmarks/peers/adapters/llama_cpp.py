@@ -5,7 +5,7 @@ server does, and keeps texts in the cache, so that a text that shares a prefix w
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,17 @@ class Engine:
         self._threads = threads
         self._contexts: dict[str, Context] = {}
         path = str(Path(converted) / "model.gguf").encode()
-        self._model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
-        if not self._model:
+        self.model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
+        if not self.model:
             raise RuntimeError(f"llama.cpp does not load {converted}/model.gguf")
         described = ctypes.create_string_buffer(128)
-        llama_cpp.llama_model_desc(self._model, described, len(described))
+        llama_cpp.llama_model_desc(self.model, described, len(described))
         self.precision = f"{described.value.decode()} weights, float16 KV"
 
     def generate(self, prompts: list[list[int]], max_tokens: int, work: dict[str, Any]) -> list[list[int]]:
         """Return the token ids of all answers."""
         if work["name"] not in self._contexts:
-            self._contexts[work["name"]] = Context(self._model, self._threads, work)
+            self._contexts[work["name"]] = Context(self.model, self._threads, work)
         return self._contexts[work["name"]].generate(prompts, max_tokens)
 
     def close(self) -> None:
@@ -106,6 +106,20 @@ class Context:
                 answers[i].append(token)
         return answers
 
+    def logits(self, text: list[int]) -> Any:
+        """Return those after each token of a text [tokens, vocabulary], in a context without others."""
+        batch = self._batch
+        batch.n_tokens = len(text)
+        for position, token in enumerate(text):
+            batch.token[position], batch.pos[position] = token, position
+            batch.n_seq_id[position], batch.seq_id[position][0] = 1, 0
+            batch.logits[position] = True
+        status = self._api.llama_decode(self._context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode returned {status}")
+        found = self._api.llama_get_logits(self._context)
+        return self._np.ctypeslib.as_array(found, (len(text), self._vocabulary)).copy()
+
     def _reuse(self, sequence: int, prompt: list[int]) -> int:
         """Set up the sequence with the longest cached prefix of the prompt, excluding its last token; return
         the prefix's length."""
@@ -144,6 +158,26 @@ class Context:
         shape = (len(sequences), self._vocabulary)
         logits = self._np.ctypeslib.as_array(self._api.llama_get_logits(self._context), shape)
         return dict(zip(sequences, logits.argmax(axis=1).tolist(), strict=True))
+
+
+def log_probabilities(
+    converted: str, threads: int, options: dict[str, Any], texts: list[list[int]]
+) -> Iterator[Any]:
+    """Yield what follows each token of each text, from the logits of a batch."""
+    import numpy as np
+
+    engine = Engine("", converted, threads, 0, options)
+    work = {"name": "read", "known": [], "streams": 1, "longest": max(map(len, texts))}
+    for text in texts:
+        context = Context(engine.model, threads, work)
+        yield _log_softmax(context.logits(text).astype(np.float64))
+
+
+def _log_softmax(logits: Any) -> Any:
+    import numpy as np
+
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def _common(held: list[int], prompt: list[int]) -> int:

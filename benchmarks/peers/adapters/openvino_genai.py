@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,36 @@ class Engine:
 
     def close(self) -> None:
         """Do nothing: no resources are open."""
+
+
+def log_probabilities(
+    converted: str, threads: int, options: dict[str, Any], texts: list[list[int]]
+) -> Iterator[Any]:
+    """Yield what follows each token of each text: the converted model in OpenVINO's runtime, with the
+    pipeline's precisions, since the pipeline itself returns no distributions."""
+    import numpy as np
+    import openvino as ov
+
+    properties = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": ov.Type.bf16,
+        "KV_CACHE_PRECISION": getattr(ov.Type, options["kv"]),
+    }
+    compiled = ov.Core().compile_model(f"{converted}/openvino_model.xml", "CPU", properties)
+    request = compiled.create_infer_request()
+    for text in texts:
+        request.reset_state()
+        request.infer(
+            {
+                "input_ids": np.array([text], np.int64),
+                "attention_mask": np.ones((1, len(text)), np.int64),
+                "position_ids": np.arange(len(text), dtype=np.int64)[None],
+                "beam_idx": np.zeros(1, np.int32),
+            }
+        )
+        logits = request.get_tensor("logits").data[0].astype(np.float64)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        yield shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def _arithmetic(properties: dict[str, Any]) -> str:

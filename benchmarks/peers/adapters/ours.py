@@ -50,6 +50,7 @@ def serve(
         "kv-cache-bytes": kv_bytes,
         "served-model-name": "model",
         "stuck-after": STOPPED,
+        **options,
     }
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     return ["-m", "streamserve", "serve", str(checkpoint), *flags]

