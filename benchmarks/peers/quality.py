@@ -23,7 +23,7 @@ from rich.progress import track
 
 from benchmarks.embedded_quality import FAMILIES
 from benchmarks.peers import setup
-from benchmarks.peers.adapters import OURS_OF, PEERS
+from benchmarks.peers.adapters import ALL_OURS, PEERS
 from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from benchmarks.width_quality import Text, draw_texts, packaged
 from streamserve import LLM, embedded
@@ -118,7 +118,7 @@ def measure(
     exact = reference(texts)
     for name in track(names, description="reading"):
         try:
-            ours = name in OURS_OF.values()
+            ours = name in ALL_OURS
             rounded = of_ours(name, texts) if ours else of_peer(name, texts, folder)
         except (RuntimeError, subprocess.CalledProcessError) as error:
             print(f"{name} does not read: {getattr(error, 'stderr', None) or error}")

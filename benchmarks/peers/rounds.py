@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.adapters import OFFLINE_OF, OURS, OURS_OF, PEERS
+from benchmarks.peers.adapters import ALL_OURS, OFFLINE_OF, OURS, OURS_OF, PEERS
 
 Record = dict[str, Any]
 MACHINE = "machine"
-NOT_BEST = ("openvino-u8", *OFFLINE_OF.values())
-"""Shown, but not compared with as the best peer: a coarser KV cache, and streamserve without HTTP."""
+NOT_BEST = ("openvino-u8", *OFFLINE_OF.values(), *ALL_OURS)
+"""Shown, but not compared with as the best peer: a coarser KV cache, and streamserve itself."""
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ def any_width(records: Iterable[Record], comparable: Callable[[str, str], bool])
     """
     costs: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
-        if record.get("unit") == "tokens/s" and record["engine"] not in NOT_BEST:
+        if record.get("unit") == "tokens/s" and record["engine"] not in {*NOT_BEST} - {*ALL_OURS}:
             key = f"{record['slice']} {record['round']}"
             costs[record["scenario"]][record["engine"]][key] = record["cost"]
     closest = {}
@@ -88,7 +88,7 @@ def any_width(records: Iterable[Record], comparable: Callable[[str, str], bool])
         entries = [
             entry
             for peer in engines
-            if peer not in OURS_OF.values() and (entry := _at_its_width(engines, peer, comparable))
+            if peer not in ALL_OURS and (entry := _at_its_width(engines, peer, comparable))
         ]
         if entries:
             closest[scenario] = min(entries, key=lambda entry: entry["ratio"])
@@ -99,7 +99,7 @@ def _at_its_width(
     engines: Mapping[str, Mapping[str, float]], peer: str, comparable: Callable[[str, str], bool]
 ) -> dict[str, Any] | None:
     best: dict[str, Any] | None = None
-    for ours in OURS_OF.values():
+    for ours in ALL_OURS:
         shared = sorted(engines.get(ours, {}).keys() & engines[peer].keys())
         if not shared or not comparable(ours, peer):
             continue

