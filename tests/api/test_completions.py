@@ -105,6 +105,14 @@ def test_n_choices_of_every_prompt(server: Served) -> None:
     assert streamed == texts
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_choices_than_run_at_once_are_refused_by_name(server: Served, stream: bool) -> None:
+    response = server.post("/v1/completions", prompt="one", n=65, max_tokens=1, stream=stream)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "n")
+    assert error["message"] == "n is 65, but at most 64 sequences run at once"
+
+
 def test_the_same_seed_gives_the_same_text(server: Served) -> None:
     def text(seed: int) -> str:
         return str(complete(server, max_tokens=12, temperature=1.0, seed=seed)["text"])

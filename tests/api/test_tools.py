@@ -282,6 +282,11 @@ def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
             assert (grammar.text, grammar.after) == ("a", after)
 
 
+def past_call(arguments: str) -> dict[str, Any]:
+    """A message with a call of the model."""
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -308,16 +313,19 @@ def test_a_form_begins_behind_the_thought(talker: ScriptedGenerator) -> None:
         ),
         ({"tools": [TIME], "guided_regex": "a"}, "guided_regex", "cannot be combined with tools"),
         (
-            {
-                "messages": [
-                    *MESSAGES,
-                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-                ]
-            },
+            {"messages": [*MESSAGES, past_call("{")]},
             "messages",
             "messages[1].tool_calls[0].function.arguments is not JSON",
         ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id is required"),
+        *(
+            ({"messages": [*MESSAGES, past_call(f'{{"a": [{number}]}}')]}, "messages", message)
+            for number, message in (
+                ("NaN", "arguments is not JSON: NaN is not a number of JSON"),
+                ("-Infinity", "-Infinity is not a number of JSON"),
+                ("1e999", "1e999 is not a number of JSON"),
+            )
+        ),
     ],
 )
 def test_refusals(server: Served, fields: dict[str, Any], param: str, message: str) -> None:

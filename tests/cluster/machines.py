@@ -39,6 +39,12 @@ class Machines(ABC):
         self.agents[number].kill()
         self.agents[number].wait()
 
+    def agent(self, number: int) -> psutil.Process:
+        """The process of the agent on a machine: the parent of its workers."""
+        parent = self.workers(number)[0].parent()
+        assert parent
+        return parent
+
     def workers(self, number: int) -> list[psutil.Process]:
         """The processes of workers on a machine."""
         below = psutil.Process(self.agents[number].pid).children(recursive=True)

@@ -1,11 +1,13 @@
 """Workers that Ray places on two nodes: the text of one local worker, also when actors and nodes die."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.checkpoints import make_checkpoint
 from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
 
 COUNT = 12
+Head = subprocess.Popen[str]
 
 
 def test_the_halves_of_a_pair_are_placed_together() -> None:
@@ -159,3 +162,111 @@ async def test_added_workers_are_placed_and_removed_ones_ask_for_nothing(
 def _groups(table: dict[str, Any]) -> list[str]:
     """The placement groups that have resources, or wait for them."""
     return [name for name, group in table.items() if group["state"] != "REMOVED"]
+
+
+@contextmanager
+def head(checkpoint: Path, cluster: Any) -> Iterator[Head]:
+    """A head with a pair as another process (tests/cluster/head.py), and so another program of Ray."""
+    settings = {"launcher": "ray", "ray_address": cluster.address, "ray_resources": ("head=1",), "pairs": 1}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cluster.head", str(checkpoint), json.dumps(settings | {"threads": 1})],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(head: Head, seed: int) -> None:
+    """Let a head begin to answer requests."""
+    assert head.stdin
+    head.stdin.write(json.dumps({"count": COUNT, "seed": seed, "deaths": 0}) + "\n")
+    head.stdin.flush()
+
+
+async def said(head: Head) -> str:
+    assert head.stdout
+    text = (await asyncio.to_thread(head.stdout.readline)).strip()
+    assert text, "the head has ended"
+    return text
+
+
+async def answered(head: Head) -> Any:
+    """The answers of a head that has been asked, which has lost no worker."""
+    assert await said(head) == "running"
+    result = json.loads(await said(head))
+    assert result["deaths"] == 0
+    (texts,) = result["answers"]
+    return texts
+
+
+def living_actors() -> dict[str, set[str]]:
+    """The actors that Ray has, by the job of the program that created them."""
+    from ray._private.state import actors
+
+    jobs: dict[str, set[str]] = {}
+    for name, actor in actors().items():
+        if actor["State"] == "ALIVE":
+            jobs.setdefault(str(actor["JobID"]), set()).add(name)
+    return jobs
+
+
+async def test_heads_on_one_cluster_have_nothing_of_each_other(cluster: Any, checkpoint: Path) -> None:
+    """A second head starts while the first answers, both answer, then one is stopped and another is killed.
+    The first keeps its actors and its workers, and all texts are those of a single local worker."""
+    import ray
+
+    cluster.add_node(num_cpus=6, resources={"head": 6})
+    async with serving(checkpoint) as llm:
+        expected = [json.loads(json.dumps(await answers(llm, make_requests(COUNT, n)))) for n in range(2)]
+    ray.init(address=cluster.address, logging_level="warning")
+    try:
+        with head(checkpoint, cluster) as first:
+            assert await said(first) == "ready"
+            ((own, kept),) = living_actors().items()
+            assert len(kept) == 2, "one for each half of its pair"
+            for end in ("stopped", "killed"):
+                ask(first, 0)
+                with head(checkpoint, cluster) as second:
+                    assert await said(second) == "ready"
+                    assert await answered(first) == expected[0], "while another head starts"
+                    ask(first, 0)
+                    ask(second, 1)
+                    assert await answered(second) == expected[1]
+                    assert await answered(first) == expected[0]
+                    (other,) = living_actors().keys() - {own}
+                    assert len(living_actors()[other]) == 2
+                    assert living_actors()[own] == kept
+                    ask(first, 0)
+                    assert second.stdin
+                    if end == "stopped":
+                        second.stdin.close()
+                        assert await asyncio.to_thread(second.wait, 60) == 0
+                    else:
+                        second.kill()
+                    await until(lambda: other not in living_actors())  # noqa: B023
+                    assert await answered(first) == expected[0], f"while another head is {end}"
+                assert living_actors() == {own: kept}
+    finally:
+        ray.shutdown()
+
+
+async def test_servers_of_one_program_share_its_connection_to_ray(cluster: Any, checkpoint: Path) -> None:
+    """The end of the one that connected leaves the other's actors."""
+    import ray
+
+    cluster.add_node(num_cpus=4, resources={"program": 4})
+    settings = {"launcher": "ray", "ray_address": cluster.address, "ray_resources": ("program=1",)}
+    requests = make_requests(COUNT, 3)
+    async with AsyncExitStack() as one, AsyncExitStack() as other:
+        first = await one.enter_async_context(serving(checkpoint, **settings))
+        second = await other.enter_async_context(serving(checkpoint, **settings))
+        expected = await answers(first, requests)
+        assert await answers(second, requests) == expected
+        await one.aclose()
+        assert await answers(second, requests) == expected
+        assert fleet(second).supervisor.deaths == 0
+        assert ray.is_initialized()
+    assert not ray.is_initialized()

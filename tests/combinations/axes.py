@@ -6,6 +6,7 @@ An axis is added by a table here, its default first, a value by an entry. They a
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -30,6 +31,8 @@ ADAPTER = "adapter=/adapters/one"
 """A LoRA adapter; a live row replaces it by one that exists."""
 HEAD, KEY = "tcp://127.0.0.1:7800", "cluster.key"
 """Where machines join, and the key file: a live row replaces them by those of a running agent."""
+CLUSTER = "127.0.0.1:6379"
+"""A Ray cluster: a live row replaces it by one that runs."""
 FOLDER = TemporaryDirectory(prefix="combinations-")
 """Removed when this process ends."""
 
@@ -102,6 +105,7 @@ AXES: dict[str, dict[str, Value]] = {
     "launcher": {
         "local": Value(),
         "join": Value({"launcher": "join", "listen": HEAD, "join_key": KEY}, {}, in_rows=LIVE),
+        "ray": Value({"launcher": "ray", "ray_address": CLUSTER}, {}, in_rows=LIVE),
     },
     "draft": {
         "none": Value({"draft": "none"}, {"drafter": "none"}),
@@ -223,11 +227,17 @@ def refusal(row: Row) -> str:
     return _REFUSALS[key]
 
 
+def missing_packages() -> list[tuple[str, str]]:
+    """Return the values whose package is missing, with their axes."""
+    found = {("transport", "nixl"): nixl_package() is not None, ("launcher", "ray"): bool(find_spec("ray"))}
+    return [value for value, there in found.items() if not there]
+
+
 def axes(kind: str) -> dict[str, list[str]]:
     """Return the names of the values in `kind` of rows, by axis; without those whose package is missing."""
     named = {
         axis: [name for name, value in table.items() if kind in value.in_rows] for axis, table in AXES.items()
     }
-    if nixl_package() is None:
-        named["transport"] = [name for name in named["transport"] if name != "nixl"]
+    for axis, value in missing_packages():
+        named[axis] = [name for name in named[axis] if name != value]
     return {axis: names for axis, names in named.items() if len(names) > 1}

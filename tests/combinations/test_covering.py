@@ -1,8 +1,9 @@
 """The generator of covering arrays: every pair is in a row, or refused wherever it could be."""
 
 from random import Random
+from unittest import mock
 
-from tests.combinations.axes import axes, refusal, settings
+from tests.combinations.axes import AXES, axes, refusal, settings
 from tests.combinations.covering import Row, all_pairs, cover, draw_three, pairs
 
 SMALL = {"a": ["1", "2", "3"], "b": ["x", "y"], "c": ["p", "q", "r", "s"], "d": ["u", "v"]}
@@ -61,3 +62,14 @@ def test_holes_of_the_matrix_are_refused_by_the_name_of_one_of_their_settings() 
     for hole, reason in covering.holes.items():
         row = {axis: names[0] for axis, names in axes("live").items()} | dict(hole)
         assert any(name in reason for name in settings(row)), (sorted(hole), reason)
+
+
+def test_values_whose_package_is_missing_are_in_no_row_and_refused_by_its_name() -> None:
+    row = {axis: next(iter(table)) for axis, table in AXES.items()} | {"launcher": "ray"}
+    with (
+        mock.patch("streamserve.settings.cluster.find_spec", return_value=None),
+        mock.patch("tests.combinations.axes.find_spec", return_value=None),
+        mock.patch.dict("tests.combinations.axes._REFUSALS", clear=True),
+    ):
+        assert axes("live")["launcher"] == ["local", "join"]
+        assert "Ray is not installed" in refusal(row)

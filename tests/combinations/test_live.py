@@ -24,6 +24,7 @@ from tests.campaigns.settings.workload import TrialRequest
 from tests.combinations.axes import (
     ADAPTER,
     ALWAYS,
+    CLUSTER,
     HEAD,
     KEY,
     SERVICE,
@@ -112,10 +113,47 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield running
 
 
-def overrides(row: Row, services: list[str], environment: Environment, head: str) -> dict[str, Any]:
+class Ray:
+    """A Ray cluster of one node, to which this process is connected: the rows' servers share the
+    connection."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def placed(self) -> int:
+        """Return how many actors there have been."""
+        if not self.address:
+            return 0
+        from ray._private.state import actors
+
+        return len(actors())
+
+
+@pytest.fixture(scope="module")
+def ray(scale: Scale) -> Iterator[Ray]:
+    if not any(row["launcher"] == "ray" for row in live_rows(scale)):
+        yield Ray("")
+        return
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": Agent.SLOTS, "include_dashboard": False, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    ray.init(address=cluster.address, logging_level="warning")
+    try:
+        yield Ray(cluster.address)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def overrides(
+    row: Row, services: list[str], environment: Environment, head: str, cluster: str
+) -> dict[str, Any]:
     """Return the settings of a row, with the addresses and files that there are."""
     existing = {
         SERVICE: ",".join(services[:1]), SERVICES: ",".join(services[:2]), HEAD: head, KEY: join_key(),
+        CLUSTER: cluster,
         "embedded-draft": environment.drafts[0], ADAPTER: environment.adapters[0],
     }  # fmt: skip
     return there(FIXED | settings(row), existing)
@@ -142,15 +180,18 @@ def shape_of(row: Row) -> Callable[[TrialRequest], TrialRequest]:
     return shape
 
 
-def run_row(row: Row, seed: int, trials: Trials, services: list[str], agent: Agent) -> dict[str, int]:
+def run_row(
+    row: Row, seed: int, trials: Trials, services: list[str], agent: Agent, ray: Ray
+) -> dict[str, int]:
     """Serve a row; returns its counts. Raises AssertionError where a text is wrong, or something of the row
     was not used."""
-    chosen = overrides(row, services, trials.models["llama"].environment, agent.head)
-    joined = agent.joined()
+    chosen = overrides(row, services, trials.models["llama"].environment, agent.head, ray.address)
+    joined, placed = agent.joined(), ray.placed()
     outcome = trials.run_settings(seed, "llama", chosen, shape_of(row))
     assert outcome.verdict == "passed", (row, outcome)
     assert outcome.counts["compared"] > 0
     assert (agent.joined() > joined) == (row["launcher"] == "join")
+    assert (ray.placed() > placed) == (row["launcher"] == "ray")
     for value, counters in shown(row).items():
         if "policy" in value and row["draft"] in ("none", "ngram"):
             continue  # n-grams of random text are seldom accepted
@@ -173,18 +214,19 @@ def live_rows(scale: Scale) -> list[Row]:
 
 
 def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
-    trials: Trials, services: list[str], agent: Agent, scale: Scale, record: Callable[..., None]
+    trials: Trials, services: list[str], agent: Agent, ray: Ray, scale: Scale, record: Callable[..., None]
 ) -> None:
     rows, total = live_rows(scale), Counter[str]()
     drafted = Counter[str]()  # trees of draft services by policy
     for number, row in enumerate(rows):
-        counts = run_row(row, scale.seed + number, trials, services, agent)
+        counts = run_row(row, scale.seed + number, trials, services, agent, ray)
         total += Counter(counts)
         if _services(row):
             drafted[row["policy"]] += counts["service_trees"]
     assert drafted
     assert all(drafted.values()), drafted
+    launchers = Counter(row["launcher"] for row in rows)
     record(
-        rows=len(rows), compared=total["compared"], adapted=total["adapted"],
+        rows=len(rows), launchers=launchers, compared=total["compared"], adapted=total["adapted"],
         withdrawn=total["withdrawn_tokens"], service_trees=drafted,
     )  # fmt: skip

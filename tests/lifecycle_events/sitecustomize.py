@@ -2,12 +2,17 @@
 at a lifecycle event.
 
 The file `round` in the folder TEST_EVENT_FOLDER has the number of a round, a count and the name of the event.
-The first worker that reaches it that many times in the round writes the file `reached`, and blocks
-until the test has written the file `resume`. No worker blocks while `resume` exists."""
+The first worker that reaches it that many times in the round writes the file `reached`, with its name, and
+blocks until the test has written the file `resume`. No worker blocks while `resume` exists.
+
+With TEST_LATE_WRITES a worker does not end by itself when its lease is over, and its link is slow: nothing of
+a push is sent in a round before a worker has reached the event, and by that one nothing before `resume`."""
 
 import os
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 folder = os.environ.get("TEST_EVENT_FOLDER")
 if folder:
@@ -15,19 +20,48 @@ if folder:
 
     reached, resume, round_file = (Path(folder, name) for name in ("reached", "resume", "round"))
     counted: dict[str, int] = {}
+    sends: list[Any] = []
 
     def on_event(self: observer.NoObserver, name: observer.LifecycleEvent, request: str = "") -> None:
         """Block if this is the event."""
         if resume.exists():
             return
+        if late:
+            slow_down()
         round_number, count, event = round_file.read_text().split(maxsplit=2)
         if name != event:
             return
         counted[round_number] = counted.get(round_number, 0) + 1
         if counted[round_number] != int(count) or reached.exists():
             return
-        reached.touch()
+        reached.write_text(worker())
         while not resume.exists():
             time.sleep(0.002)
 
+    def worker() -> str:
+        """Return the name of this worker."""
+        return sys.argv[-1].partition("/")[0]
+
+    def slow_down() -> None:
+        """Make the link of this worker slow, from its first event on."""
+        from streamserve.transfer.network import NetworkTransport
+
+        if not sends:
+            sends.append(NetworkTransport._send)
+            NetworkTransport._send = slow_send  # type: ignore[method-assign]
+
+    def slow_send(transport: Any, pushes: list[Any], *rest: Any) -> float:
+        """Send what may be sent."""
+        if resume.exists() or (reached.exists() and reached.read_text() not in ("", worker())):
+            wire_free: float = sends[0](transport, pushes, *rest)
+            return wire_free
+        for push in pushes:
+            push.moved_at = time.monotonic()
+        return 0.0
+
     observer.NoObserver.on_event = on_event  # type: ignore[method-assign]
+    late = "TEST_LATE_WRITES" in os.environ
+    if late:
+        from streamserve.protocol.lease import Lease
+
+        Lease.is_over = lambda self, now: False  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from streamserve.protocol.sampling import SamplingParams, Slo, check_sampling
+from streamserve.protocol.sampling import INTEGERS, SamplingParams, Slo, SpeculationLimits, check_sampling
 
 NAN = float("nan")
 BAD: list[tuple[str, object]] = [
@@ -45,6 +45,15 @@ def test_a_value_that_no_vocabulary_allows_is_refused_at_once(field: str, value:
 def test_a_text_is_no_number() -> None:
     with pytest.raises(TypeError, match="temperature must be a number, got 'hot'"):
         SamplingParams(temperature="hot")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", INTEGERS)
+@pytest.mark.parametrize("value", [1.5, 1.0])
+def test_a_number_with_a_fraction_is_no_integer(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be an integer, got {value}"):
+        SamplingParams(**{field: value})
+    with pytest.raises(ValueError, match=r"speculation.max_depth must be an integer, got 2.0"):
+        SamplingParams(speculation=SpeculationLimits(max_depth=2.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import torch
 from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.transfer.nixl import SUSPECT_SECONDS, NixlMemory, NixlTransport
+from streamserve.transfer.nixl import SUSPECT_SECONDS, NixlTransport
+from streamserve.transfer.nixl_memory import NixlMemory
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 
@@ -70,7 +71,7 @@ def receiving(kind: str) -> Iterator[tuple[torch.Tensor, CacheAddress]]:
 RECEIVER = f"""
 import sys
 from msgspec.json import encode
-from streamserve.transfer.nixl import NixlMemory
+from streamserve.transfer.nixl_memory import NixlMemory
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory
 memory = NixlMemory() if sys.argv[1] == "nixl" else SharedMemory()

@@ -26,7 +26,10 @@ def _holes(up: str) -> str:
 
     lines: dict[tuple[str, str, str], set[tuple[str, str]]] = defaultdict(set)
     for kind in ("simulated", "live"):
-        values = {axis: [name for name in names if name != "nixl"] for axis, names in axes(kind).items()}
+        values = {
+            axis: [name for name in names if name not in ("nixl", "ray")]
+            for axis, names in axes(kind).items()
+        }
         for hole, reason in find_holes(values, refusal).items():
             (one, first), (other, second) = sorted(hole, key=lambda item: list(AXES).index(item[0]))
             lines[one, other, reason.partition(": ")[2]].add((first, second))

@@ -81,9 +81,11 @@ class RayLauncher:
 
         self._ray = ray
         self._config = config
-        self._connected = not ray.is_initialized()
-        if self._connected:
+        if not ray.is_initialized():
             _connect(ray, config.address)
+            _connected.add(self)
+        elif _connected:
+            _connected.add(self)
         self._agent_class = ray.remote(RayAgent)
         self._cpus = config.cpus or cpus_of_each(_machine_cpus(ray.nodes()), len(workers))
         join = config.join
@@ -131,8 +133,10 @@ class RayLauncher:
         await asyncio.gather(*(self._kill(agent) for agent in self._kept.values()))
         for group in self._groups:
             await self._call(self._ray.util.remove_placement_group, group)
-        if self._connected:
-            await self._call(self._ray.shutdown)
+        if self in _connected:
+            _connected.remove(self)
+            if not _connected:
+                await self._call(self._ray.shutdown)
         self._threads.shutdown(wait=False)
 
     async def _call(self, function: Callable[..., R], *arguments: Any) -> R:
@@ -231,6 +235,11 @@ class RayLauncher:
             "max_restarts": 0,
         }
         return self._agent_class.options(**options, **placement).remote(made)
+
+
+_connected: set[RayLauncher] = set()
+"""The launchers of this process that share a connection to Ray which one of them made: the last one to close
+ends it, and with it all actors of this process."""
 
 
 def made_for(machine: MachineState) -> str:

@@ -83,7 +83,11 @@ class KVTransferManager:
             case Join():
                 self._join(message)
             case Release():
-                sequence = self._incoming.release(message.reservation_id) if self._incoming else None
+                sequence = (
+                    self._incoming.release(message.reservation_id, message.doubtful)
+                    if self._incoming
+                    else None
+                )
                 if sequence is not None:
                     self._scheduler.remove(sequence)
 

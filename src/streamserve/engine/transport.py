@@ -69,8 +69,9 @@ class Gate(Protocol):
         """Let these blocks be written for a reservation."""
         ...
 
-    def close(self, reservation: str) -> None:
-        """Let nothing more be written for a reservation."""
+    def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
+        """Let nothing more be written for a reservation, nor what may still be on the way (`doubtful`).
+        Returns the address of the memory if it has another one from now on."""
         ...
 
 
@@ -261,6 +262,7 @@ class Outgoing:
             sending.sent,
             exposed,
             sending.groups,
+            doubtful=bool(sending.error),
         )
 
 
@@ -357,10 +359,10 @@ class Incoming:
                 del self._waiting[reservation_id]
                 return
 
-    def release(self, reservation_id: str) -> Running | None:
-        """End a reservation that no worker writes to any more. Returns the sequence that still waits for it,
-        if any."""
-        self._close(reservation_id)
+    def release(self, reservation_id: str, doubtful: bool = False) -> Running | None:
+        """End a reservation that no worker writes to any more; if that is `doubtful`, bytes may still be on
+        the way. Returns the sequence that still waits for it, if any."""
+        self._close(reservation_id, doubtful)
         self._pool.release(self._quarantine.pop(reservation_id, []))
         return self._waiting.pop(reservation_id, None)
 
@@ -369,6 +371,6 @@ class Incoming:
         first = sequence.kv.computed[0] // self._block_size
         return sequence.kv.blocks[first : -(-len(sequence.tokens) // self._block_size)]
 
-    def _close(self, reservation_id: str) -> None:
+    def _close(self, reservation_id: str, doubtful: bool = False) -> None:
         if self._gate:
-            self._gate.close(reservation_id)
+            self._address = self._gate.close(reservation_id, doubtful) or self._address

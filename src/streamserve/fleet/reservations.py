@@ -65,7 +65,7 @@ class ReservationBook:
         reported = (update.request, update.attempt)
         name, attempt = (entry.reservation.request, entry.reservation.attempt) if entry else reported
         request = requests.get(name)
-        closing = _released(entry) if entry else self._resend(worker, reported)
+        closing = _released(entry, update.doubtful) if entry else self._resend(worker, reported)
         if request is None or request.attempt != attempt:
             return closing, None
         arrived = request.transferring & set(entry.reservation.choices) if entry else set()
@@ -105,13 +105,14 @@ class ReservationBook:
             self._doubtful[worker, incarnation] = written
             return
         for entry in written:
-            yield from _released(entry)
+            yield from _released(entry, doubtful=True)
 
     def writer_dead(self, worker: str, incarnation: int) -> Iterator[Send]:
-        """Release the blocks of a lost writer that certainly writes no more."""
+        """Release the blocks of a lost writer that certainly writes no more. What it had written may still be
+        on the way."""
         for entry in self._doubtful.pop((worker, incarnation), []):
-            yield from _released(entry)
+            yield from _released(entry, doubtful=True)
 
 
-def _released(entry: OpenReservation | None) -> list[Send]:
-    return [Send(entry.owner, Release(entry.reservation.id))] if entry else []
+def _released(entry: OpenReservation, doubtful: bool) -> list[Send]:
+    return [Send(entry.owner, Release(entry.reservation.id, doubtful))]

@@ -90,6 +90,7 @@ class AsyncLLM:
             given, self.served_names, settings.model.max_loras, lambda: self._runtime
         )
         self._kv_network = kv_network(settings.server)
+        self._max_choices = max_choices(settings)
         self._runtime = self._new_runtime()
 
     def _new_runtime(self) -> FleetRuntime:
@@ -299,7 +300,7 @@ class AsyncLLM:
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
         RequestError if no more requests are accepted, or if the parameters do not allow early answers.
         """
-        self._check_task(params)
+        self._check_served(params)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         max_tokens = params.max_tokens if answer_early else None
         params = msgspec.structs.replace(
@@ -325,7 +326,7 @@ class AsyncLLM:
         Raises RequestError for a prompt or parameters that cannot be served.
         """
         model = self.model
-        self._check_task(params)
+        self._check_served(params)
         try:
             msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
             check_sampling(params, model.vocab_size, model.eos_token_ids)
@@ -355,11 +356,15 @@ class AsyncLLM:
             max_tokens=limit if params.max_tokens is None else params.max_tokens,
         )
 
-    def _check_task(self, params: SamplingParams) -> None:
-        """Raise RequestError unless the model does what a request asks for."""
+    def _check_served(self, params: SamplingParams) -> None:
+        """Raise RequestError unless the model does what a request asks for, in so many choices."""
         if (params.pooling is None) != (self.task == "generate"):
             does = "generates text" if self.task == "generate" else "generates no text"
             raise RequestError(f"the model {does}: its task is {self.task} (--task)", field="model")
+        if params.n > self._max_choices:
+            raise RequestError(
+                f"n is {params.n}, but at most {self._max_choices} sequences run at once", field="n"
+            )
 
     def _worker_config(self, worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(
@@ -409,6 +414,12 @@ def worker_model(settings: Settings, worker: str) -> ModelConfig:
     limits = {name: getattr(settings.server, f"{own_role}_{name}", None) for name in STEP_LIMITS}
     overrides = {name: limit for name, limit in limits.items() if limit is not None}
     return msgspec.structs.replace(model, threads=threads, draft=draft, **overrides)
+
+
+def max_choices(settings: Settings) -> int:
+    """Return how many choices of a prompt run at once, on workers of any role."""
+    one_of_each = {role(worker): worker for worker in topology(settings.server).names}
+    return min(worker_model(settings, worker).max_num_seqs for worker in one_of_each.values())
 
 
 def threads_of_worker(model: ModelConfig, workers: int) -> int:

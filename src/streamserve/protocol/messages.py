@@ -339,7 +339,7 @@ class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
 class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     """A worker will no longer write to a transfer reservation. Without an `error` all of its KV has arrived,
     of the first `groups` KV cache groups: `sent` bytes, the last of them `exposed` seconds after the prompt
-    was computed."""
+    was computed. With an error of the transport it is `doubtful` whether bytes are still on the way."""
 
     request: str
     attempt: AttemptNumber
@@ -348,6 +348,7 @@ class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
     sent: int = 0
     exposed: float = 0.0
     groups: int = 1
+    doubtful: bool = False
 
 
 class Deferred(msgspec.Struct, tag=True, frozen=True, array_like=True):

@@ -20,6 +20,9 @@ MAX_VOCABULARY = 2**31 - 1
 
 MAX_ALLOWED_TOKENS = 16384
 
+INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+"""Fields that must not have a fraction."""
+
 
 class SpeculationLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of speculation for a request: `max_depth` tokens ahead, `max_nodes` draft tokens in a step."""
@@ -119,6 +122,11 @@ class SamplingParams(
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+def _whole(name: str, value: float | None) -> None:
+    if isinstance(value, float):
+        raise ValueError(f"{name} must be an integer, got {value}")
+
+
 def _between(name: str, value: float, low: float, high: float) -> None:
     if not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
@@ -137,8 +145,10 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    """Raise ValueError naming the first field that is out of range whatever the vocabulary; TypeError if one
-    that must be a number is none."""
+    """Raise ValueError naming the first field that is out of range whatever the vocabulary, or has a fraction
+    where it must be an integer; TypeError if one that must be a number is none."""
+    for name in INTEGERS:
+        _whole(name, getattr(params, name))
     _between("n", params.n, 1, MAX_CHOICES)
     _between("temperature", params.temperature, 0.0, 100.0)
     if 0.0 < params.temperature < 1e-3:
@@ -166,6 +176,8 @@ def _check_ranges(params: SamplingParams) -> None:
         raise ValueError("pooling has no output: max_tokens must be 0, n 1, and prompt_logprobs None")
     if params.pooling and (params.pooling.kind == "logits") != bool(params.pooling.tokens):
         raise ValueError("pooling must have tokens if its kind is logits, and only then")
+    for name in ("max_depth", "max_nodes"):
+        _whole(f"speculation.{name}", getattr(params.speculation, name))
     _between("speculation.max_depth", params.speculation.max_depth, 1, MAX_SPECULATION)
     _between("speculation.max_nodes", params.speculation.max_nodes, 1, MAX_SPECULATION)
     for name in ("tpot_ms", "ttft_ms"):

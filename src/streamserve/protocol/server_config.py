@@ -300,9 +300,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         KVTransport,
         about(
             "transport of KV between workers: shm (shared memory of one machine), tcp (encrypted), nixl "
-            "(NVIDIA NIXL, one machine); auto: shared memory within a machine, tcp between machines"
+            "(NVIDIA NIXL; between machines with kv_trusted_network); auto: shared memory within a machine, "
+            "tcp between machines"
         ),
     ] = "auto"
+    kv_trusted_network: Annotated[
+        bool,
+        about(
+            "let NIXL write KV between machines: whoever reaches its ports in their network can write the "
+            "memory of their workers"
+        ),
+    ] = False
     kv_bytes_per_second: Annotated[
         PositiveFloat | None,
         about("for benchmarks: limit the bandwidth of KV transfers between workers to this"),

@@ -85,9 +85,12 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class Release(msgspec.Struct, tag=True, frozen=True):
-    """To the decode worker: this reservation is not written to any more; its blocks are free again."""
+    """To the decode worker: this reservation is not written to any more; its blocks are free again. If that
+    is `doubtful`, as its writer was lost or its transport has failed, bytes may still be on the way: the
+    worker has to refuse them."""
 
     reservation_id: str
+    doubtful: bool = False
 
 
 class Hold(msgspec.Struct, tag=True, frozen=True):

@@ -54,9 +54,10 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
             raise SettingsError("launcher = 'ray': Ray is not installed: pip install 'streamserve[ray]'")
     elif not server.join_key:
         raise SettingsError(f"launcher = {server.launcher!r}: join_key is required: {NEW_KEY}")
-    if server.kv_transport == "nixl":
+    if server.kv_transport == "nixl" and not server.kv_trusted_network:
         raise SettingsError(
-            "kv_transport = 'nixl': its TCP has no keys, so it is not used between machines: leave it out"
+            "kv_transport = 'nixl': it has no keys, and whoever reaches its ports can write the memory of "
+            "workers: leave it out, or give kv_trusted_network if only they are in their network"
         )
     if model.draft.startswith("tcp://") and model.draft_key:
         raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")

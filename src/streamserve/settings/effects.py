@@ -191,6 +191,12 @@ NEEDS = (
         "only Ray needs it: give launcher = 'ray'",
     ),
     Need(
+        ("kv_trusted_network",),
+        "`kv_transport = nixl` and `launcher = join` or `ray`",
+        lambda configured: configured.server.kv_transport == "nixl" and configured.server.launcher != "local",
+        "only NIXL between machines needs it: give kv_transport = 'nixl' and launcher = 'join'",
+    ),
+    Need(
         ("router",),
         "`workers` or `pairs` of 2, other pools, or `max_workers`",
         lambda configured: len(configured.workers.candidates()) > 1

@@ -22,8 +22,8 @@ class BlockGate:
         with self._lock:
             self._open[reservation] = frozenset(blocks)
 
-    def close(self, reservation: str) -> None:
-        """Let nothing more be written for a reservation."""
+    def close(self, reservation: str, doubtful: bool = False) -> None:
+        """Let nothing more be written for a reservation, nor what may still be on the way."""
         with self._lock:
             self._open.pop(reservation, None)
 

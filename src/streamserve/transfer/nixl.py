@@ -1,19 +1,18 @@
-"""KV transfer through NIXL, NVIDIA's transfer library: over UCX between processes of one host.
+"""KV transfer through NIXL, NVIDIA's transfer library: over UCX between processes of one or more machines.
 
     decode worker   NixlMemory: its KV pool, registered; a thread answers UCX (wire-up, tcp)
                       ▲ WRITE of whole blocks, by index into descriptors that are prepared once per peer
     prefill worker  NixlTransport: a separate thread starts writes and polls them while steps run
 
 A write cannot be cancelled: one that was released in flight is still carried out. So a push has ended only
-when NIXL reports it or its receiver is dead, however long that takes.
+when NIXL reports it or its receiver is dead, however long that takes. Whether a receiver on another machine
+lives is not known here.
 """
 
 import contextlib
-import importlib
 import logging
 import os
 import queue
-import secrets
 import threading
 import time
 from collections import deque
@@ -23,45 +22,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
-from torch import Tensor
 
 from streamserve.engine.transport import Landed, TransferError
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.transfer.nixl_memory import POLL_SECONDS, make_agent
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
-from streamserve.transfer.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
 
-VARIABLES = {"UCX_TLS": "shm,tcp,self", "UCX_NET_DEVICES": "lo"}
-"""UCX settings for one host, unless the environment sets others."""
-POLL_SECONDS = 0.001
 SUSPECT_SECONDS = 1.0
 """Age from which a push's receiver is checked for being alive: NIXL does not always notice its death."""
 CLOSE_SECONDS = 1.0
-
-
-def _agent() -> Any:
-    """Return a NIXL agent with a unique name. Raises TransferError if NIXL cannot be used here.
-
-    The agent has no progress thread, which would take a whole core: its user must poll it.
-    """
-    package = nixl_package()
-    if package is None:
-        raise TransferError(NIXL_MISSING)
-    for name, value in VARIABLES.items():
-        os.environ.setdefault(name, value)
-    try:
-        nixl = importlib.import_module(package)
-        logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to standard output
-        config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-        agent = nixl.nixl_agent(f"streamserve-{secrets.token_hex(8)}", config)
-    except Exception as error:  # its errors have no common base class
-        raise TransferError(f"NIXL cannot start: {error}") from error
-    if "UCX" not in agent.backends:
-        raise TransferError("this NIXL lacks its UCX plugin: install a NIXL build with UCX")
-    return agent
 
 
 def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np.uint64]:
@@ -74,53 +46,13 @@ def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np
     return descriptors
 
 
-class NixlMemory:
-    """Memory that other processes can write through NIXL; `size` bytes once allocated. It is also backed by a
-    file descriptor, so that others can see whether this process lives."""
-
-    def __init__(self) -> None:
-        self._shared = SharedMemory()
-        self._agent: Any = None
-        self._base = 0
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._poll_notifications, name="kv-progress", daemon=True)
-
-    @property
-    def size(self) -> int:
-        return self._shared.size
-
-    def allocate(self, size: int) -> Tensor:
-        """Allocate the memory, once, and return it as bytes. Raises TransferError if NIXL cannot be used
-        here."""
-        self._agent = _agent()
-        memory = self._shared.allocate(size)
-        self._agent.register_memory(memory)
-        self._base = memory.data_ptr()
-        self._thread.start()
-        return memory
-
-    def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
-        """Return what other workers need to write a pool of `num_blocks` in this memory."""
-        address = self._shared.address(num_blocks, fingerprint)
-        return replace(address, base=self._base, agent=self._agent.get_agent_metadata())
-
-    def close(self) -> None:
-        """Stop answering other workers."""
-        self._closed.set()
-        if self._thread.ident:
-            self._thread.join()
-
-    def _poll_notifications(self) -> None:
-        while not self._closed.wait(POLL_SECONDS):
-            self._agent.get_new_notifs()
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Peer:
-    """A pool that can be written: its NIXL name and its prepared descriptors."""
+    """A pool that can be written: its NIXL name and its prepared descriptors. `failed`: a write has."""
 
     name: str
     blocks: Any
+    failed: bool = False
 
 
 @dataclass
@@ -144,16 +76,22 @@ class _Push:
 
 
 class NixlTransport:
-    """Writes blocks of `pools` into the pools at other addresses. `bytes_per_second` limits the rate, to
-    simulate a network between two machines on one."""
+    """Writes blocks of `pools` into the pools at other addresses, on one machine or between `machines`.
+    `bytes_per_second` limits the rate, to simulate a network between two machines on one."""
 
-    def __init__(self, pools: Pools, fingerprint: str, bytes_per_second: float | None = None) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        fingerprint: str,
+        bytes_per_second: float | None = None,
+        machines: bool = False,
+    ) -> None:
         """Raises TransferError if NIXL cannot be used here."""
         self._pools = pools
         self._widths = [row.shape[1] for row in pools.rows]
         self._fingerprint = fingerprint
         self._bytes_per_second = bytes_per_second
-        self._agent = _agent()
+        self._agent = make_agent(machines)
         for pool in pools.pools:
             self._agent.register_memory(pool.view(-1))
         own = [_blocks(row.data_ptr(), row.shape[1:], pools.num_blocks) for row in pools.rows]
@@ -172,10 +110,12 @@ class NixlTransport:
     def check(self, to: CacheAddress) -> None:
         """Raise TransferError if blocks cannot be written to this cache."""
         check_fits(to, self._fingerprint, self._pools.block_bytes)
-        if to not in self._peers:
+        peer = self._peers.get(to)
+        if peer is None or peer.failed:
             with self._agent_lock:
                 self._remove_dead_peers()
-                self._peers[to] = self._add_peer(to)
+                if to not in self._peers:
+                    self._peers[to] = self._add_peer(to)
 
     def push(
         self,
@@ -237,7 +177,7 @@ class NixlTransport:
             )
             self._agent.transfer(handle)
         except Exception as error:  # NIXL's errors have no common base; nothing more was started
-            push.error = str(error)
+            self._fail(push, str(error))
             return
         push.writes.append((handle, now))
         push.rows, push.sent, push.earliest = ready, push.sent + sent, self._wire_free
@@ -268,8 +208,13 @@ class NixlTransport:
         elif state == "DONE":
             handle.release()
             return False
-        push.error = push.error or error
+        self._fail(push, error)
         return False
+
+    def _fail(self, push: _Push, error: str) -> None:
+        push.error = push.error or error
+        if push.to in self._peers:
+            self._peers[push.to].failed = True
 
     def _check_range(self, blocks: npt.NDArray[np.int32], count: int) -> None:
         """Raise TransferError for an index beyond its row, which would address a block of the next row."""
@@ -288,9 +233,10 @@ class NixlTransport:
             raise TransferError(f"the cache at {to.path} cannot be written: {error}") from error
 
     def _remove_dead_peers(self) -> None:
-        """Release the descriptors of workers that have ended."""
+        """Release the descriptors of workers that have ended, or that could not be written."""
         busy = {push.to for push in self._in_flight}
-        for address in [a for a in self._peers if a not in busy and not _alive(a)]:
+        gone = [to for to, peer in self._peers.items() if peer.failed or not _alive(to)]
+        for address in [to for to in gone if to not in busy]:
             peer = self._peers.pop(address)
             peer.blocks.release()
             try:
@@ -306,7 +252,10 @@ def _in_rows(blocks: npt.NDArray[np.int32], first: int, last: int, num_blocks: i
 
 
 def _check_memory(to: CacheAddress) -> None:
-    """Raise TransferError unless the memory at this address is still the same."""
+    """Raise TransferError unless the memory at this address is still the same, as far as this machine
+    knows."""
+    if to.host != identity():
+        return
     try:
         status = os.stat(to.path)
     except OSError as error:

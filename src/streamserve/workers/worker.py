@@ -55,7 +55,8 @@ from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.network import NetworkTransport
 from streamserve.transfer.network_memory import NetworkMemory
-from streamserve.transfer.nixl import NixlMemory, NixlTransport
+from streamserve.transfer.nixl import NixlTransport
+from streamserve.transfer.nixl_memory import NixlMemory
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.crash import write_report
@@ -169,7 +170,7 @@ def _memory(config: WorkerConfig) -> Memory:
     """Return the memory that receives KV."""
     if config.kv_network:
         return NetworkMemory(config.kv_network)
-    return NixlMemory() if config.kv_transport == "nixl" else SharedMemory()
+    return NixlMemory(config.leased) if config.kv_transport == "nixl" else SharedMemory()
 
 
 def _transport(config: WorkerConfig, pools: Pools, fingerprint: str, landing: KVLanding | None) -> Transport:
@@ -179,8 +180,9 @@ def _transport(config: WorkerConfig, pools: Pools, fingerprint: str, landing: KV
         raise TransferError("--kv-transport nixl does not send from a GPU's memory yet: use auto")
     if config.kv_network:
         return NetworkTransport(pools, fingerprint, config.kv_network, limit)
-    make = NixlTransport if config.kv_transport == "nixl" else SharedMemoryTransport
-    return make(pools, fingerprint, limit)
+    if config.kv_transport == "nixl":
+        return NixlTransport(pools, fingerprint, limit, machines=config.leased)
+    return SharedMemoryTransport(pools, fingerprint, limit)
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
@@ -221,7 +223,7 @@ def _engine(
             transport=parts.transport,
             cache=parts.cache,
             reports_prefixes=config.reports_prefixes,
-            gate=parts.memory.gate if isinstance(parts.memory, NetworkMemory) else None,
+            gate=None if isinstance(parts.memory, SharedMemory) else parts.memory.gate,
             landing=loaded.landing,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),

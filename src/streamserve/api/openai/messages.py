@@ -1,8 +1,9 @@
 """Validation of a chat request's messages: fields that are not supported are refused by name."""
 
 import json
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.memory import Charge
@@ -83,6 +84,21 @@ def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any
     return [_checked_call(call, f"{where}[{index}]", charge) for index, call in enumerate(calls)]
 
 
+def _parsed(text: str) -> Any:
+    """Return what JSON text holds. Raises ValueError also for NaN and infinities, which Python's parser takes
+    and JSON does not have."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
 def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
     """Return a call as templates expect it: with an object as arguments instead of JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
@@ -96,7 +112,7 @@ def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
         scan.feed(arguments.encode("utf-8", "surrogatepass"))
         charge.add(scan.decoded_bytes)
     try:
-        parsed = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+        parsed = _parsed(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{where}.function.arguments is not JSON: {error}", field="messages") from error
     if not isinstance(parsed, dict):
