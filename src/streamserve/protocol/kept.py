@@ -1,5 +1,5 @@
-"""Outputs that workers keep for the next head, for requests that clients repeat with an idempotency key: how a
-request is recognised, and how much is kept.
+"""Outputs that workers keep for the next head, for requests that clients repeat with an idempotency key: how
+a request is recognised, and how much is kept.
 
     Submit.keep ──▶ worker ── its head dies, another one adopts it ── KeptOutputs ──▶ Fleet ◀── Open.keep
 """
