@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import zmq
+import zmq.asyncio
 from zmq.utils import z85
 
 from streamserve.cluster.agent import Agent, AgentConfig
@@ -20,7 +22,17 @@ from streamserve.fleet.worker_state import unified
 from streamserve.protocol.cluster import Machine
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.protocol.curve import KeyPair, parse_endpoint
-from streamserve.protocol.messages import Events, Stop, Submit, Token, decode_to_worker, encode
+from streamserve.protocol.messages import (
+    Adopt,
+    Events,
+    Leave,
+    Left,
+    Stop,
+    Submit,
+    Token,
+    decode_to_worker,
+    encode,
+)
 from tests.cluster.network import Link
 from tests.fleet.test_fleet import READY
 from tests.fleet.test_launching import FakeWorker
@@ -38,6 +50,10 @@ class SlowWorker(FakeWorker):
 
     until: float | None = None
 
+    def __init__(self, config: WorkerConfig) -> None:
+        self._endpoint = config.endpoint
+        super().__init__(config)
+
     def extend(self, until: float) -> None:
         self.until = until
 
@@ -50,12 +66,33 @@ class SlowWorker(FakeWorker):
     async def stop(self, grace: float = 0.0) -> None:
         self.ended.set()
 
+    left = True
+    """Whether it leaves a head when it is told to."""
+    adopted: WorkerConfig | None = None
+    closed = 0.0
+
+    def _rename(self, name: str, endpoint: str) -> None:
+        self._socket.close()
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, name.encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(endpoint)
+
     async def _serve(self) -> None:
         await self._socket.send(encode(READY))
         answering: set[asyncio.Task[None]] = set()
         try:
             while True:
                 message = decode_to_worker(await self._socket.recv())
+                if isinstance(message, Leave) and self.left:
+                    for task in answering:
+                        task.cancel()
+                    self._rename(message.name, self._endpoint)
+                    await self._socket.send(encode(Left()))
+                if isinstance(message, Adopt):
+                    self.adopted, self.closed = message.config, message.closed
+                    self._rename(message.config.worker, message.config.endpoint)
+                    await self._socket.send(encode(msgspec.structs.replace(READY, adopted=True)))
                 if isinstance(message, Stop):
                     self.ended.set()
                 if isinstance(message, Submit):
@@ -98,7 +135,7 @@ class Cluster:
         assert isinstance(launcher, JoinLauncher)
         return launcher
 
-    async def join(self, name: str, own: KeyPair | None = None, slots: int = 1) -> Joined:
+    async def join(self, name: str, own: KeyPair | None = None, slots: int = 1, keep: float = 0.0) -> Joined:
         link = Link(parse_endpoint(self.launcher.endpoint).port)
         await link.start()
         workers: list[SlowWorker] = []
@@ -109,7 +146,8 @@ class Cluster:
 
         head = parse_endpoint(f"tcp://127.0.0.1:{link.port}")
         machine = Machine(name, f"boot/{name}/{os.geteuid()}", "127.0.0.1", slots)
-        agent = Agent(AgentConfig(head, self.pair.public, own or self.pair, machine), launch)
+        config = AgentConfig(head, self.pair.public, own or self.pair, machine, keep=keep)
+        agent = Agent(config, launch)
         joined = Joined(agent, link, asyncio.create_task(agent.run()), workers)
         self.agents.append(joined)
         return joined
@@ -123,12 +161,13 @@ async def cluster(
     epoch: int = 1,
     pair: KeyPair | None = None,
     bound: int | None = None,
+    path: str = "",
 ) -> AsyncGenerator[Cluster, None]:
     pair = pair or new_pair()
 
     def settings(worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(
-            worker=f"{worker}/{incarnation}", role="unified", endpoint=endpoint, model=ModelConfig(path="")
+            worker=f"{worker}/{incarnation}", role="unified", endpoint=endpoint, model=ModelConfig(path=path)
         )
 
     make = partial(JoinLauncher, JoinConfig(endpoint, pair, {pair.public.hex(): "all"}, lease, epoch))
