@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import zmq
-import zmq.asyncio
 from zmq.utils import z85
 
 from streamserve.cluster.agent import Agent, AgentConfig
@@ -50,10 +49,6 @@ class SlowWorker(FakeWorker):
 
     until: float | None = None
 
-    def __init__(self, config: WorkerConfig) -> None:
-        self._endpoint = config.endpoint
-        super().__init__(config)
-
     def extend(self, until: float) -> None:
         self.until = until
 
@@ -71,13 +66,6 @@ class SlowWorker(FakeWorker):
     adopted: WorkerConfig | None = None
     closed = 0.0
 
-    def _rename(self, name: str, endpoint: str) -> None:
-        self._socket.close()
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, name.encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(endpoint)
-
     async def _serve(self) -> None:
         await self._socket.send(encode(READY))
         answering: set[asyncio.Task[None]] = set()
@@ -87,11 +75,9 @@ class SlowWorker(FakeWorker):
                 if isinstance(message, Leave) and self.left:
                     for task in answering:
                         task.cancel()
-                    self._rename(message.name, self._endpoint)
                     await self._socket.send(encode(Left()))
                 if isinstance(message, Adopt):
                     self.adopted, self.closed = message.config, message.closed
-                    self._rename(message.config.worker, message.config.endpoint)
                     await self._socket.send(encode(msgspec.structs.replace(READY, adopted=True)))
                 if isinstance(message, Stop):
                     self.ended.set()

@@ -22,7 +22,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from streamserve.cluster.hosted import Files, Hosted, LeasedWorker, files_of, fits, nearest
+from streamserve.cluster.hosted import Files, Hosted, LeasedWorker, State, files_of, fits, nearest
 from streamserve.cluster.membership import Begun, Command, Lost, Membership
 from streamserve.fleet.control_socket import ControlSocket
 from streamserve.fleet.events import WorkerLost
@@ -47,7 +47,7 @@ from streamserve.protocol.cluster import (
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.curve import Endpoint, KeyPair
-from streamserve.protocol.messages import Adopt, Leave
+from streamserve.protocol.messages import Adopt, Leave, Left
 from streamserve.protocol.messages import encode as encode_message
 from streamserve.protocol.processors import usable_processors
 
@@ -59,12 +59,11 @@ QUEUED = 4096
 LOGGED = 50
 """Failed handshakes of which one is logged."""
 HEARTBEAT_MILLISECONDS = 500
-KEPT = "kept-"
-"""Prefix of the names of kept workers on the control socket; no worker of a head has such a name."""
+LEFT = encode_message(Left())
 KEPT_LEASE_SECONDS = 5.0
 """A kept worker ends when it has not heard this agent for so long."""
-ADOPT_SECONDS = 10.0
-"""Within so many seconds an adopted worker must serve."""
+STEP_SECONDS = 60.0
+"""How long an adopted worker may take to leave one head, and to serve the next: a step of the model."""
 SILENCE_MILLISECONDS = 1500
 """Silence of the head after which the connection is made again."""
 
@@ -99,12 +98,11 @@ class Agent:
         self._config = config
         self._launch = launch
         self._states: dict[str, ProcessState[Any]] = {}
-        self._running: dict[str, Hosted] = {}
-        """The workers of the present head, by NAME/INCARNATION."""
-        self._leaving: dict[str, Hosted] = {}
-        self._kept: dict[str, Hosted] = {}
-        """Those that are leaving their head, and have left it, by their names on the control socket."""
-        self._slots: set[int] = set()
+        self._hosted: dict[str, Hosted] = {}
+        """The workers' processes, by their names on the control socket."""
+        self._starting: set[int] = set()
+        """The slots of those that are being started."""
+        self._leaving = False
         self._numbers = itertools.count(1)
         self._control = ControlSocket(self._states)
         self._context = zmq.asyncio.Context()
@@ -151,37 +149,55 @@ class Agent:
     async def _relay(self) -> None:
         """Pass on the workers' messages."""
         while True:
-            worker, incarnation, data = await self._control.receive()
-            if worker in self._leaving:
-                self._leaving[worker].has_left.set()  # the only message that it sends by this name
-            elif hosted := self._running.get(f"{worker}/{incarnation}"):
+            peer, _, data = await self._control.receive()
+            hosted = self._hosted.get(peer)
+            if hosted and data == LEFT:
+                hosted.state = State.LEFT
+                hosted.left.set()
+            elif hosted and hosted.state is State.SERVES:
                 hosted.served.set()
                 await self._say(Forward(hosted.name, data))
+
+    @property
+    def _slots(self) -> set[int]:
+        """The slots that are taken."""
+        return self._starting | {hosted.slot for hosted in self._hosted.values()}
+
+    @property
+    def _kept(self) -> list[Hosted]:
+        """The workers without a head, in the order in which they were started."""
+        return [hosted for hosted in self._hosted.values() if hosted.kept_until]
+
+    def _serving(self, worker: str) -> Hosted | None:
+        """Return the worker NAME/INCARNATION of the head, if it runs."""
+        serving = (hosted for hosted in self._hosted.values() if hosted.state is State.SERVES)
+        return next((hosted for hosted in serving if hosted.name == worker), None)
 
     async def _tick(self) -> None:
         while True:
             now = time.monotonic()
             if not self._leaving:  # a head is told what is kept
                 await self._apply(self.membership.tick(now))
-            if self.membership.joined:
-                for hosted in self._running.values():
+            for hosted in self._hosted.values():
+                if hosted.state is State.LEFT or (hosted.state is State.LEAVES and not hosted.writes):
+                    hosted.process.extend(now + KEPT_LEASE_SECONDS)
+                elif hosted.state is State.SERVES and self.membership.joined:
                     hosted.process.extend(self.membership.expires)
-            for hosted in list(self._kept.values()):
-                hosted.process.extend(now + KEPT_LEASE_SECONDS)
+            for hosted in self._kept:
                 if now > hosted.kept_until:
                     logger.warning("worker %s: no head has adopted it: ending it", hosted.name)
-                    self._forget_kept(hosted)
-                    self._tasks.spawn(hosted.process.stop())
+                    hosted.kept_until = 0.0
+                    hosted.process.kill()
             await asyncio.sleep(TICK_SECONDS)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            for name, hosted in list(self._running.items()):
+            for hosted in list(self._hosted.values()):
                 beat, now = hosted.process.beat(), time.monotonic()
-                if beat:
+                if beat and hosted.state is State.SERVES:
                     age, still = now - beat.at, now - beat.moved_at
-                    await self._say(Beat(name, age, beat.phase, still, beat.predicted))
+                    await self._say(Beat(hosted.name, age, beat.phase, still, beat.predicted))
 
     async def _watch_connection(self) -> None:
         failures = 0
@@ -231,11 +247,10 @@ class Agent:
             case Launch(config):
                 self._tasks.spawn(self._run(config))
             case Forward(worker, message):
-                name, _, incarnation = worker.rpartition("/")
-                if worker in self._running and str(self._states[name].incarnation) == incarnation:
-                    await self._control.send(name, message)
+                if hosted := self._serving(worker):
+                    await self._control.send(hosted.peer, message)
             case End(worker, kill, grace):
-                hosted = self._running.get(worker)
+                hosted = self._serving(worker)
                 if hosted and kill:
                     hosted.process.kill()
                 elif hosted:
@@ -243,14 +258,12 @@ class Agent:
 
     async def _run(self, config: WorkerConfig) -> None:
         """Let a kept worker, or else a new process, be a worker of the head."""
-        name, _, incarnation = config.worker.rpartition("/")
-        self._states[name] = ProcessState(int(incarnation))
-        files = await asyncio.to_thread(files_of, self._localized(config, 0).model)
-        for hosted in nearest(list(self._kept.values()), config):
-            if fits(hosted, self._localized(config, hosted.slot), files):
-                await self._adopt(hosted, config)
-                return
         try:
+            files = await asyncio.to_thread(files_of, self._localized(config, 0, "").model)
+            for hosted in nearest(self._kept, config):
+                if fits(hosted, self._localized(config, hosted.slot, hosted.peer), files):
+                    await self._adopt(hosted, config)
+                    return
             await self._make_space(config)
             await self._start(config, files)
         except OSError as error:
@@ -258,109 +271,116 @@ class Agent:
 
     async def _start(self, config: WorkerConfig, files: Files) -> None:
         """Start a process. Raises OSError if that is not possible now."""
-        session = self.membership.session
+        session, peer = self.membership.session, f"worker-{next(self._numbers)}"
         slot = next(slot for slot in itertools.count() if slot not in self._slots)
-        self._slots.add(slot)
+        config = self._localized(config, slot, f"{peer}/1")
+        self._states[peer] = ProcessState(1)
+        self._starting.add(slot)
         try:
-            config = self._localized(config, slot)
             process = await self._launch(config)
         except BaseException:
-            self._slots.discard(slot)
+            del self._states[peer]
             raise
+        finally:
+            self._starting.discard(slot)
         name, _, incarnation = config.worker.rpartition("/")
         ending = asyncio.get_running_loop().create_task(process.watch(name, int(incarnation)))
-        hosted = Hosted(process, config, slot, files, ending)
+        hosted = self._hosted[peer] = Hosted(process, config, slot, peer, files, ending)
         self._tasks.spawn(self._watch(hosted))
-        if session is not self.membership.session or session is None:  # lost meanwhile
+        process.extend(self.membership.expires)
+        if session is not self.membership.session:  # the head that wanted it is lost
+            hosted.state = State.LEFT
             process.kill()
             return
-        self._running[config.worker] = hosted
-        process.extend(self.membership.expires)
         await self._say(Started(config.worker, process.pid))
 
     async def _adopt(self, hosted: Hosted, config: WorkerConfig) -> None:
-        """Let a kept worker serve the head."""
-        peer = hosted.peer
-        self._forget_kept(hosted, adopted=True)
+        """Let a kept worker serve the head. Raises OSError if it does not leave the one before."""
         logger.warning("worker %s: adopted from the head before, as %s", hosted.name, config.worker)
-        hosted.config = self._localized(config, hosted.slot)
+        session, hosted.kept_until = self.membership.session, 0.0
+        self._offer()
+        left = await self._until(hosted.left, hosted, STEP_SECONDS)
+        if session is not self.membership.session:  # the head that wanted it is lost
+            self._keep(hosted)
+            return
+        if not left:
+            hosted.process.kill()
+            raise OSError("the worker that was kept for it computes no more")
+        hosted.config = self._localized(config, hosted.slot, f"{hosted.peer}/1")
+        hosted.state = State.SERVES
         hosted.served.clear()
-        self._running[config.worker] = hosted
         hosted.process.extend(self.membership.expires)
-        await self._control.send(peer, encode_message(Adopt(hosted.config, hosted.closed)))
-        del self._states[peer]
+        await self._control.send(hosted.peer, encode_message(Adopt(hosted.config, hosted.closed)))
         await self._say(Started(config.worker, hosted.process.pid))
-        try:
-            await asyncio.wait_for(hosted.served.wait(), ADOPT_SECONDS)
-        except TimeoutError:
-            if self._running.get(config.worker) is hosted:
-                logger.error("worker %s does not serve the head: ending it", config.worker)
-                hosted.process.kill()
+        if not await self._until(hosted.served, hosted, STEP_SECONDS) and hosted.state is State.SERVES:
+            logger.error("worker %s does not serve the head: ending it", hosted.name)
+            hosted.process.kill()
+
+    async def _until(self, event: asyncio.Event, hosted: Hosted, seconds: float) -> bool:
+        """Wait for an event of a worker, or its end; return whether the event came."""
+        waiting = asyncio.ensure_future(event.wait())
+        await asyncio.wait(
+            {waiting, hosted.ending}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED
+        )
+        waiting.cancel()
+        return event.is_set() and not hosted.ending.done()
 
     async def _watch(self, hosted: Hosted) -> None:
         """Wait for the end of a process, and report it to the head that it serves."""
         ended = await hosted.ending
-        self._slots.discard(hosted.slot)
-        self._forget_kept(hosted)
+        self._hosted.pop(hosted.peer, None)
+        self._states.pop(hosted.peer, None)
         logger.warning("worker %s has ended: %s", hosted.name, ended.reason)
-        if self._running.get(hosted.name) is hosted:
-            del self._running[hosted.name]
+        self._offer()
+        if hosted.state is State.SERVES:
             await self._say(_ended(hosted.name, ended))
 
     async def _keep_workers(self, lost: Lost) -> None:
-        """Let all workers leave the head; those that have not done so when the lease ends are killed."""
-        running, self._running = self._running, {}
-        for name, hosted in running.items():
-            hosted.peer = f"{KEPT}{next(self._numbers)}"
-            hosted.has_left.clear()
-            self._leaving[hosted.peer] = hosted
-            self._states[hosted.peer] = ProcessState(1)
-            await self._control.send(name.rpartition("/")[0], encode_message(Leave(f"{hosted.peer}/1")))
+        """Let all workers leave the head. Those that may write to others, and have not left when the lease
+        ends, are killed."""
+        leaving = [hosted for hosted in self._hosted.values() if hosted.state is State.SERVES]
+        for hosted in leaving:
+            hosted.state, hosted.closed = State.LEAVES, lost.until + lost.lease
+            hosted.left.clear()
+            if not hosted.writes:
+                self._keep(hosted)
+            await self._control.send(hosted.peer, encode_message(Leave()))
+        self._leaving = True
         try:
-            await asyncio.gather(*(self._until_left(hosted, lost) for hosted in running.values()))
+            await asyncio.gather(*(self._until_left(h, lost.until) for h in leaving if h.writes))
         finally:
-            self._leaving.clear()
+            self._leaving = False
 
-    async def _until_left(self, hosted: Hosted, lost: Lost) -> None:
+    async def _until_left(self, hosted: Hosted, until: float) -> None:
         """Keep a worker as soon as it has left the head; kill it if that is too late."""
-        leaving = asyncio.ensure_future(hosted.has_left.wait())
-        seconds = max(0.0, lost.until - time.monotonic())
-        await asyncio.wait({leaving, hosted.ending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        if hosted.ending.done():
-            del self._states[hosted.peer]
-        elif not hosted.has_left.is_set() or time.monotonic() > lost.until:
+        left = await self._until(hosted.left, hosted, until - time.monotonic())
+        if left and time.monotonic() <= until:
+            self._keep(hosted)
+        elif not hosted.ending.done():
             logger.error("worker %s has not left the head in time: killing it", hosted.name)
-            del self._states[hosted.peer]
             hosted.process.kill()
             await asyncio.wait({hosted.ending})
-        else:
-            hosted.closed = lost.until + lost.lease
-            hosted.kept_until = time.monotonic() + self._config.keep
-            self._kept[hosted.peer] = hosted
-            self._offer()
+
+    def _keep(self, hosted: Hosted) -> None:
+        hosted.kept_until = time.monotonic() + self._config.keep
+        self._offer()
 
     async def _make_space(self, config: WorkerConfig) -> None:
         """End kept workers that take the memory of one that is to start."""
         while self._kept and len(self._slots) >= self._config.machine.slots:
-            hosted = nearest(list(self._kept.values()), config)[0]
+            hosted = nearest(self._kept, config)[0]
             logger.warning("worker %s: not what the head needs: ending it", hosted.name)
-            self._forget_kept(hosted)
-            await hosted.process.stop()
-            self._slots.discard(hosted.slot)
-
-    def _forget_kept(self, hosted: Hosted, adopted: bool = False) -> None:
-        if self._kept.pop(hosted.peer, None):
-            if not adopted:
-                del self._states[hosted.peer]
-            self._offer()
+            hosted.kept_until = 0.0
+            hosted.process.kill()
+            await asyncio.wait({hosted.ending})
+            self._hosted.pop(hosted.peer, None)
 
     def _offer(self) -> None:
         """Tell the next head what is kept."""
-        kept = tuple(hosted.worker[:32] for hosted in self._kept.values())
+        kept = tuple(hosted.worker[:32] for hosted in self._kept)
         self.membership.machine = msgspec.structs.replace(self._config.machine, kept=kept)
 
-    def _localized(self, config: WorkerConfig, slot: int) -> WorkerConfig:
+    def _localized(self, config: WorkerConfig, slot: int, peer: str) -> WorkerConfig:
         """Return the configuration of the worker in a slot, with what only this machine knows."""
         machine, model = self._config.machine, config.model
         threads = self._config.threads or usable_processors().threads // machine.slots
@@ -369,6 +389,7 @@ class Agent:
             config,
             kv_network=network and msgspec.structs.replace(network, address=machine.address),
             endpoint=self._control.endpoint,
+            peer=peer,
             model=msgspec.structs.replace(
                 model, path=self._config.model or model.path, threads=model.threads or max(1, threads)
             ),
@@ -382,11 +403,11 @@ class Agent:
 
     async def _end_workers(self) -> None:
         """Kill all workers, and wait for their ends."""
-        hosted = [*self._running.values(), *self._leaving.values(), *self._kept.values()]
+        hosted = list(self._hosted.values())
         for each in hosted:
+            each.state = State.LEFT
             each.process.kill()
         await asyncio.gather(*(each.process.stop() for each in hosted))
-        self._running = {}
 
 
 _FAILED = (

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -29,23 +30,38 @@ class LeasedWorker(Launched, Protocol):
         ...
 
 
+class State(Enum):
+    """What a hosted worker does: it serves the head, was told to leave it, or has left it."""
+
+    SERVES = auto()
+    LEAVES = auto()
+    LEFT = auto()
+
+
 @dataclass(eq=False)
 class Hosted:
-    """A worker's `process` on this machine, in one of its slots. It was started from `files`, and serves by
-    `config`, whose name is its present or last one. `peer`: its name on the control socket while it is kept;
-    `kept_until`: when it is ended then; `closed`: until when blocks stay closed that others could write.
-    `ending` waits for its end. `served` is set by its first message to a head that has adopted it."""
+    """A worker's `process` on this machine, in one of its slots, with the name `peer` on the control socket.
+    It was started from `files`; its `config` has its present or last name. Without a next head it ends at
+    `kept_until` (0: it has one); blocks that others could write stay `closed` until that time. `ending` waits
+    for its end."""
 
     process: LeasedWorker
     config: WorkerConfig
     slot: int
+    peer: str
     files: Files
     ending: asyncio.Task[WorkerLost]
-    peer: str = ""
+    state: State = State.SERVES
     kept_until: float = 0.0
     closed: float = 0.0
-    has_left: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
     served: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by its first message to a head that has adopted it."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may write KV into the memory of other workers."""
+        return self.config.role != "unified"
 
     @property
     def name(self) -> str:
@@ -70,6 +86,7 @@ def _comparable(config: WorkerConfig) -> WorkerConfig:
     return replace(
         config,
         worker="",
+        peer="",
         host_number=0,
         clock_offset=0.0,
         log_level="info",

@@ -36,7 +36,6 @@ class ControlSocket:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker of two heads may have one name twice
         self._socket.bind(self.endpoint)
         self.close: Callable[[], object] = weakref.finalize(
             self, _free, os.getpid(), self._socket, self._context, folder

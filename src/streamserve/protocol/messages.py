@@ -126,9 +126,7 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
     """The lease of the head is about to end: remove all requests, write to no other worker's memory any more,
-    keep weights and prefix cache, and answer Left, as the peer `name`."""
-
-    name: str
+    keep weights and prefix cache, and answer Left."""
 
 
 class Adopt(msgspec.Struct, tag=True, frozen=True):
@@ -415,7 +413,7 @@ class AdapterLoaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Left(msgspec.Struct, tag=True, frozen=True):
-    """The worker has done what Leave says."""
+    """The worker has done what Leave says; it sends nothing more until it is adopted."""
 
 
 class KeptToken(msgspec.Struct, frozen=True, array_like=True):

@@ -8,19 +8,18 @@ import logging
 
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.messages import Adopt, Leave, Left, Stop
+from streamserve.protocol.messages import Adopt, Left, Stop
 from streamserve.workers.kv_ports import KVPorts
 from streamserve.workers.link import Link
 
 logger = logging.getLogger(__name__)
 
 
-def between_heads(leave: Leave, engine: Engine, kv: KVPorts, link: Link) -> Adopt | None:
+def between_heads(engine: Engine, kv: KVPorts, link: Link) -> Adopt | None:
     """Leave a head and wait for the next one; returns None if this worker is to end. Weights and the prefix
     cache stay."""
     kv.leave()
     engine.leave()
-    link.rename(leave.name)
     link.send(Left())
     logger.info("no head: this worker keeps its weights and its prefix cache for the next one")
     while True:
@@ -31,8 +30,7 @@ def between_heads(leave: Leave, engine: Engine, kv: KVPorts, link: Link) -> Adop
             return None
 
 
-def join(config: WorkerConfig, engine: Engine, kv: KVPorts, link: Link) -> None:
+def join(config: WorkerConfig, engine: Engine, kv: KVPorts) -> None:
     """Join the head with this configuration. Raises TransferError if KV cannot be exchanged as it says."""
     kv.join(config)
     engine.attach(kv.transport, kv.cache, config.worker)
-    link.rename(config.worker)

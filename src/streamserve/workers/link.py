@@ -22,12 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class Link:
-    """Connected as the peer that the configuration names, until another name is given."""
+    """Connected by the name that the configuration gives it."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> None:
-        self._context = context
-        self._endpoint = config.endpoint
-        self._socket = self._connect(config.worker)
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, (config.peer or config.worker).encode())
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(config.endpoint)
 
     def __enter__(self) -> "Link":
         return self
@@ -36,11 +40,6 @@ class Link:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._socket.close()
-
-    def rename(self, name: str) -> None:
-        """Connect as another peer."""
-        self._socket.close()
-        self._socket = self._connect(name)
 
     def send(self, message: FromWorker) -> None:
         """Send a message."""
@@ -61,13 +60,3 @@ class Link:
                 return message
             messages.append(message)
         return messages
-
-    def _connect(self, name: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, name.encode())
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.connect(self._endpoint)
-        return socket

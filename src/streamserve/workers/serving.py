@@ -39,9 +39,9 @@ class Serving:
             self.closed = None
 
 
-def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> Leave | None:
+def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> bool:
     """Receive messages between turns, and send what the turns yield, until a Stop or Leave message arrives;
-    return that Leave."""
+    return whether it was a Leave."""
     loop, engine, grammar_queue = serving.loop, serving.loop.engine, serving.grammar_queue
     throughput = ThroughputLog(engine.report(), time.monotonic())
     while True:
@@ -52,7 +52,7 @@ def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> Leave | 
             logger.error("ignored an Adopt: this worker serves a head")
             continue
         if isinstance(received, Stop | Leave):
-            return received if isinstance(received, Leave) else None
+            return isinstance(received, Leave)
         local = (to_local(message, serving.clock_offset) for message in received)
         messages = [message for taken in local for message in grammar_queue.take(taken)]
         messages += grammar_queue.ready()

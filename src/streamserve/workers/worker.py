@@ -118,8 +118,8 @@ def _run_engine(
     serving = Serving(loop, outputs, GrammarQueue(parts.loaded.executor.grammars), config.clock_offset)
     try:
         refresher = ProfileRefresher(parts.loaded, parts.profile, user_profiles(), command_of(config.model))
-        while (leave := serve(serving, link, refresher)) and parts.kv.can_leave:
-            adopt = between_heads(leave, engine, parts.kv, link)
+        while serve(serving, link, refresher) and parts.kv.can_leave:
+            adopt = between_heads(engine, parts.kv, link)
             if adopt is None:
                 break
             config, asked = adopt.config, time.monotonic()
@@ -129,7 +129,7 @@ def _run_engine(
                 tracer.take()
             grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
             serving = Serving(loop, outputs, grammar_queue, config.clock_offset, adopt.closed)
-            join(config, engine, parts.kv, link)
+            join(config, engine, parts.kv)
             for kept in outputs.messages(ready.model.kv_name):
                 link.send(kept)
             seconds = time.monotonic() - asked
