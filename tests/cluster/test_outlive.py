@@ -1,5 +1,6 @@
 """Workers that outlive their head: real processes, a head that is killed under load, and the next one."""
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.cluster.fakes import key_file
+from tests.cluster.network import Link
 from tests.serving import Served, serving
 
 LEASE = 4.0
@@ -105,6 +107,14 @@ def ask(served: Served, number: int, **headers: str) -> dict[str, Any]:
     return whole
 
 
+def until_answered(served: Served) -> float:
+    """Return the seconds from a head's start to its first answer."""
+    began = time.monotonic()
+    fields = {"prompt": [5, 6], "max_tokens": 1}
+    assert httpx.post(f"{served.url}/v1/completions", json=fields, timeout=60).status_code == 200
+    return round(served.seconds + time.monotonic() - began, 2)
+
+
 def answer(reply: dict[str, Any]) -> tuple[str, object]:
     return reply["choices"][0]["text"], reply["choices"][0]["logprobs"]["token_logprobs"]
 
@@ -172,12 +182,13 @@ def test_the_next_head_adopts_the_workers_and_clients_resume(
     arguments = TOPOLOGIES[topology]
     with machine(checkpoint, tmp_path) as joined:
         with joined.head(*arguments) as first:
-            fresh = first.seconds
+            fresh = until_answered(first)
             expected = [answer(ask(first, number)) for number in range(CLIENTS)]
             pids = joined.workers()
             assert len(pids) == 2
             clients = killed_under_load(first)
         with joined.head(*arguments) as second:
+            adopting = until_answered(second)
             assert joined.workers() == pids, "the same processes"
             assert metric(second, "workers_adopted_total") == 2
             assert metric(second, "worker_deaths_total") == 0
@@ -190,7 +201,39 @@ def test_the_next_head_adopts_the_workers_and_clients_resume(
             assert metric(second, "resumed_output_tokens_total") >= received - CLIENTS
             cached = ask(second, CLIENTS)["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached >= len(SHARED) - 16, "the prefix cache was kept"
-            record(topology=topology, first_head=round(fresh, 2), adopting_head=round(second.seconds, 2))
+            record(topology=topology, first_answer_seconds=fresh, with_adoption=adopting)
+            print(f"{topology}: first answer {fresh} s after the head's start, {adopting} s with adoption")
+
+
+async def test_of_two_heads_at_once_the_older_one_gets_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """The machine reaches another head at its address, while the first one lives on."""
+    link = Link(0)
+    await link.start()
+    with machine(checkpoint, tmp_path, slots=1, joins=link.port) as joined, ExitStack() as heads:
+        link.target, other = joined.port, free_port()
+        first = await asyncio.to_thread(heads.enter_context, joined.head())
+        pids = joined.workers()
+        client = Client(first, 0)
+        await asyncio.to_thread(until, lambda: client.chunks > 10)
+        link.target = other
+        link.break_connections()
+        second = await asyncio.to_thread(heads.enter_context, joined.head(port=other))
+        assert joined.workers() == pids
+        assert metric(second, "workers_adopted_total") == 1
+        first_reply = await asyncio.to_thread(ask, second, 1)
+        assert first_reply["usage"]["completion_tokens"] == TOKENS
+        await asyncio.to_thread(until, lambda: httpx.get(f"{first.url}/health").status_code == 503)
+        had = client.chunks
+        link.target = joined.port
+        link.break_connections()
+        await asyncio.sleep(2 * LEASE)
+        health = await asyncio.to_thread(httpx.get, f"{first.url}/health")
+        assert health.status_code == 503
+        assert client.chunks == had < TOKENS
+        assert joined.workers() == pids, "they are kept for a head that is not older"
+        first.process.kill()
+        await asyncio.to_thread(client.thread.join, 30)
+    await link.close()
 
 
 def test_without_a_head_workers_end_after_a_time(checkpoint: Path, tmp_path: Path) -> None:
