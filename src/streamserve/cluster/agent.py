@@ -22,6 +22,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from streamserve.cluster.head_socket import FAILED, connect
 from streamserve.cluster.hosted import Files, Hosted, LeasedWorker, State, files_of, fits, nearest
 from streamserve.cluster.membership import Begun, Command, Lost, Membership
 from streamserve.fleet.control_socket import ControlSocket
@@ -30,7 +31,6 @@ from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.worker_process import start_worker
 from streamserve.protocol.cluster import (
-    MAX_CLUSTER_BYTES,
     Beat,
     End,
     Ended,
@@ -55,17 +55,13 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 BEAT_SECONDS = 0.25
-QUEUED = 4096
 LOGGED = 50
 """Failed handshakes of which one is logged."""
-HEARTBEAT_MILLISECONDS = 500
 LEFT = encode_message(Left())
 KEPT_LEASE_SECONDS = 5.0
 """A kept worker ends when it has not heard this agent for so long."""
 STEP_SECONDS = 60.0
 """How long an adopted worker may take to leave one head, and to serve the next: a step of the model."""
-SILENCE_MILLISECONDS = 1500
-"""Silence of the head after which the connection is made again."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +102,8 @@ class Agent:
         self._numbers = itertools.count(1)
         self._control = ControlSocket(self._states)
         self._context = zmq.asyncio.Context()
-        self._socket = _connect(self._context, config)
-        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED)
+        self._socket = connect(self._context, config.head, config.head_key, config.own)
+        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILED)
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = TaskSupervisor(self._fail)
 
@@ -229,7 +225,8 @@ class Agent:
                     logger.warning("joined the head at %s (epoch %d)", self._config.head.address, epoch)
                 case Lost() if self._config.keep:
                     logger.error("the session with the head is over: %s: keeping the workers", effect.reason)
-                    await self._keep_workers(effect)
+                    self._leaving = True
+                    self._tasks.spawn(self._keep_workers(effect))
                 case Lost(reason):
                     logger.error("the session with the head is over: %s: ending the workers", reason)
                     await self._end_workers()
@@ -345,7 +342,6 @@ class Agent:
             if not hosted.writes:
                 self._keep(hosted)
             await self._control.send(hosted.peer, encode_message(Leave()))
-        self._leaving = True
         try:
             await asyncio.gather(*(self._until_left(h, lost.until) for h in leaving if h.writes))
         finally:
@@ -408,36 +404,6 @@ class Agent:
             each.state = State.LEFT
             each.process.kill()
         await asyncio.gather(*(each.process.stop() for each in hosted))
-
-
-_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
-
-
-def _connect(context: zmq.asyncio.Context, config: AgentConfig) -> zmq.asyncio.Socket:
-    socket = context.socket(zmq.DEALER)
-    for option, value in {
-        zmq.LINGER: 200,
-        zmq.IMMEDIATE: 1,
-        zmq.MAXMSGSIZE: MAX_CLUSTER_BYTES,
-        zmq.SNDHWM: QUEUED,
-        zmq.RCVHWM: QUEUED,
-        zmq.CONNECT_TIMEOUT: 1000,
-        zmq.RECONNECT_IVL: 100,
-        zmq.RECONNECT_IVL_MAX: 500,
-        zmq.HEARTBEAT_IVL: HEARTBEAT_MILLISECONDS,
-        zmq.HEARTBEAT_TIMEOUT: SILENCE_MILLISECONDS,
-        zmq.IPV6: int(":" in config.head.host),
-    }.items():
-        socket.setsockopt(option, value)
-    socket.setsockopt(zmq.CURVE_SERVERKEY, config.head_key)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, config.own.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, config.own.secret)
-    socket.connect(config.head.address)
-    return socket
 
 
 def _ended(worker: str, lost: WorkerLost) -> Ended:
