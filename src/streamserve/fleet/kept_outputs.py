@@ -21,7 +21,7 @@ from streamserve.protocol.messages import KeptOutputs, KeptToken
 
 logger = logging.getLogger(__name__)
 
-MAX_OUTPUTS, MAX_BYTES = 4 * MAX_KEPT_OUTPUTS, 4 * MAX_KEPT_BYTES
+MAX_OUTPUTS, MAX_BYTES = 4 * MAX_KEPT_OUTPUTS, 2 * MAX_KEPT_BYTES
 Kept = Mapping[int, Sequence[KeptToken]]
 """The first tokens of choices."""
 NOTHING: Kept = {}

@@ -13,12 +13,12 @@ from streamserve.protocol.sampling import SamplingParams
 
 MAX_KEPT_OUTPUTS = 1024
 """Requests whose outputs a worker keeps, the latest ones."""
-MAX_KEPT_BYTES = 16 << 20
-"""Approximate bytes of all of them."""
+MAX_KEPT_BYTES = 64 << 20
+"""Approximate bytes that all of them take in its process."""
 KEPT_SECONDS = 600.0
 """How long a head keeps those of the head before, since a client may be slow to come back."""
-TOKEN_BYTES, LOGPROB_BYTES = 24, 24
-"""Approximate bytes of a token, and of each log-probability with it."""
+TOKEN_BYTES, LOGPROB_BYTES = 110, 90
+"""Approximate bytes of a token in a process, and of each log-probability with it."""
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 

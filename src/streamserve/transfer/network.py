@@ -143,8 +143,7 @@ class NetworkTransport:
         self._sender.join()
 
     def abort(self) -> None:
-        """Send nothing more. What is on its way already arrives at a reservation that its owner has closed,
-        or is about to."""
+        """Send nothing more. What is in flight may still arrive: its owner checks the reservation."""
         self._aborted.set()
         self._shared.abort()
         self._sender.join()
