@@ -19,7 +19,7 @@ from streamserve.fleet.events import Heartbeat
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.fleet.worker_state import unified
 from streamserve.protocol.cluster import Machine
-from streamserve.protocol.config import ModelConfig, WorkerConfig
+from streamserve.protocol.config import ModelConfig, Role, WorkerConfig
 from streamserve.protocol.curve import KeyPair, parse_endpoint
 from streamserve.protocol.messages import (
     Adopt,
@@ -61,8 +61,8 @@ class SlowWorker(FakeWorker):
     async def stop(self, grace: float = 0.0) -> None:
         self.ended.set()
 
-    left = True
-    """Whether it leaves a head when it is told to."""
+    leaves_after = 0.0
+    """Seconds that it takes to leave a head, as when it computes a step."""
     adopted: WorkerConfig | None = None
     closed = 0.0
 
@@ -72,7 +72,8 @@ class SlowWorker(FakeWorker):
         try:
             while True:
                 message = decode_to_worker(await self._socket.recv())
-                if isinstance(message, Leave) and self.left:
+                if isinstance(message, Leave):
+                    await asyncio.sleep(self.leaves_after)
                     for task in answering:
                         task.cancel()
                     await self._socket.send(encode(Left()))
@@ -148,12 +149,13 @@ async def cluster(
     pair: KeyPair | None = None,
     bound: int | None = None,
     path: str = "",
+    role: Role = "unified",
 ) -> AsyncGenerator[Cluster, None]:
     pair = pair or new_pair()
 
     def settings(worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(
-            worker=f"{worker}/{incarnation}", role="unified", endpoint=endpoint, model=ModelConfig(path=path)
+            worker=f"{worker}/{incarnation}", role=role, endpoint=endpoint, model=ModelConfig(path=path)
         )
 
     make = partial(JoinLauncher, JoinConfig(endpoint, pair, {pair.public.hex(): "all"}, lease, epoch))

@@ -45,11 +45,12 @@ async def test_a_worker_leaves_before_its_lease_ends_and_serves_again() -> None:
         assert made.runtime.fleet.incidents().adopted == 1
 
 
-async def test_a_worker_that_does_not_leave_in_time_is_killed() -> None:
-    async with cluster(lease=1.0) as made:
+async def test_half_of_a_pair_that_does_not_leave_in_time_is_killed() -> None:
+    """It may write into another worker's memory."""
+    async with cluster(lease=1.0, role="decode") as made:
         only = await made.join("a", keep=30.0)
         await ready(made)
-        only.workers[0].left = False
+        only.workers[0].leaves_after = 5.0
         only.link.cut()
         cut = time.monotonic()
         await until(lambda: only.workers[0].ended.is_set())
@@ -59,6 +60,22 @@ async def test_a_worker_that_does_not_leave_in_time_is_killed() -> None:
         await ready(made)
         assert await ask(made, "x", 5) == list(range(5))
         assert made.runtime.fleet.incidents().adopted == 0
+
+
+async def test_a_worker_that_writes_to_no_other_may_take_a_step_to_leave() -> None:
+    async with cluster(lease=1.0) as made:
+        only = await made.join("a", keep=30.0)
+        await ready(made)
+        only.workers[0].leaves_after = 3.0
+        only.link.cut()
+        await until(lambda: made.runtime.fleet.supervisor.deaths == 1)
+        only.link.restore()
+        await until(lambda: only.agent.joined_heads == 2)
+        assert not only.workers[0].adopted
+        await ready(made)
+        assert only.workers[0].adopted
+        assert len(only.workers) == 1
+        assert await ask(made, "x", 5) == list(range(5))
 
 
 async def test_of_two_heads_at_once_the_later_one_has_the_workers() -> None:
