@@ -15,7 +15,7 @@ from streamserve.execution.cuda.landing import KVLanding
 from streamserve.execution.kv_cache import KVCache
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 from streamserve.transfer.pools import Pools
-from streamserve.workers.worker import _transport
+from streamserve.workers.kv_ports import transport_of
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.execution.test_kv_cache import SPEC
@@ -70,4 +70,4 @@ def test_nixl_from_a_device_is_refused_by_name() -> None:
     model = ModelConfig(path="", backend="device")
     config = WorkerConfig(worker="prefill-0/1", role="prefill", endpoint="", model=model, kv_transport="nixl")
     with pytest.raises(TransferError, match="--kv-transport nixl does not send from a GPU's memory"):
-        _transport(config, Pools(landing.pools), "", landing)
+        transport_of(config, Pools(landing.pools), "", landing)

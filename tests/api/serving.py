@@ -152,6 +152,7 @@ class Submitted:
     priority: int
     cache_salt: str
     adapter: str = ""
+    idempotency_key: str = ""
 
 
 Script = Callable[[list[int], SamplingParams], AsyncGenerator[Item, None]]
@@ -238,8 +239,11 @@ class ScriptedGenerator:
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
+        idempotency_key: str = "",
     ) -> AsyncGenerator[Item, None]:
-        self.submitted.append(Submitted(prompt, params, request_id, priority, cache_salt, adapter))
+        self.submitted.append(
+            Submitted(prompt, params, request_id, priority, cache_salt, adapter, idempotency_key)
+        )
         return self.script(prompt, params)
 
     async def open(

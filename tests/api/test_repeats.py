@@ -32,6 +32,8 @@ def test_the_key_chooses_the_seed_unless_the_body_has_one(generator: ScriptedGen
     assert None not in seeds[0][:2]
     assert seeds[0][2] is None, "without a key the seed is left to the engine"
     assert seeds[0][3] == 7
+    keys = [submitted.idempotency_key for submitted in watched.submitted]
+    assert keys == ["a", "b", "", "a"], "the engine keeps outputs by the key"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])

@@ -66,7 +66,7 @@ def _parts(rng: random.Random) -> list[bytes]:
     message = encode(
         rng.choice((
             Knock(rng.choice((CLUSTER_VERSION, 0, 2**63 - 1)), "x" * rng.randint(0, 64)),
-            Register(token, Machine("m", "i", "a")), Resume(token),
+            Register(token, Machine("m", "i", "a", kept=_kept(rng))), Resume(token),
             Packet(rng.choice((1, 2, 2**63 - 1)), rng.randbytes(rng.randint(0, 100))),
             Alive(rng.randint(0, 9), rng.randint(0, 9), rng.uniform(-1e9, 1e9), missing=rng.random() < 0.5),
         ))
@@ -84,6 +84,11 @@ def _parts(rng: random.Random) -> list[bytes]:
     if kind < 0.9:
         return [msgspec.msgpack.encode({"type": "Register", "nonce": token, "machine": {"name": "x" * 999}})]
     return [message] * rng.randint(2, 5)
+
+
+def _kept(rng: random.Random) -> tuple[str, ...]:
+    """Return names of kept workers, some of them too long or too many."""
+    return ("unified-0", "", "x" * 32, "y" * 33)[: rng.randint(0, 4)] * rng.choice((1, 16, 17))
 
 
 async def _without_key(rng: random.Random, made: Cluster) -> None:

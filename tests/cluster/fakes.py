@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import zmq
 from zmq.utils import z85
 
@@ -18,9 +19,19 @@ from streamserve.fleet.events import Heartbeat
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.fleet.worker_state import unified
 from streamserve.protocol.cluster import Machine
-from streamserve.protocol.config import ModelConfig, WorkerConfig
+from streamserve.protocol.config import ModelConfig, Role, WorkerConfig
 from streamserve.protocol.curve import KeyPair, parse_endpoint
-from streamserve.protocol.messages import Events, Stop, Submit, Token, decode_to_worker, encode
+from streamserve.protocol.messages import (
+    Adopt,
+    Events,
+    Leave,
+    Left,
+    Stop,
+    Submit,
+    Token,
+    decode_to_worker,
+    encode,
+)
 from tests.cluster.network import Link
 from tests.fleet.test_fleet import READY
 from tests.fleet.test_launching import FakeWorker
@@ -50,12 +61,25 @@ class SlowWorker(FakeWorker):
     async def stop(self, grace: float = 0.0) -> None:
         self.ended.set()
 
+    leaves_after = 0.0
+    """Seconds that it takes to leave a head, as when it computes a step."""
+    adopted: WorkerConfig | None = None
+    closed = 0.0
+
     async def _serve(self) -> None:
         await self._socket.send(encode(READY))
         answering: set[asyncio.Task[None]] = set()
         try:
             while True:
                 message = decode_to_worker(await self._socket.recv())
+                if isinstance(message, Leave):
+                    await asyncio.sleep(self.leaves_after)
+                    for task in answering:
+                        task.cancel()
+                    await self._socket.send(encode(Left()))
+                if isinstance(message, Adopt):
+                    self.adopted, self.closed = message.config, message.closed
+                    await self._socket.send(encode(msgspec.structs.replace(READY, adopted=True)))
                 if isinstance(message, Stop):
                     self.ended.set()
                 if isinstance(message, Submit):
@@ -98,7 +122,7 @@ class Cluster:
         assert isinstance(launcher, JoinLauncher)
         return launcher
 
-    async def join(self, name: str, own: KeyPair | None = None, slots: int = 1) -> Joined:
+    async def join(self, name: str, own: KeyPair | None = None, slots: int = 1, keep: float = 0.0) -> Joined:
         link = Link(parse_endpoint(self.launcher.endpoint).port)
         await link.start()
         workers: list[SlowWorker] = []
@@ -109,7 +133,8 @@ class Cluster:
 
         head = parse_endpoint(f"tcp://127.0.0.1:{link.port}")
         machine = Machine(name, f"boot/{name}/{os.geteuid()}", "127.0.0.1", slots)
-        agent = Agent(AgentConfig(head, self.pair.public, own or self.pair, machine), launch)
+        config = AgentConfig(head, self.pair.public, own or self.pair, machine, keep=keep)
+        agent = Agent(config, launch)
         joined = Joined(agent, link, asyncio.create_task(agent.run()), workers)
         self.agents.append(joined)
         return joined
@@ -123,12 +148,14 @@ async def cluster(
     epoch: int = 1,
     pair: KeyPair | None = None,
     bound: int | None = None,
+    path: str = "",
+    role: Role = "unified",
 ) -> AsyncGenerator[Cluster, None]:
     pair = pair or new_pair()
 
     def settings(worker: str, incarnation: int, endpoint: str) -> WorkerConfig:
         return WorkerConfig(
-            worker=f"{worker}/{incarnation}", role="unified", endpoint=endpoint, model=ModelConfig(path="")
+            worker=f"{worker}/{incarnation}", role=role, endpoint=endpoint, model=ModelConfig(path=path)
         )
 
     make = partial(JoinLauncher, JoinConfig(endpoint, pair, {pair.public.hex(): "all"}, lease, epoch))

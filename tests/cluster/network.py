@@ -5,13 +5,13 @@ import contextlib
 
 
 class Link:
-    """Forwards connections to a port of this machine. `port` is the proxy's."""
+    """Forwards connections to a port of this machine, `target`. `port` is the proxy's."""
 
     def __init__(self, target: int) -> None:
         self.port = 0
         self.delay = 0.0
         self.connections = 0
-        self._target = target
+        self.target = target
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._down = False
@@ -55,7 +55,7 @@ class Link:
             return
         self.connections += 1
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            there, back = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             writer.transport.abort()
             return

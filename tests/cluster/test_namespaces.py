@@ -80,7 +80,7 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
                 case "cut link":
                     made.net.cut(2)
                     await asyncio.sleep(1.5 * LEASE)
-                    assert not any(psutil.pid_exists(pid) for pid in stop), "its lease has ended"
+                    assert [process.pid for process in made.workers(2)] == stop, "it has left the head"
                     made.net.restore(2)
                 case "killed worker":
                     os.kill(stop[0], signal.SIGKILL)
@@ -95,6 +95,8 @@ async def test_a_pair_on_two_machines_gives_the_text_of_one_worker(
             assert outcome["answers"] == [texts], fault
             assert outcome["deaths"] == deaths, fault
             assert outcome["interrupted"] > 0, fault
+            if fault == "cut link":
+                assert [process.pid for process in made.workers(2)] == stop, "it was adopted"
             recovered[fault] = round(outcome["ready_after"], 2)
         figures = {
             "requests": count, "lease": LEASE, "ready_again": recovered,

@@ -37,7 +37,7 @@ class FakeWorker:
     def __init__(self, config: WorkerConfig) -> None:
         self.ended = asyncio.Event()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, config.worker.encode())
+        self._socket.setsockopt(zmq.IDENTITY, (config.peer or config.worker).encode())
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(config.endpoint)
         self._serving = asyncio.create_task(self._serve())

@@ -105,6 +105,44 @@ def test_a_lost_writer_that_comes_back_writes_into_no_blocks(pair: Pair) -> None
     assert pair.memory.gate.refused == 3
 
 
+def test_memory_that_is_reopened_takes_writes_with_the_next_keys_alone(make: Callable[..., Pair]) -> None:
+    """Those of the fleet before have another address, keys and incarnation."""
+    pair, network = make(), make_network()
+    pair.memory.gate.open("a", [1])
+    pair.memory.close()
+    pair.memory.reopen(network)
+    address = pair.memory.address(THERE, FINGERPRINT)
+    assert address.endpoint != pair.address.endpoint
+    assert address.incarnation != pair.address.incarnation
+    pair.push([(0, 1)])
+    pair.push([(0, 1)], to=address)
+    assert all(pair.wait().error for _ in range(2))
+    assert not pair.there.any()
+    following = NetworkTransport(Pools([pair.own]), FINGERPRINT, network)
+    following.check(address)
+    following.push(address, [(0, 1)], reservation="a")
+    while not (landed := following.landed()):
+        time.sleep(0.002)
+    following.close()
+    assert not landed[0].error
+    assert torch.equal(pair.there[:, 1], pair.own[:, 0])
+
+
+def test_a_transport_that_is_aborted_writes_no_more(make: Callable[..., Pair]) -> None:
+    pair = make(make_network(), rate=float(1 << 20))
+    copies = [(number, number) for number in range(OWN)]
+    pair.memory.gate.open("a", range(THERE))
+    pair.push(copies)
+    began = time.monotonic()
+    pair.transport.abort()
+    assert time.monotonic() - began < 1.0
+    time.sleep(0.2)
+    written = pair.there.clone()
+    time.sleep(0.2)
+    assert torch.equal(pair.there, written)
+    assert not pair.transport.landed()
+
+
 def test_another_incarnation_of_the_owner_is_not_written(pair: Pair) -> None:
     pair.memory.gate.open("a", [1])
     pair.push([(0, 1)], to=msgspec.structs.replace(pair.address, incarnation="old"))

@@ -80,7 +80,7 @@ class GenerationTask:
 
     Its choice indices follow those of the prompts before it. `prompt_stream` is its prompt stream, if there
     is one; the request's latency then counts from that stream's creation. `adapter` is the name of its LoRA
-    adapter, if it has one.
+    adapter, `idempotency_key` that of the request, if it has one.
     """
 
     number: int
@@ -91,6 +91,7 @@ class GenerationTask:
     cache_salt: str
     prompt_stream: EnginePromptStream | None = None
     adapter: str = ""
+    idempotency_key: str = ""
 
     def index(self, choice: int) -> int:
         """Return the index of one of its choices in the reply."""
@@ -163,6 +164,7 @@ def _items(context: AppContext, task: GenerationTask) -> AsyncGenerator[Item, No
         priority=task.priority,
         cache_salt=task.cache_salt,
         adapter=task.adapter,
+        idempotency_key=task.idempotency_key,
     )
 
 

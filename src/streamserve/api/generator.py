@@ -135,10 +135,12 @@ class Generator(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
+        idempotency_key: str = "",
     ) -> AsyncGenerator[Item, None]:
         """Yield deltas of `params.n` choices until all have finished, then the Usage.
 
-        `adapter` is the name of the request's LoRA adapter, if it has one.
+        `adapter` is the name of the request's LoRA adapter, if it has one. With an `idempotency_key` its
+        outputs are kept for a next head, where the same request with the same key begins with them.
 
         Raises RequestError before the first item if the request is refused. Closing the iterator cancels the
         request.

@@ -28,7 +28,10 @@ def run(settings: JoinSettings, log_level: LogLevel) -> None:
 async def _serve(settings: JoinSettings) -> None:
     machine = settings.machine
     machine = replace(machine, address=machine.address or _own_address(settings.head))
-    agent = Agent(AgentConfig(settings.head, settings.head_key, settings.own, machine, settings.model))
+    config = AgentConfig(
+        settings.head, settings.head_key, settings.own, machine, settings.model, keep=settings.keep
+    )
+    agent = Agent(config)
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, agent.stop)
     typer.echo(f"streamserve {__version__}: {machine.name} joins {settings.head.address} …")

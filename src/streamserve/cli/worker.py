@@ -47,6 +47,16 @@ def worker(
             "which it reaches the server"
         ),
     ] = None,
+    keep_workers: Annotated[
+        float,
+        typer.Option(
+            help="seconds for which workers keep weights, prefix cache and outputs for the next server after "
+            "the connection to theirs was lost, or it has died; 0: they end with it",
+            metavar="SECONDS",
+            min=0.0,
+            max=86400.0,
+        ),
+    ] = 300.0,
     log_level: Annotated[LogLevel, typer.Option(help="minimum level of log messages")] = "info",
 ) -> None:
     """Run workers on this machine for a server on another one.
@@ -57,7 +67,7 @@ def worker(
     """
     from streamserve.settings.cluster import resolve_join
 
-    settings = resolve_join(join, key, name, address, workers, model)
+    settings = resolve_join(join, key, name, address, workers, model, keep_workers)
     from streamserve.cli.run_worker import run
 
     run(settings, log_level)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from streamserve.cluster.listener import ClusterListener, Received
-from streamserve.cluster.placement import Place, choose
+from streamserve.cluster.placement import Place, choose, without_kept
 from streamserve.cluster.registry import Agent, Body, Effect, Joined, Left, Registry, Reply
 from streamserve.cluster.remote_worker import RemoteWorker
 from streamserve.fleet.launcher import MachineState
@@ -92,6 +92,7 @@ class JoinLauncher:
         """Start a worker on a machine with a free slot; one that was never ready waits until there is one.
         Raises OSError if there is none, or if the process cannot be started."""
         agent = await self._agent_for(config.worker)
+        agent.kept = without_kept(agent.kept, config.worker.rpartition("/")[0])
         worker = RemoteWorker(config.worker, agent, self._command, self._config.lease)
         self.remote[config.worker] = worker
         await self._command(agent, Launch(config))
@@ -153,13 +154,13 @@ class JoinLauncher:
             if not worker.over and worker.agent.token in running:
                 running[worker.agent.token].add(worker.name.rpartition("/")[0])
         return [
-            (agent, Place(agent.machine.identity, agent.machine.slots, running[token]))
+            (agent, Place(agent.machine.identity, agent.machine.slots, running[token], agent.kept))
             for token, agent in self.registry.agents.items()
         ]
 
     def _free(self, worker: str) -> Agent | None:
         places = self._places()
-        chosen = choose(worker, [place for _, place in places])
+        chosen = choose(worker, [place for _, place in places], +self._waiting)
         return None if chosen is None else places[chosen][0]
 
     async def _agent_for(self, started: str) -> Agent:

@@ -36,6 +36,8 @@ RESUME_SECONDS = 0.1
 RENEWALS = 6
 """Renewals in the time of a lease."""
 FASTEST_RENEWAL, SLOWEST_RENEWAL = 0.05, 1.0
+LEAVING_SHARE, LEAVING_SECONDS = 0.25, 1.0
+"""Share of a lease that workers have for leaving their head before it ends, and how long at most."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Lost:
-    """The session is over: workers must end."""
+    """The session is over: workers must have left the head, or ended, at the time `until`. Blocks of others
+    that they could write are used again a `lease` later."""
 
     reason: str
+    until: float
+    lease: float
 
 
 class JoinError(Exception):
@@ -64,10 +69,12 @@ class JoinError(Exception):
 
 
 class Membership:
-    """The membership of this `machine`. `expires` is when the lease ends, on this machine's clock."""
+    """The membership of this `machine`. `expires` is when the lease ends, on this machine's clock. If workers
+    `leave` their head, rather than end, the session is over some time before."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, leave: bool = False) -> None:
         self.machine = machine
+        self._leave = leave
         self.expires = 0.0
         self.offset = 0.0
         """What to add to this machine's clock for the head's, from the quickest answer so far."""
@@ -91,7 +98,7 @@ class Membership:
                 self._acted = now
                 yield Knock(CLUSTER_VERSION, __version__)
             return
-        if now > self.expires:
+        if now > self.expires - self._leaving_seconds:
             yield self._lose("the head has not answered: the lease is over")
         elif now - self._acted >= min(max(self._lease / RENEWALS, FASTEST_RENEWAL), SLOWEST_RENEWAL):
             yield self._alive(now)
@@ -179,6 +186,11 @@ class Membership:
         else:
             logger.warning("the head refused a message: %s", refused.text)
 
+    @property
+    def _leaving_seconds(self) -> float:
+        return min(LEAVING_SHARE * self._lease, LEAVING_SECONDS) if self._leave else 0.0
+
     def _lose(self, reason: str) -> Lost:
+        lost = Lost(reason, self.expires, self._lease)
         self.session, self._acted, self.expires = None, float("-inf"), 0.0
-        return Lost(reason)
+        return lost

@@ -1,22 +1,37 @@
 """On which agent a worker is started: the halves of a pair on one machine, where they can share memory,
 others on the machine with the most free slots."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Place:
-    """An agent of a machine, with `slots` for workers, and the `workers` that it runs."""
+    """An agent of a machine, with `slots` for workers, and the `workers` that it runs. It has `kept` these of
+    another head."""
 
     machine: str
     slots: int
     workers: Collection[str]
+    kept: Sequence[str] = ()
 
     @property
     def free(self) -> int:
         """How many more workers it can run."""
         return self.slots - len(self.workers)
+
+
+def role_of(worker: str) -> str:
+    """Return the role in a worker's name."""
+    return worker.rpartition("-")[0]
+
+
+def without_kept(kept: Sequence[str], worker: str) -> list[str]:
+    """Return the kept workers without the one that `worker` most likely is from now on."""
+    same = [name for name in kept if name == worker]
+    alike = same or [name for name in kept if role_of(name) == role_of(worker)]
+    return [name for name in kept if name not in alike[:1]]
 
 
 def partner(worker: str) -> str:
@@ -26,9 +41,11 @@ def partner(worker: str) -> str:
     return f"{other}-{number}" if other else ""
 
 
-def choose(worker: str, places: Sequence[Place]) -> int | None:
-    """Return the index of the place for a worker; None if there is no free slot."""
-    free = [number for number, place in enumerate(places) if place.free > 0]
+def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) -> int | None:
+    """Return the index of the place for a worker; None if there is no free slot. A place with a kept worker
+    like it comes first; slots of kept workers like others that are `waiting` are theirs."""
+    others = Counter(role_of(name) for name in waiting if name != worker)
+    free = [number for number, place in enumerate(places) if _has_space(worker, place, others)]
     if not free:
         return None
     other = partner(worker)
@@ -36,4 +53,21 @@ def choose(worker: str, places: Sequence[Place]) -> int | None:
     space: Mapping[str, int] = {
         place.machine: sum(each.free for each in places if each.machine == place.machine) for place in places
     }
-    return max(free, key=lambda n: (places[n].machine in with_partner, space[places[n].machine], -n))
+    return max(
+        free,
+        key=lambda n: (
+            worker in places[n].kept,
+            role_of(worker) in map(role_of, places[n].kept),
+            places[n].machine in with_partner,
+            space[places[n].machine],
+            -n,
+        ),
+    )
+
+
+def _has_space(worker: str, place: Place, others: Mapping[str, int]) -> bool:
+    """Return whether a place has a slot for a worker, apart from those of kept ones like the `others`."""
+    kept = Counter(map(role_of, place.kept))
+    if kept[role_of(worker)]:
+        return place.free > 0
+    return place.free > sum(min(count, others[role]) for role, count in kept.items())

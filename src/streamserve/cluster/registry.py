@@ -74,6 +74,8 @@ class Agent:
     peer: bytes
     seen_at: float
     joined_at: float = 0.0
+    kept: list[str] = field(default_factory=list)
+    """The workers of another head that it has kept, and that were not started here yet."""
     session: Session = field(default_factory=Session)
     messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
     size: Bucket = field(default_factory=lambda: Bucket(BYTE_RATE, BYTE_BURST))
@@ -228,7 +230,7 @@ class Registry:
         if len(self.agents) >= MAX_AGENTS:
             yield self.refuse(peer, "rate", f"at most {MAX_AGENTS} machines can join")
             return
-        agent = Agent(self._tokens(16), key, message.machine, peer, now, now)
+        agent = Agent(self._tokens(16), key, message.machine, peer, now, now, list(message.machine.kept))
         self.agents[agent.token] = self._by_peer[peer] = agent
         yield Reply(peer, Welcome(agent.token, self.lease))
         yield Joined(agent)

@@ -26,6 +26,7 @@ class AdapterManager:
     def __init__(self, adapters: Adapters | None) -> None:
         self._adapters = adapters
         self._answers: list[AdapterLoaded] = []
+        self._loaded: set[str] = set()
 
     def refusal(self, adapter: str) -> str:
         """Return why a request with this adapter cannot run here; empty if it can."""
@@ -41,14 +42,24 @@ class AdapterManager:
         else:
             try:
                 self._adapters.load(message.fingerprint, message.path)
+                self._loaded.add(message.fingerprint)
             except CheckpointError as failure:
                 error = str(failure)
         self._answers.append(AdapterLoaded(message.fingerprint, error))
 
     def unload(self, message: UnloadAdapter) -> None:
         """Free an adapter."""
+        self._loaded.discard(message.fingerprint)
         if self._adapters is not None:
             self._adapters.unload(message.fingerprint)
+
+    def unload_all(self) -> None:
+        """Free all adapters that were loaded here."""
+        for fingerprint in self._loaded:
+            if self._adapters is not None:
+                self._adapters.unload(fingerprint)
+        self._loaded = set()
+        self._answers = []
 
     def take_answers(self) -> list[AdapterLoaded]:
         """Return the answers since the last call."""

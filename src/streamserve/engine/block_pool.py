@@ -48,6 +48,14 @@ class BlockPool:
         stored = [digest for digest, known in changes.items() if known]
         return stored, [digest for digest, known in changes.items() if not known]
 
+    def report_all(self) -> None:
+        """Let `take_changes` return next all that lookups find now, if changes are recorded: for a reader
+        that knows nothing yet."""
+        if self._changes is not None:
+            self._changes = {
+                digest: True for digest, block in self._cached.items() if self._groups[block] & 1
+            }
+
     def allocate(self) -> int:
         """Allocate the least recently used free block, and drop its hash. Raises RuntimeError if none is
         free."""

@@ -18,7 +18,7 @@ from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
-from streamserve.engine.transport import Incoming, Outgoing
+from streamserve.engine.transport import Incoming, Outgoing, Transport
 from streamserve.engine.validation import (
     final_events,
     infeasible_events,
@@ -41,7 +41,7 @@ from streamserve.protocol.messages import (
     UnloadAdapter,
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
-from streamserve.protocol.transfers import Hold, Join, Push, Release
+from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
 from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefix import root_hash
 from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
@@ -168,6 +168,23 @@ class Engine:
         for message in later:
             events += self.handle(message)
         return events
+
+    def leave(self) -> None:
+        """Leave the fleet, after the transport was closed: remove all requests without events, forget all
+        transfers and unload all adapters. The KV of prefixes stays, and blocks that others may still write
+        stay in quarantine (KVTransferManager.release_abandoned)."""
+        for sequence in list(self.scheduler.sequences.values()):
+            self.transfers.remove(sequence)
+        self.transfers.abandon()
+        while self.has_work:  # a step that was launched ahead; then the executor forgets the sequences
+            self.step()
+        self.adapters.unload_all()
+
+    def attach(self, transport: Transport | None, cache: CacheAddress | None, name: str) -> None:
+        """Join a fleet as a worker with this name, after `leave`: `take_cache_updates` returns all prefixes
+        next."""
+        self.transfers.attach(transport, cache, name)
+        self.scheduler.tables.pool.report_all()
 
     def _step(self) -> list[Event]:
         flight = self._pipeline.next() or self._plan()

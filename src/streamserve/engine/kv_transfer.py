@@ -9,10 +9,10 @@ from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
-from streamserve.engine.transport import Incoming, Outgoing
+from streamserve.engine.transport import Incoming, Outgoing, Transport
 from streamserve.protocol.messages import Deferred, Phase, Pushed, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
-from streamserve.protocol.transfers import Hold, Join, Push, Release
+from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
 
 
 class KVTransferManager:
@@ -113,6 +113,27 @@ class KVTransferManager:
         if self._incoming and sequence.transfer.role is TransferRole.RECEIVER:
             self._incoming.withdraw(sequence)
         self._scheduler.remove(sequence)
+
+    def abandon(self) -> None:
+        """Forget all reservations, after all sequences were removed and the transport was closed. Blocks that
+        other workers may still write stay in quarantine until `release_abandoned`."""
+        if self._outgoing is not None:
+            self._outgoing.abandon()
+        if self._incoming is not None:
+            self._incoming.abandon()
+        self._updates = []
+
+    def release_abandoned(self) -> None:
+        """End the quarantine of abandoned blocks: no worker writes to them any more."""
+        if self._incoming is not None:
+            self._incoming.release_abandoned()
+
+    def attach(self, transport: Transport | None, cache: CacheAddress | None, name: str) -> None:
+        """Exchange KV in another fleet, in the same directions as before, as a worker with this name."""
+        if self._outgoing is not None and transport is not None:
+            self._outgoing.attach(transport)
+        if self._incoming is not None and cache is not None:
+            self._incoming.attach(cache, name)
 
     def take_updates(self) -> list[TransferUpdate]:
         """Return the notifications since the last call, to be sent after the events so far. Removes sequences

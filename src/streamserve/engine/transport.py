@@ -200,6 +200,16 @@ class Outgoing:
         sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
         return last > first
 
+    def abandon(self) -> None:
+        """Forget all reservations, after the transport was closed: nothing reads their blocks any more."""
+        for block in self.held_blocks():
+            self._pool.release([block])
+        self._sending, self._closing, self._refused = {}, [], []
+
+    def attach(self, transport: Transport) -> None:
+        """Send by another transport from now on."""
+        self._transport = transport
+
     def drop(self, sequence: Running) -> None:
         """Stop sending a sequence's KV. Its reservation is closed once no push is in flight."""
         sending = self._sending.pop(sequence.id, None)
@@ -292,7 +302,27 @@ class Incoming:
         self._numbers = count()
         self._waiting: dict[str, Running] = {}
         self._quarantine: dict[str, list[int]] = {}
+        self._abandoned: list[int] = []
+        """Blocks in quarantine of a fleet that this worker has left: no message releases them."""
         self._counts = TransferReport()
+
+    def abandon(self) -> None:
+        """Forget all reservations, whose sequences have been removed. What comes over the network is refused;
+        the blocks stay in quarantine until `release_abandoned`, since writers on this machine may not know
+        yet."""
+        for reservation_id in self._quarantine:
+            self._close(reservation_id)
+        self._abandoned += [block for blocks in self._quarantine.values() for block in blocks]
+        self._quarantine = {}
+
+    def release_abandoned(self) -> None:
+        """End the quarantine of abandoned blocks: no worker writes to them any more."""
+        self._pool.release(self._abandoned)
+        self._abandoned = []
+
+    def attach(self, address: CacheAddress, name: str) -> None:
+        """Receive at another address from now on, as a worker with this name."""
+        self._address, self._name = address, name
 
     def report(self) -> TransferReport:
         """Return the totals received so far."""
@@ -305,7 +335,7 @@ class Incoming:
 
     def held_blocks(self) -> list[int]:
         """Return the blocks in quarantine."""
-        return [block for blocks in self._quarantine.values() for block in blocks]
+        return self._abandoned + [block for blocks in self._quarantine.values() for block in blocks]
 
     def sequences(self) -> list[Running]:
         """Return the sequences that wait for KV."""

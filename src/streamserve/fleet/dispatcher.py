@@ -12,11 +12,13 @@ from itertools import count
 
 from streamserve.fleet.admission import WaitingPrompts
 from streamserve.fleet.availability import Availability
-from streamserve.fleet.events import Command, Open, Refuse, Send
+from streamserve.fleet.events import Command, Deliver, Open, Refuse, Send
+from streamserve.fleet.kept_outputs import NOTHING, Kept
 from streamserve.fleet.placement import Placement, Route
 from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.quarantine import Quarantine
 from streamserve.fleet.requests import NO_CHOICES, OpenRequest, no_outputs
+from streamserve.protocol import messages
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
 
@@ -54,14 +56,21 @@ class Dispatcher:
         self.rerouted = 0
         """Prompt streams that were moved to a better place."""
 
-    def open(self, event: Open, now: float) -> Iterator[Command]:
-        """Open a request and place it."""
+    def open(self, event: Open, now: float, kept: Kept = NOTHING) -> Iterator[Command]:
+        """Open a request and place it, unless the outputs that another head's workers have `kept` are all of
+        it."""
         request = OpenRequest(event, now, next(self._attempts))
         request.open_choices = _choices(event.params.n)
         request.outputs = no_outputs(event.params.n)
         self.requests[event.request] = request
         self.waiting.add(request.name, len(event.prompt))
-        yield from self.place(request, now)
+        if kept:
+            tokens: list[messages.Event] = [*request.begin_with(kept, now)]
+            yield Deliver(request.name, tokens, last=not request.open_choices)
+        if request.open_choices:
+            yield from self.place(request, now)
+        else:
+            self.forget(request)
 
     def place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Route a request to the router's choice. It stays waiting without a free route candidate, and as a

@@ -14,7 +14,8 @@ from streamserve.protocol.sampling import SamplingParams
 class Open:
     """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
     and `version` describe a prompt stream, as in Submit; it is routed as a prompt of at least
-    `expected_tokens`. `adapter`: the fingerprint of its LoRA adapter."""
+    `expected_tokens`. `adapter`: the fingerprint of its LoRA adapter. `keep`: its digest, under which workers
+    keep its outputs for a next head, and this one looks for those of the head before; empty: neither."""
 
     request: str
     prompt: list[int]
@@ -27,6 +28,7 @@ class Open:
     version: int = 0
     adapter: str = ""
     expected_tokens: int = 0
+    keep: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from streamserve.fleet.events import (
     WorkerMessage,
 )
 from streamserve.fleet.isolation import Isolation, conviction
+from streamserve.fleet.kept_outputs import NOTHING, KeptOutputStore
 from streamserve.fleet.kv_transfers import KVTransfers
 from streamserve.fleet.placement import Placement
 from streamserve.fleet.quarantine import Quarantine
@@ -56,6 +57,7 @@ from streamserve.protocol.messages import (
     Cancel,
     Events,
     Failed,
+    KeptOutputs,
     Pushed,
     Ready,
     Transfers,
@@ -80,6 +82,7 @@ class Fleet:
         self.requests = self.dispatcher.requests
         self.transfers = KVTransfers(self.availability, self.requests)
         self.adapters = AdapterBook(config.adapters, self.workers)
+        self.kept = KeptOutputStore()
         self._admission = Admission(config.max_requests, config.max_waiting_tokens)
         self._delivery = Delivery(
             self.dispatcher, self.transfers, self.placement, self.quarantine, self._admission, self.workers
@@ -148,12 +151,16 @@ class Fleet:
         return self.availability.health()
 
     def incidents(self) -> IncidentReport:
-        """Return the incident counters: worker deaths, suspected, quarantined and convicted requests."""
+        """Return the incident counters: worker deaths, suspected, quarantined and convicted requests, and
+        what was taken over from another head."""
         return IncidentReport(
             deaths=self.supervisor.deaths,
             suspects=self.quarantine.suspected,
             quarantined=len(self.quarantine),
             convicted=self.convicted,
+            adopted=self.supervisor.adopted,
+            resumed_outputs=self.kept.resumed,
+            resumed_tokens=self.kept.resumed_tokens,
         )
 
     def abandon(self, name: str, error: RequestError) -> list[Command]:
@@ -188,7 +195,9 @@ class Fleet:
         if refusal:
             yield Refuse(event.request, refusal)
         else:
-            yield from self.dispatcher.open(event, now)
+            ready = next((worker.ready for worker in self.workers.values() if worker.ready), None)
+            kept = self.kept.find(ready.model.kv_name, event, now) if ready and event.keep else NOTHING
+            yield from self.dispatcher.open(event, now, kept)
 
     def _edit(self, event: Edit, now: float) -> Iterator[Command]:
         """Store the latest prompt for a next attempt. Output for an earlier version is withdrawn at once."""
@@ -255,6 +264,8 @@ class Fleet:
                 else:
                     yield Kill(event.worker)
                     yield from self.dispatcher.refuse_unservable(now)
+            case KeptOutputs():
+                self.kept.add(event.message, now)
             case AdapterLoaded():
                 self.adapters.answered(event.worker, event.message)
             case Failed():

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.kept_outputs import Kept
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
     Admitted,
@@ -22,6 +23,7 @@ from streamserve.protocol.messages import (
     Progress,
     PromptLogprobs,
     Submit,
+    Token,
     Withdrawn,
 )
 from streamserve.protocol.sampling import MAX_CHOICES, SamplingParams, SpeculationLimits
@@ -174,6 +176,19 @@ class OpenRequest:
             return self.worker == worker
         return self.decode == worker or (self.worker == worker and bool(self.transferring))
 
+    def begin_with(self, kept: Kept, now: float) -> list[Token]:
+        """Begin with the first tokens of some choices, which another head's workers have kept; return them as
+        events."""
+        self.resumed = {choice: [token.token for token in tokens] for choice, tokens in kept.items()}
+        self.outputs = {**self.outputs, **{choice: list(tokens) for choice, tokens in self.resumed.items()}}
+        self.first_token_at = dict.fromkeys(kept, now)
+        self.open_choices -= {choice for choice, tokens in kept.items() if tokens[-1].finish}
+        return [
+            Token(self.name, self.attempt, choice, index, token.token, token.logprob, token.top, token.finish)
+            for choice, tokens in sorted(kept.items())
+            for index, token in enumerate(tokens)
+        ]
+
     def next_attempt(self, number: int) -> None:
         """Reset the record for a new attempt that continues after the delivered tokens."""
         self.attempt = number
@@ -251,6 +266,7 @@ class OpenRequest:
             phase,
             opened.adapter,
             self.hold and phase == "prefill",
+            opened.keep,
         )
 
     def accept(self, event: Event, now: float) -> Event | None:

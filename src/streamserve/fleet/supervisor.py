@@ -22,6 +22,8 @@ class WorkerSupervisor:
         self.workers = {name: WorkerState() for name in topology.names}
         self.availability = Availability(topology, self.workers, stuck_after)
         self.deaths = 0
+        self.adopted = 0
+        """Workers that served another head before."""
         self.ended: Report | None = None
         """The counters of workers that have ended: the sums of a fleet never fall."""
         self._policy = SupervisionPolicy(stuck_after)
@@ -74,6 +76,7 @@ class WorkerSupervisor:
             self.fail(name, mismatch)
             return False
         self.workers[name].join(ready, now)
+        self.adopted += ready.adopted
         self._was_ready = self._was_ready or self.availability.health()[0]
         return True
 

@@ -34,6 +34,7 @@ from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_mode
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
+from streamserve.protocol.kept import digest_of
 from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import IncidentReport, Report
@@ -257,9 +258,11 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
+        idempotency_key: str = "",
     ) -> AsyncGenerator[Item, None]:
         """Yield the items of a request as they are generated; the last is a Usage. `adapter` is the name of
-        its LoRA adapter, if it has one.
+        its LoRA adapter, if it has one. With an `idempotency_key` workers of other machines keep its outputs
+        for a next head, where the same request with the same key begins with them.
 
         Closing the iterator cancels the request. Raises RequestError before the first item if the request is
         refused, or later if it is lost.
@@ -275,7 +278,10 @@ class AsyncLLM:
         if params.pooling and params.pooling.kind == "mean":
             cache_salt = f"{cache_salt}\0{request_id}"  # of a shared prefix there would be no hidden states
         fingerprint = self._adapters.named(adapter)
-        opened = Open(request_id, prompt, params, priority, cache_salt, adapter=fingerprint)
+        keep = b""
+        if self.settings.server.launcher == "join":
+            keep = digest_of(idempotency_key, prompt, params, cache_salt, fingerprint)
+        opened = Open(request_id, prompt, params, priority, cache_salt, adapter=fingerprint, keep=keep)
         async with aclosing(self._runtime.submit(opened)) as steps:
             items = read_items(
                 steps, self._runtime, self.tokenizer, request_id, len(prompt), params, stopwatch

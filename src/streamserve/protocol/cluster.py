@@ -24,6 +24,7 @@ MAX_SMALL_BYTES = 4096
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
 WorkerName = Annotated[str, msgspec.Meta(max_length=64)]
+KeptName = Annotated[str, msgspec.Meta(max_length=32)]
 Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -46,12 +47,14 @@ class Challenge(msgspec.Struct, tag=True, frozen=True):
 
 class Machine(msgspec.Struct, frozen=True):
     """An agent's machine: `name` for people; processes with an equal `identity` can share memory. Other
-    machines reach it at `address`. It runs at most `slots` workers."""
+    machines reach it at `address`. It runs at most `slots` workers. It has `kept` these of another head, and
+    ends them where a worker of this one needs the slot."""
 
     name: Name
     identity: Annotated[str, msgspec.Meta(max_length=128)]
     address: Annotated[str, msgspec.Meta(max_length=256)]
     slots: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    kept: Annotated[tuple[KeptName, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class Register(msgspec.Struct, tag=True, frozen=True):
@@ -62,8 +65,8 @@ class Register(msgspec.Struct, tag=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """The agent is registered. It has to renew its session every `lease` seconds, and ends its workers if it
-    cannot."""
+    """The agent is registered. It has to renew its session every `lease` seconds; if it cannot, its workers
+    leave the head, or end."""
 
     session: Token
     lease: Annotated[float, msgspec.Meta(gt=0)]

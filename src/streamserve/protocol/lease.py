@@ -7,7 +7,8 @@ LEASE = struct.Struct("<d")
 
 
 class Lease:
-    """The latest end of a lease, from the bytes that have arrived so far; None before the first."""
+    """The end of a lease that was written last, from the bytes that have arrived so far; None before the
+    first. The next head's may be shorter."""
 
     def __init__(self) -> None:
         self.until: float | None = None
@@ -18,7 +19,7 @@ class Lease:
         data = self._rest + data
         whole = len(data) // LEASE.size * LEASE.size
         for (until,) in LEASE.iter_unpack(data[:whole]):
-            self.until = max(self.until or 0.0, until)
+            self.until = until
         self._rest = data[whole:]
 
     def is_over(self, now: float) -> bool:

@@ -2,16 +2,19 @@
 
 control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release, Hold (transfers.py); of
                     LoRA adapters LoadAdapter, UnloadAdapter
-worker  → control   Ready, Failed, Events, Transfers, Traced, Report, AdapterLoaded
+worker  → control   Ready, Failed, Events, Transfers, Traced, Report, AdapterLoaded, KeptOutputs
+agent   → worker    Leave, Adopt: between two heads; answered by Left
 """
 
 from hashlib import blake2b
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from streamserve import __version__
 from streamserve.protocol.adapters import Fingerprint
+from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.kept import MAX_KEPT_OUTPUTS, Digest
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import (
@@ -55,6 +58,9 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     reserves blocks for that KV and continues once it has arrived. With `hold` a prefill worker computes the
     last token of the prompt, which gives the first one, only when it has the reservation.
 
+    `keep`: the digest under which the worker keeps the outputs for a next head (protocol/kept.py); empty: it
+    does not.
+
     `adapter`: the LoRA adapter that computes it, which was loaded by a LoadAdapter before; empty: none.
     """
 
@@ -74,6 +80,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     phase: Phase = "both"
     adapter: Fingerprint = ""
     hold: bool = False
+    keep: bytes = b""
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
@@ -115,6 +122,19 @@ class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """Shut down: the worker closes everything and exits with status 0."""
+
+
+class Leave(msgspec.Struct, tag=True, frozen=True):
+    """The lease of the head is about to end: remove all requests, write to no other worker's memory any more,
+    keep weights and prefix cache, and answer Left."""
+
+
+class Adopt(msgspec.Struct, tag=True, frozen=True):
+    """Serve another head with this configuration, after Left; Ready answers. `closed` is the time of this
+    machine until which blocks stay closed that workers of the head before could still write."""
+
+    config: WorkerConfig
+    closed: float
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -299,7 +319,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The worker has loaded its model and accepts requests. `draft`: the fingerprint of the draft model whose
     KV is stored with the target's. `cost`: present where the model has been profiled. `weights_shared`: the
     weights are in memory that the host's other workers use too. `swap_bytes`: of host memory for swapped
-    KV."""
+    KV. `adopted`: it served another head before, and had all of this already."""
 
     version: int
     model: ModelInfo
@@ -313,6 +333,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     cost: CostCurve | None = None
     weights_shared: bool = False
     swap_bytes: int = 0
+    adopted: bool = False
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -392,6 +413,34 @@ class AdapterLoaded(msgspec.Struct, tag=True, frozen=True):
     error: str = ""
 
 
+class Left(msgspec.Struct, tag=True, frozen=True):
+    """The worker has done what Leave says; it sends nothing more until it is adopted."""
+
+
+class KeptToken(msgspec.Struct, frozen=True, array_like=True):
+    """An output token, as in Token; without its log-probability where only its id was known."""
+
+    token: int
+    logprob: float | None = None
+    top: list[TopLogprob] | None = None
+    finish: FinishReason | None = None
+
+
+class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
+    """The first tokens of each choice of a request, known by its digest."""
+
+    digest: Digest
+    choices: dict[int, list[KeptToken]]
+
+
+class KeptOutputs(msgspec.Struct, tag=True, frozen=True):
+    """Outputs of requests of another head that an adopted worker has kept. They are exact for the `model`
+    with this name (ModelInfo.kv_name)."""
+
+    model: str
+    outputs: Annotated[list[KeptOutput], msgspec.Meta(max_length=MAX_KEPT_OUTPUTS)]
+
+
 class Traced(msgspec.Struct, tag=True, frozen=True):
     """A worker's actions, if tracing is on; sent before the events that they led to."""
 
@@ -399,8 +448,10 @@ class Traced(msgspec.Struct, tag=True, frozen=True):
 
 
 ToEngine = Submit | Edit | Cancel | Push | Join | Release | Hold | LoadAdapter | UnloadAdapter
-ToWorker = ToEngine | Stop
-FromWorker = Ready | Failed | Events | Transfers | Cached | Traced | Report | AdapterLoaded
+ToWorker = ToEngine | Stop | Leave | Adopt
+FromWorker = (
+    Ready | Failed | Events | Transfers | Cached | Traced | Report | AdapterLoaded | KeptOutputs | Left
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

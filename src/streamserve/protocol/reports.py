@@ -143,7 +143,8 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Incidents of a fleet so far. `deaths` of worker processes, including failed starts; `suspects`:
     requests that were in a lost step and ran isolated from then on; `convicted` ones ended their worker alone
-    repeatedly, and were given up; `quarantined` ones wait for their trial, or are in it, now."""
+    repeatedly, and were given up; `quarantined` ones wait for their trial, or are in it, now. Of another head
+    workers were `adopted`, and requests began with `resumed_outputs` of so many tokens."""
 
     deaths: int = 0
     suspects: int = 0
@@ -151,3 +152,6 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     convicted: int = 0
     crash_reports: int = 0
     observer_failures: int = 0
+    adopted: int = 0
+    resumed_outputs: int = 0
+    resumed_tokens: int = 0

@@ -25,6 +25,7 @@ class JoinSettings:
     own: KeyPair
     machine: Machine
     model: str | None
+    keep: float = 0.0
 
 
 def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
@@ -99,7 +100,13 @@ def ray_resources(given: Sequence[str]) -> dict[str, float]:
 
 
 def resolve_join(
-    join: str, key: str | None, name: str | None, address: str | None, slots: int, model: str | None
+    join: str,
+    key: str | None,
+    name: str | None,
+    address: str | None,
+    slots: int,
+    model: str | None,
+    keep: float = 0.0,
 ) -> JoinSettings:
     """Resolve the settings of `streamserve worker`.
 
@@ -123,7 +130,7 @@ def resolve_join(
         raise SettingsError(str(error)) from None
     # With a copy of the server's file, the server's public key is this one.
     return JoinSettings(
-        head, head.server_key or own.public, own, machine, str(locate(model)) if model else None
+        head, head.server_key or own.public, own, machine, str(locate(model)) if model else None, keep
     )
 
 

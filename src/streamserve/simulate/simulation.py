@@ -32,7 +32,7 @@ from streamserve.fleet.events import (
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import role
 from streamserve.protocol.config import Role
-from streamserve.protocol.messages import FromWorker, Stop
+from streamserve.protocol.messages import Adopt, FromWorker, Leave, Stop
 from streamserve.simulate.clock import VirtualClock
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.faults import FaultInjector
@@ -129,7 +129,7 @@ class Simulation:
         return worker.executor
 
     def _receive(self, command: Send) -> None:
-        if not isinstance(command.message, Stop):
+        if not isinstance(command.message, Stop | Leave | Adopt):
             self.workers[command.worker].receive(command.message)
 
     def _deliver_due_reports(self) -> None:

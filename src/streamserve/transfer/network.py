@@ -97,6 +97,7 @@ class NetworkTransport:
         self._queue: queue.SimpleQueue[_Push] = queue.SimpleQueue()
         self._landed: deque[Landed] = deque()
         self._closed = threading.Event()
+        self._aborted = threading.Event()
         self._sender = threading.Thread(target=self._run, name="kv-send", daemon=True)
         self._sender.start()
 
@@ -141,13 +142,19 @@ class NetworkTransport:
         self._closed.set()
         self._sender.join()
 
+    def abort(self) -> None:
+        """Send nothing more. What is in flight may still arrive: its owner checks the reservation."""
+        self._aborted.set()
+        self._shared.abort()
+        self._sender.join()
+
     def _run(self) -> None:
         with _Connections(self._network) as connections:
             pushes: list[_Push] = []
             numbers = itertools.cycle(range(1, MAX_NUMBER))
             deadline = float("inf")
             wire_free = 0.0
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and not self._aborted.is_set():
                 if self._closed.is_set():
                     deadline = min(deadline, time.monotonic() + CLOSE_SECONDS if pushes else 0.0)
                 waits = any(push.rows < len(self._pools.rows) for push in pushes)

@@ -73,6 +73,17 @@ class NetworkMemory:
         """Accept writes to these pools, which are in this memory. Raises TransferError if the address cannot
         be used."""
         self._rows = [row.view(torch.uint8).numpy() for row in pools.rows]
+        self._listen()
+
+    def reopen(self, network: KVNetwork) -> None:
+        """Accept writes again after `close`, to the same pools, with the keys of another fleet: `address` is
+        a new one, and writes to the one before are refused. Raises TransferError as `serve` does."""
+        self._network = network
+        self._incarnation = secrets.token_hex(16)
+        self._closed = threading.Event()
+        self._listen()
+
+    def _listen(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         authenticator = ThreadAuthenticator(context)
         authenticator.start()

@@ -60,7 +60,7 @@ class SharedMemoryTransport:
         self._opened: dict[CacheAddress, list[Tensor]] = {}
         self._jobs = itertools.count()
         self._landed: deque[Landed] = deque()
-        self._closed = False
+        self._closed = self._aborted = False
         self._thread = ThreadPoolExecutor(1, "kv-transport")
 
     def check(self, to: CacheAddress) -> None:
@@ -95,6 +95,13 @@ class SharedMemoryTransport:
         self._thread.shutdown()
         self._opened.clear()
 
+    def abort(self) -> None:
+        """End copies in progress after their present row, start no others, and release all memory: nothing is
+        written after this."""
+        self._aborted = True
+        self._thread.shutdown(cancel_futures=True)
+        self._opened.clear()
+
     def _copy(self, job: int, target: list[Tensor], copies: list[tuple[int, int]], since: int | None) -> None:
         """Copy rows as they become ready, until all are copied."""
         sources, destinations = torch.tensor(copies).T
@@ -103,7 +110,7 @@ class SharedMemoryTransport:
         while done < len(target):
             ready = self._pools.ready(since)
             if ready == done:
-                if self._closed:
+                if self._closed or self._aborted:
                     self._landed.append(Landed(job, 0, "this worker is shutting down"))
                     return
                 time.sleep(LAYER_SECONDS)
@@ -111,6 +118,8 @@ class SharedMemoryTransport:
             started, before = time.monotonic(), sent
             try:
                 for row in range(done, ready):
+                    if self._aborted:
+                        return
                     target[row].index_copy_(0, destinations, self._pools.read(row, sources))
                     sent += len(copies) * target[row].shape[1]
             except (IndexError, RuntimeError) as error:  # blocks that the pool does not have

@@ -11,18 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import zmq
 from llguidance import LLTokenizer
+from msgspec.structs import replace
 
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import Drafter
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.transport import TransferError
-from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
+from streamserve.engine.worker_loop import WorkerLoop
 from streamserve.execution.cores import reserve_cores
-from streamserve.execution.cuda.landing import KVLanding
 from streamserve.execution.default_swap import with_default_swap
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import load
@@ -34,84 +33,72 @@ from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import (
-    MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     CostCurve,
     Failed,
-    FromWorker,
     Ready,
-    Stop,
-    ToEngine,
-    decode_to_worker,
-    encode,
 )
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
-from streamserve.protocol.transfers import CacheAddress, kv_fingerprint
+from streamserve.protocol.transfers import kv_fingerprint
 from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
-from streamserve.transfer.network import NetworkTransport
-from streamserve.transfer.network_memory import NetworkMemory
-from streamserve.transfer.nixl import NixlTransport
-from streamserve.transfer.nixl_memory import NixlMemory
 from streamserve.transfer.pools import Pools
-from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from streamserve.workers.crash import write_report
 from streamserve.workers.grammar_queue import GrammarQueue
+from streamserve.workers.heads import between_heads, join
 from streamserve.workers.journal import StepJournal
+from streamserve.workers.kv_ports import KVPorts, memory_of
+from streamserve.workers.link import Link
+from streamserve.workers.output_keeper import OutputKeeper
 from streamserve.workers.pinning import pin_threads
 from streamserve.workers.profile_refresh import ProfileRefresher, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
-from streamserve.workers.server_clock import to_local, to_server
-from streamserve.workers.throughput_log import ThroughputLog
+from streamserve.workers.serving import Serving, serve
 from streamserve.workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
-COMPILING_MILLISECONDS = 2
-"""Interval at which an idle worker checks whether a grammar is compiled."""
 CHECKPOINT_EXIT_STATUS = 2
 CRASH_EXIT_STATUS = 70
-Memory = SharedMemory | NixlMemory | NetworkMemory
-Transport = SharedMemoryTransport | NixlTransport | NetworkTransport
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """The components of an engine. In a prefill or decode worker, the KV reachable by other workers is in
-    `memory`, at address `cache`, and is sent by `transport`."""
+    """The components of an engine. A prefill or decode worker exchanges KV through its ports `kv`."""
 
     loaded: Loaded
-    memory: Memory
-    transport: Transport | None
-    cache: CacheAddress | None
+    kv: KVPorts
     profile: Profile | None
 
 
 def run(config: WorkerConfig, journal: StepJournal) -> int:
     """Load the model and serve until a Stop message arrives; return the exit status. An exception while
     serving ends the process with a crash report."""
-    with zmq.Context() as context, _connect(context, config) as socket:
-        started = time.monotonic()
-        try:
-            parts = _load(config)
-        except (CheckpointError, TransferError) as error:
-            status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
-            _send(socket, Failed(str(error), status))
-            return status
-        _run_engine(config, parts, socket, journal, started)
-        parts.memory.close()
+    with zmq.Context() as context:
+        with Link(context, config) as link:
+            started = time.monotonic()
+            try:
+                parts = _load(config)
+            except (CheckpointError, TransferError) as error:
+                status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
+                link.send(Failed(str(error), status))
+                return status
+            _run_engine(config, parts, link, journal, started)
+        parts.kv.memory.close()
         parts.loaded.executor.close()
     return 0
 
 
 def _run_engine(
-    config: WorkerConfig, parts: _Parts, socket: zmq.Socket[bytes], journal: StepJournal, started: float
+    config: WorkerConfig, parts: _Parts, link: Link, journal: StepJournal, started: float
 ) -> None:
-    """Serve with the loaded components until a Stop message arrives. `started`: when loading began."""
+    """Serve with the loaded components until a Stop message arrives, one head after another. `started`: when
+    loading began."""
     fallback = NGramDrafter(parts.loaded.model_info.eos_token_ids)
     vocabulary_size = parts.loaded.model_info.vocab_size
     drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, fallback)
@@ -123,19 +110,36 @@ def _run_engine(
     loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.take if tracer else None)
     written = parts.loaded.cache.written
     journal.progress = lambda: int(written[0])
-    _send(socket, _ready(parts, time.monotonic() - started))
-    _send(socket, loop.report(time.monotonic()))
+    ready = _ready(parts, time.monotonic() - started)
+    link.send(ready)
+    link.send(loop.report(time.monotonic()))
     gc.freeze()  # loaded objects stay: exclude them from garbage collections
-    grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
+    outputs = OutputKeeper()
+    serving = Serving(loop, outputs, GrammarQueue(parts.loaded.executor.grammars), config.clock_offset)
     try:
         refresher = ProfileRefresher(parts.loaded, parts.profile, user_profiles(), command_of(config.model))
-        _serve(loop, socket, refresher, grammar_queue, config.clock_offset)
+        while serve(serving, link, refresher) and parts.kv.can_leave:
+            adopt = between_heads(engine, parts.kv, link)
+            if adopt is None:
+                break
+            config, asked = adopt.config, time.monotonic()
+            configure_logging(config.log_level, config.log_format, config.worker)
+            serving.grammar_queue.close()
+            if tracer:
+                tracer.take()
+            grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
+            serving = Serving(loop, outputs, grammar_queue, config.clock_offset, adopt.closed)
+            join(config, engine, parts.kv)
+            for kept in outputs.messages(ready.model.kv_name):
+                link.send(kept)
+            seconds = time.monotonic() - asked
+            link.send(replace(ready, cache=parts.kv.cache, load_seconds=seconds, adopted=True))
+            link.send(loop.report(time.monotonic()))
     except Exception as error:
         _crash(config, error, journal, engine)
     finally:  # its thread may wait for a step that will never come
-        grammar_queue.close()
-        if parts.transport:
-            parts.transport.close()
+        serving.grammar_queue.close()
+        parts.kv.close()
     if remote:
         remote.close()
 
@@ -144,7 +148,7 @@ def _load(config: WorkerConfig) -> _Parts:
     """Load the model, on reserved cores if possible. A prefill or decode worker's KV is allocated in memory
     that other workers can reach. Raises CheckpointError or TransferError."""
     model, disaggregated = config.model, config.role in ("prefill", "decode")
-    memory = _memory(config)
+    memory = memory_of(config)
     cores = reserve_cores(model.threads or usable_processors().threads)
     make_vocabulary = partial(_vocabulary, model.path)
     cpus = cores.cpus if cores else ()
@@ -156,33 +160,12 @@ def _load(config: WorkerConfig) -> _Parts:
     )
     blocks = loaded.engine_config.num_blocks  # a device's cache has one more, for padding
     pools = Pools([cache.as_bytes()[:, :blocks] for cache in loaded.caches], loaded.cache.written)
-    transport = _transport(config, pools, fingerprint, loaded.landing) if disaggregated else None
-    if isinstance(memory, NetworkMemory) and memory.size:
-        memory.serve(Pools(loaded.landing.pools) if loaded.landing else pools)
-    cache = memory.address(blocks, fingerprint) if memory.size else None
+    kv = KVPorts(memory, pools, fingerprint, loaded.landing)
+    kv.open(config, sends=disaggregated)
     if cores:
         pin_threads(cores, loaded)
     profile = load_or_measure_profile(model.path, loaded, user_profiles()) if model.profile else None
-    return _Parts(with_default_swap(loaded, model, profile), memory, transport, cache, profile)
-
-
-def _memory(config: WorkerConfig) -> Memory:
-    """Return the memory that receives KV."""
-    if config.kv_network:
-        return NetworkMemory(config.kv_network)
-    return NixlMemory(config.leased) if config.kv_transport == "nixl" else SharedMemory()
-
-
-def _transport(config: WorkerConfig, pools: Pools, fingerprint: str, landing: KVLanding | None) -> Transport:
-    """Return the transport that sends KV. Raises TransferError if it cannot be used here."""
-    limit = config.kv_bytes_per_second
-    if landing and config.kv_transport == "nixl":
-        raise TransferError("--kv-transport nixl does not send from a GPU's memory yet: use auto")
-    if config.kv_network:
-        return NetworkTransport(pools, fingerprint, config.kv_network, limit)
-    if config.kv_transport == "nixl":
-        return NixlTransport(pools, fingerprint, limit, machines=config.leased)
-    return SharedMemoryTransport(pools, fingerprint, limit)
+    return _Parts(with_default_swap(loaded, model, profile), kv, profile)
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
@@ -220,10 +203,10 @@ def _engine(
         ),
         EnginePorts(
             name=config.worker,
-            transport=parts.transport,
-            cache=parts.cache,
+            transport=parts.kv.transport,
+            cache=parts.kv.cache,
             reports_prefixes=config.reports_prefixes,
-            gate=None if isinstance(parts.memory, SharedMemory) else parts.memory.gate,
+            gate=parts.kv.gate,
             landing=loaded.landing,
             floor=floor_of(loaded, profile) if profile else None,
             swap_cost=_swap_cost(loaded, profile),
@@ -246,7 +229,7 @@ def _ready(parts: _Parts, seconds: float) -> Ready:
         kv_cache_bytes=loaded.kv_cache_bytes,
         load_seconds=seconds,
         draft=loaded.draft_fingerprint,
-        cache=parts.cache,
+        cache=parts.kv.cache,
         cost=_curve(parts.profile) if parts.profile else None,
         weights_shared=loaded.weights_shared,
         swap_bytes=config.swap_blocks * (loaded.kv_cache_bytes // config.num_blocks),
@@ -269,74 +252,9 @@ def _vocabulary(path: str, size: int, eos_token_ids: Sequence[int]) -> LLTokeniz
     return vocabulary(Tokenizer.from_folder(path), size, eos_token_ids)
 
 
-def _connect(context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, config.worker.encode())
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.connect(config.endpoint)
-    return socket
-
-
-def _serve(
-    loop: WorkerLoop,
-    socket: zmq.Socket[bytes],
-    refresher: ProfileRefresher,
-    grammar_queue: GrammarQueue,
-    clock_offset: float,
-) -> None:
-    """Receive messages between turns until a Stop message arrives, and send what the turns yield. The
-    server's clock is `clock_offset` seconds ahead of this machine's."""
-    engine = loop.engine
-    throughput = ThroughputLog(engine.report(), time.monotonic())
-    while True:
-        longest = _wait_milliseconds(engine, grammar_queue)
-        wait = refresher.wait(engine, longest)
-        received = _receive(socket, wait)
-        if received is None:
-            return
-        local = (to_local(message, clock_offset) for message in received)
-        messages = [message for taken in local for message in grammar_queue.take(taken)]
-        loop.begin_turn(messages + grammar_queue.ready())
-        now = time.monotonic()
-        for message in loop.end_turn(now, busy=wait < longest):
-            _send(socket, to_server(message, clock_offset))
-            if isinstance(message, Report) and (line := throughput.line(message, now)):
-                logger.info(line)
-
-
-def _wait_milliseconds(engine: Engine, grammar_queue: GrammarQueue) -> int:
-    """Return how long to wait for messages before the next turn."""
-    seconds = wait_seconds(engine.has_work, engine.stalled, engine.transfers.busy)
-    wait = round(1000 * seconds)
-    return min(wait, COMPILING_MILLISECONDS) if grammar_queue.waiting else wait
-
-
-def _receive(socket: zmq.Socket[bytes], wait: int) -> list[ToEngine] | None:
-    """Return the messages that have arrived, after at most `wait` milliseconds; None after a Stop."""
-    messages: list[ToEngine] = []
-    while socket.poll(wait):
-        wait = 0
-        try:
-            message = decode_to_worker(socket.recv())
-        except msgspec.DecodeError:
-            logger.exception("dropped a message that cannot be decoded")
-            continue
-        if isinstance(message, Stop):
-            return None
-        messages.append(message)
-    return messages
-
-
 def _report(engine: Engine, remote: RemoteDrafter | None) -> Report:
     """Return the engine's report with the draft services' counters; their sessions are kept open."""
     if remote is None:
         return engine.report()
     remote.maintain()
-    return msgspec.structs.replace(engine.report(), remote=remote.report())
-
-
-def _send(socket: zmq.Socket[bytes], message: FromWorker) -> None:
-    socket.send(encode(message))
+    return replace(engine.report(), remote=remote.report())

@@ -38,7 +38,7 @@ from streamserve.api.openai.conversation import (
 )
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.output_parser import OutputParser
-from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
@@ -171,8 +171,10 @@ class _Message:
         left = context.llm.model.max_model_len - len(conversation.prompt.ids)
         self._ends_with_context = 0 < left < body.max_tokens
         self._max_tokens = left if self._ends_with_context else body.max_tokens
+        self._key = ""
 
     async def respond(self, request: Request) -> Response:
+        self._key = key_of(request.headers)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(self._content(_discard)))
@@ -210,7 +212,7 @@ class _Message:
         params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)
         task = GenerationTask(
             0, self._id, conversation.prompt, params, body.priority, body.cache_salt or "",
-            adapter=adapter_named(self._context.llm, self._model),
+            adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:
             await generate(self._context, [task], take)

@@ -29,7 +29,7 @@ from streamserve.api.openai.conversation import Conversation, prepared
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_CHATS
-from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import (
     ChatChoice,
     ChatDelta,
@@ -89,10 +89,12 @@ class Chat:
         self._head = head_of(new_id("chatcmpl"), context.llm, served_name(context.llm, body.model))
         self._conversation = conversation
         self._readers: dict[int, Reader] = {}
+        self._key = ""
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""
         body = self._body
+        self._key = key_of(request.headers)
         task = self.task()
         if body.stream:
             return EventStream(partial(self.stream, [task]))
@@ -104,7 +106,7 @@ class Chat:
         body, conversation = self._body, self._conversation
         return GenerationTask(
             0, self._head.id, conversation.prompt, conversation.params, body.priority, body.cache_salt or "",
-            adapter=adapter_named(self._context.llm, self._head.model),
+            adapter=adapter_named(self._context.llm, self._head.model), idempotency_key=self._key,
         )  # fmt: skip
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:

@@ -27,7 +27,7 @@ from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
 from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, truncation_limit
-from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import (
     CompletionChoice,
     CompletionLogprobs,
@@ -84,6 +84,7 @@ class Completion:
         defaults = context.settings.default_sampling
         self._params = completion_sampling(body, defaults, context.llm.model.vocab_size)
         self._echoes: list[str] = []
+        self._key = ""
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events.
@@ -91,6 +92,7 @@ class Completion:
         Raises RequestError if a prompt cannot be served, or if generation fails.
         """
         llm, body = self._context.llm, self._body
+        self._key = key_of(request.headers)
         await self.check()
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
         encoder = Encoder(llm, self._context.side_thread, charge_of(request))
@@ -126,8 +128,9 @@ class Completion:
         name = f"{self._head.id}-{number}"
         adapter = adapter_named(self._context.llm, self._head.model)
         return GenerationTask(
-            number, name, prompt, params, body.priority, body.cache_salt or "", adapter=adapter
-        )
+            number, name, prompt, params, body.priority, body.cache_salt or "", adapter=adapter,
+            idempotency_key=self._key,
+        )  # fmt: skip
 
     def _echo(self, prompt: Prompt) -> str:
         if not self._body.echo:

@@ -1,5 +1,5 @@
 """Requests that a client repeats with the same Idempotency-Key, perhaps to a server that was started since:
-the key chooses the seed, so that the answer is the same text."""
+the key chooses the seed, so that the answer is the same text; it begins with what workers have kept of it."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -21,6 +21,11 @@ KEY_PARAMETER: dict[str, Any] = {
 }
 
 T = TypeVar("T", bound=SamplingFields)
+
+
+def key_of(headers: Mapping[str, str]) -> str:
+    """Return the idempotency key of a request, which `with_key_seed` has checked; empty if it has none."""
+    return headers.get(KEY_HEADER, "")
 
 
 def with_key_seed(body: T, headers: Mapping[str, str]) -> T:

@@ -22,7 +22,7 @@ from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
 from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
 from streamserve.api.openai.output_parser import OutputParser
-from streamserve.api.openai.repeats import KEY_PARAMETER, with_key_seed
+from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import slo_fields
 from streamserve.api.openai.response_input import NAMES, as_chat
 from streamserve.api.openai.response_output import Emit, Output
@@ -120,9 +120,11 @@ class _Response:
         self._stored = context.stored.enabled and body.store is not False
         self._id = new_id("resp").replace("-", "_")
         self._created = int(time.time())
+        self._key = ""
         self._model = served_name(context.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
+        self._key = key_of(request.headers)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(Output(_discard)))
@@ -159,7 +161,7 @@ class _Response:
         body, conversation = self._body, self._conversation
         task = GenerationTask(
             0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt or "",
-            adapter=adapter_named(self._context.llm, self._model),
+            adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:
             with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them

@@ -16,6 +16,12 @@ _COUNTERS = {
         "Requests refused because their worker crashed repeatedly while it served only them.",
     ),
     "crash_reports": ("crash_reports", "Crash reports written by workers."),
+    "workers_adopted": ("adopted", "Workers taken over from another head, with their weights and caches."),
+    "resumed_outputs": (
+        "resumed_outputs",
+        "Repeated requests that began with outputs which workers of another head had kept.",
+    ),
+    "resumed_output_tokens": ("resumed_tokens", "Tokens of those outputs, which were not computed again."),
     "observer_failures": ("observer_failures", "Timelines and traces that failed and were disabled."),
 }
 

@@ -1,0 +1,273 @@
+"""Workers that outlive their head: real processes, a head that is killed under load, and the next one."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.cluster.fakes import key_file
+from tests.cluster.network import Link
+from tests.serving import Served, serving
+
+LEASE = 4.0
+CLIENTS = 6
+TOKENS = 300
+SHARED = [7 + n % 200 for n in range(64)]
+TOPOLOGIES = {"two workers": ("--workers", "2"), "a pair": ("--pairs", "1")}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("outlive"), vocab_size=320, max_position_embeddings=1024)
+
+
+@dataclass
+class Machine:
+    """An agent of this machine, and how heads are started that it joins."""
+
+    checkpoint: Path
+    key: Path
+    port: int
+    agent: subprocess.Popen[bytes]
+
+    def workers(self) -> dict[int, str]:
+        """The names of running workers, by process id."""
+        below = psutil.Process(self.agent.pid).children(recursive=True)
+        found = {}
+        for process in below:
+            try:
+                words = process.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            if "streamserve.workers" in words:
+                found[process.pid] = words[-1]
+        return found
+
+    @contextmanager
+    def head(self, *arguments: str, port: int = 0) -> Iterator[Served]:
+        endpoint = f"tcp://127.0.0.1:{port or self.port}"
+        given = (
+            "--launcher", "join", "--listen", endpoint, "--join-key", str(self.key),
+            "--join-lease", str(LEASE), "--threads", "1", "--no-profile", "--num-blocks", "400",
+        )  # fmt: skip
+        with serving(str(self.checkpoint), *given, *arguments) as served:
+            yield served
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def machine(
+    checkpoint: Path, folder: Path, keep: float = 60.0, slots: int = 2, joins: int = 0
+) -> Iterator[Machine]:
+    key, port = key_file(folder), free_port()
+    agent = subprocess.Popen(
+        [
+            sys.executable, "-m", "streamserve", "worker", "--join", f"tcp://127.0.0.1:{joins or port}",
+            "--key", str(key), "--workers", str(slots), "--keep-workers", str(keep),
+        ],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield Machine(checkpoint, key, port, agent)
+    finally:
+        agent.terminate()
+        agent.wait(30)
+
+
+def body(number: int, **fields: object) -> dict[str, object]:
+    return {
+        "prompt": [*SHARED, 9 + number], "max_tokens": TOKENS, "temperature": 1.0, "seed": number,
+        "ignore_eos": True, "logprobs": 1,
+    } | fields  # fmt: skip
+
+
+def ask(served: Served, number: int, **headers: str) -> dict[str, Any]:
+    reply = httpx.post(f"{served.url}/v1/completions", json=body(number), headers=headers, timeout=120)
+    assert reply.status_code == 200, reply.text
+    whole: dict[str, Any] = reply.json()
+    return whole
+
+
+def until_answered(served: Served) -> float:
+    """Return the seconds from a head's start to its first answer."""
+    began = time.monotonic()
+    fields = {"prompt": [5, 6], "max_tokens": 1}
+    assert httpx.post(f"{served.url}/v1/completions", json=fields, timeout=60).status_code == 200
+    return round(served.seconds + time.monotonic() - began, 2)
+
+
+def answer(reply: dict[str, Any]) -> tuple[str, object]:
+    return reply["choices"][0]["text"], reply["choices"][0]["logprobs"]["token_logprobs"]
+
+
+@dataclass
+class Client:
+    """Streams an answer until it ends, or the head does."""
+
+    served: Served
+    number: int
+    chunks: int = 0
+    text: str = ""
+    complete: bool = False
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        headers = {"Idempotency-Key": f"key-{self.number}"}
+        try:
+            with httpx.stream(
+                "POST", f"{self.served.url}/v1/completions", json=body(self.number, stream=True),
+                headers=headers, timeout=120,
+            ) as reply:  # fmt: skip
+                for line in reply.iter_lines():
+                    if line == "data: [DONE]":
+                        self.complete = True
+                    elif line.startswith("data: "):
+                        self.chunks += 1
+                        choices = json.loads(line[6:])["choices"]
+                        self.text += choices[0]["text"] if choices else ""
+        except httpx.HTTPError:
+            pass
+
+
+def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def metric(served: Served, name: str) -> float:
+    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"streamserve:{name}"))
+
+
+def killed_under_load(served: Served) -> list[Client]:
+    """Kill a head while clients read their answers."""
+    clients = [Client(served, number) for number in range(CLIENTS)]
+    until(lambda: all(client.chunks > 10 for client in clients))
+    served.process.kill()
+    for client in clients:
+        client.thread.join(30)
+    assert not all(client.complete for client in clients)
+    return clients
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_the_next_head_adopts_the_workers_and_clients_resume(
+    checkpoint: Path, tmp_path: Path, topology: str, record: Callable[..., None]
+) -> None:
+    arguments = TOPOLOGIES[topology]
+    with machine(checkpoint, tmp_path) as joined:
+        with joined.head(*arguments) as first:
+            fresh = until_answered(first)
+            expected = [answer(ask(first, number)) for number in range(CLIENTS)]
+            pids = joined.workers()
+            assert len(pids) == 2
+            clients = killed_under_load(first)
+        with joined.head(*arguments) as second:
+            adopting = until_answered(second)
+            assert joined.workers() == pids, "the same processes"
+            assert metric(second, "workers_adopted_total") == 2
+            assert metric(second, "worker_deaths_total") == 0
+            replies = [ask(second, n, **{"Idempotency-Key": f"key-{n}"}) for n in range(CLIENTS)]
+            assert [answer(reply) for reply in replies] == expected
+            for client in clients:
+                assert expected[client.number][0].startswith(client.text)
+            received = sum(client.chunks - client.complete for client in clients)
+            assert metric(second, "resumed_outputs_total") == CLIENTS
+            assert metric(second, "resumed_output_tokens_total") >= received - CLIENTS
+            cached = ask(second, CLIENTS)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached >= len(SHARED) - 16, "the prefix cache was kept"
+            record(topology=topology, first_answer_seconds=fresh, with_adoption=adopting)
+            print(f"{topology}: first answer {fresh} s after the head's start, {adopting} s with adoption")
+
+
+async def test_of_two_heads_at_once_the_older_one_gets_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """The machine reaches another head at its address, while the first one lives on."""
+    link = Link(0)
+    await link.start()
+    with machine(checkpoint, tmp_path, slots=1, joins=link.port) as joined, ExitStack() as heads:
+        link.target, other = joined.port, free_port()
+        first = await asyncio.to_thread(heads.enter_context, joined.head())
+        pids = joined.workers()
+        client = Client(first, 0)
+        await asyncio.to_thread(until, lambda: client.chunks > 10)
+        link.target = other
+        link.break_connections()
+        second = await asyncio.to_thread(heads.enter_context, joined.head(port=other))
+        assert joined.workers() == pids
+        assert metric(second, "workers_adopted_total") == 1
+        first_reply = await asyncio.to_thread(ask, second, 1)
+        assert first_reply["usage"]["completion_tokens"] == TOKENS
+        await asyncio.to_thread(until, lambda: httpx.get(f"{first.url}/health").status_code == 503)
+        had = client.chunks
+        link.target = joined.port
+        link.break_connections()
+        await asyncio.sleep(2 * LEASE)
+        health = await asyncio.to_thread(httpx.get, f"{first.url}/health")
+        assert health.status_code == 503
+        assert client.chunks == had < TOKENS
+        assert joined.workers() == pids, "they are kept for a head that is not older"
+        first.process.kill()
+        await asyncio.to_thread(client.thread.join, 30)
+    await link.close()
+
+
+def test_without_a_head_workers_end_after_a_time(checkpoint: Path, tmp_path: Path) -> None:
+    with machine(checkpoint, tmp_path, keep=2.0, slots=1) as joined:
+        with joined.head() as first:
+            first.process.kill()
+            first.process.wait()
+            killed_at = time.monotonic()
+        until(lambda: not joined.workers())
+        assert time.monotonic() - killed_at > 2.0
+        assert joined.agent.poll() is None, "the agent waits for the next head"
+        with joined.head() as second:
+            assert metric(second, "workers_adopted_total") == 0
+            assert ask(second, 1)["usage"]["completion_tokens"] == TOKENS
+
+
+def test_workers_end_with_their_head_if_they_are_not_to_be_kept(checkpoint: Path, tmp_path: Path) -> None:
+    with machine(checkpoint, tmp_path, keep=0.0, slots=1) as joined:
+        with joined.head() as first:
+            (pid,) = joined.workers()
+            first.process.kill()
+        with joined.head() as second:
+            assert pid not in joined.workers()
+            assert metric(second, "workers_adopted_total") == 0
+
+
+def test_other_settings_need_other_workers(checkpoint: Path, tmp_path: Path) -> None:
+    """A head with another KV layout ends the kept worker, whose slot it needs."""
+    with machine(checkpoint, tmp_path, slots=1) as joined:
+        with joined.head() as first:
+            (pid,) = joined.workers()
+            first.process.kill()
+        with joined.head("--block-size", "32") as second:
+            assert pid not in joined.workers()
+            assert len(joined.workers()) == 1
+            assert metric(second, "workers_adopted_total") == 0
+            assert ask(second, 1)["usage"]["completion_tokens"] == TOKENS
