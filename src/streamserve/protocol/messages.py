@@ -176,7 +176,8 @@ class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class DraftVerified(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A step verified `drafted` draft tokens of a choice and accepted `accepted` of them; those follow."""
+    """A step verified `drafted` draft tokens of a choice, and `accepted` of them became outputs: the next
+    tokens of that choice."""
 
     request: str
     attempt: AttemptNumber

@@ -4,9 +4,10 @@ import msgspec
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculation so far, of a worker that has a drafter. `accepted_at[i]`: draft tokens accepted at depth i
-    + 1; `expected`: accepted ones as predicted before verification. `trees_by_nodes[i]` and
-    `trees_by_depth[i]`: verified trees with i + 1 draft tokens, and those with i + 1 levels of them."""
+    """Speculation so far, of a worker that has a drafter. `accepted`: draft tokens that became outputs, so
+    none after an end-of-text or stop token; `accepted_at[i]`: those of depth i + 1. `expected`: accepted ones
+    as predicted before verification. `trees_by_nodes[i]` and `trees_by_depth[i]`: verified trees with i + 1
+    draft tokens, and those with i + 1 levels of them."""
 
     drafts: int
     drafted: int
