@@ -251,6 +251,7 @@ class OpenRequest:
             phase,
             opened.adapter,
             self.hold and phase == "prefill",
+            self.admitted,
         )
 
     def accept(self, event: Event, now: float) -> Event | None:

@@ -56,6 +56,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     last token of the prompt, which gives the first one, only when it has the reservation.
 
     `adapter`: the LoRA adapter that computes it, which was loaded by a LoadAdapter before; empty: none.
+    `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt.
     """
 
     request: str
@@ -74,6 +75,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     phase: Phase = "both"
     adapter: Fingerprint = ""
     hold: bool = False
+    rescheduled: bool = False
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):

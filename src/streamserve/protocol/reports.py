@@ -115,6 +115,8 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only grow.
+    `prefix_queries` are the tokens of requests when they were scheduled for the first time, `prefix_hits`
+    those that were cached.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has been
     profiled. `corrupted_requests`: requests that ended because the model's outputs were not finite."""
 

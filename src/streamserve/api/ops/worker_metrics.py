@@ -45,9 +45,11 @@ class WorkerMetrics(Collector):
         yield self._gauge("num_requests_waiting", "Sequences waiting to be admitted.", report.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
         yield self._counter(
-            "prefix_cache_queries", "Tokens looked up in the prefix cache.", report.prefix_queries
+            "prefix_cache_queries",
+            "Tokens looked up in the prefix cache when a request was first scheduled.",
+            report.prefix_queries,
         )
-        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", report.prefix_hits)
+        yield self._counter("prefix_cache_hits", "Those of them that were cached.", report.prefix_hits)
         yield self._counter("num_preemptions", "Preempted sequences.", report.preemptions)
         yield self._counter(
             "corrupted_requests",
