@@ -1,6 +1,7 @@
 """Everything with everything on real workers: a covering array of what needs tensors and processes.
 
-Of each row all texts are those of a plain engine with the same weights and KV, and what it has was used.
+Of each row all texts and log-probabilities are those of a plain engine with the same weights and KV, and what
+it has was used.
 """
 
 import socket
@@ -150,6 +151,7 @@ def run_row(row: Row, seed: int, trials: Trials, services: list[str], agent: Age
     outcome = trials.run_settings(seed, "llama", chosen, shape_of(row))
     assert outcome.verdict == "passed", (row, outcome)
     assert outcome.counts["compared"] > 0
+    assert outcome.counts["logprobs"] > 0
     assert (agent.joined() > joined) == (row["launcher"] == "join")
     for value, counters in shown(row).items():
         if "policy" in value and row["draft"] in ("none", "ngram"):
@@ -185,6 +187,6 @@ def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
     assert drafted
     assert all(drafted.values()), drafted
     record(
-        rows=len(rows), compared=total["compared"], adapted=total["adapted"],
+        rows=len(rows), compared=total["compared"], adapted=total["adapted"], logprobs=total["logprobs"],
         withdrawn=total["withdrawn_tokens"], service_trees=drafted,
     )  # fmt: skip
