@@ -85,6 +85,22 @@ def eviction_of_updates() -> tuple[Row, list[Row]]:
     return _evictions("streaming-update-tight")
 
 
+@table("streams/eviction/live", "streaming-live-evictions")
+def evictions_live() -> tuple[Row, list[Row]]:
+    """Return what a server evicted, and the seconds that it expected that to cost."""
+    rows = [
+        [
+            part,
+            f"{1000 * found['p50']:.0f}, {1000 * found['p99']:.0f}",
+            f"{found['recomputes']:.0f}, {found['swaps']:.0f}",
+            f"{1000 * found['recompute_predicted']:.1f}, {1000 * found['swap_predicted']:.1f}",
+        ]
+        for part, found in figures("streaming-live-evictions").items()
+    ]
+    head = ["", "p50 and p99, ms", "`cost`: recomputed, swapped", "expected to cost, ms"]
+    return head, rows
+
+
 @table("streams/order", *MAIN.values())
 def order_alone() -> tuple[Row, list[Row]]:
     """Return what the service order gains without streaming, and what streaming gains in that order."""
