@@ -4,7 +4,7 @@ Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming 
 complete), naive streaming (order of arrival, the query computed after every change, evicted KV recomputed),
 then every order with every eviction policy. Loads are shares of the prefill capacity, measured the same way.
 Under pressure the chunks' delays are multiplied, so that the prompt streams need more memory than there is.
-Profiles: every eviction policy on several kinds of hardware. Tight: the same with a quarter of the memory, in
+Profiles: every eviction policy on several kinds of hardware. Tight: the same with a fifth of the memory, in
 which replaced prompts are evicted, at rates of copying where it is cheaper to recompute some and to swap
 others. Two rows are bounds, not policies: the default order with memory for all, and each prompt alone on the
 machine.
@@ -88,8 +88,8 @@ second are load 0.8 and wait 0.6 s in a plain queue (median, as published); 80 %
 weights; copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a
 tenth."""
 TIGHT = (
-    Hardware("a quarter of the memory", 4e-3, 2e-5, 8e-5, 25_000),
-    Hardware("a quarter of the memory, 15 GB/s", 4e-3, 2e-5, 1.3e-4, 25_000),
+    Hardware("a fifth of the memory", 4e-3, 2e-5, 8e-5, 20_000),
+    Hardware("a fifth of the memory, 15 GB/s", 4e-3, 2e-5, 1.3e-4, 20_000),
 )
 """Two H200 with little memory left for KV, also with slower copies. A block takes 0.35 ms to compute, and
 0.08 or 0.13 ms to copy in each direction; what an edit will invalidate is copied out as well. So swapping
@@ -335,7 +335,7 @@ PARTS = (
 )  # fmt: skip
 COUNTS = {
     "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
-    "update": 500, "update-pressure": 500, "update-profiles": 300, "update-tight": 200,
+    "update": 500, "update-pressure": 500, "update-profiles": 300, "update-tight": 40,
 }  # fmt: skip
 """Queries: enough for the number of prompt streams to reach its maximum. Published were 4,322 and 500."""
 

@@ -86,6 +86,6 @@ def test_prompts_that_do_not_fit_are_swapped_where_that_is_cheap_and_recomputed_
 
 
 def test_replaced_prompts_are_swapped_or_recomputed_by_what_is_expected_to_survive(scale: Scale) -> None:
-    queries = TRACES["update"](scale.pick(24, 60), 3, SCALE, delay=30.0)
-    divided = figures(run(queries, 2.0, DEFAULT, 3000, TIGHT[1]))
+    queries = TRACES["update"](scale.pick(12, 24), 3, SCALE, delay=30.0)
+    divided = figures(run(queries, 2.0, DEFAULT, scale.pick(6000, 12_000), TIGHT[1]))
     assert min(divided["swaps"], divided["recomputes"]) > 0
