@@ -232,7 +232,8 @@ SEVERAL = ("workers", "a worker and a pair", "pairs", "uneven pools")
 
 def decisions(rows: Sequence[Row]) -> list[Row]:
     """Return live rows with every order and every router that `rows` lack: one of each in a row, with workers
-    to choose from, and other values at random."""
+    to choose from and memory for all, which several workers together seldom exhaust, and other values at
+    random."""
     lacking = {
         axis: [name for name in AXES[axis] if name not in {row[axis] for row in rows}]
         for axis in ("order", "router")
@@ -241,7 +242,7 @@ def decisions(rows: Sequence[Row]) -> list[Row]:
     rng = Random("decisions")
     while len(found) < max(map(len, lacking.values())):
         fixed = {axis: names[len(found) % len(names)] for axis, names in lacking.items() if names}
-        row = draw(axes("live"), rng, fixed | {"placement": rng.choice(SEVERAL)})
+        row = draw(axes("live"), rng, fixed | {"placement": rng.choice(SEVERAL), "memory": "ample"})
         found += [] if refusal(row) else [row]
     return found
 
