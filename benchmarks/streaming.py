@@ -4,8 +4,10 @@ Virtual time runs the real engine and fleet on a cost curve. Rows: no streaming 
 complete), naive streaming (order of arrival, the query computed after every change, evicted KV recomputed),
 then every order with every eviction policy. Loads are shares of the prefill capacity, measured the same way.
 Under pressure the chunks' delays are multiplied, so that the prompt streams need more memory than there is.
-Profiles: every eviction policy on several kinds of hardware. Two rows are bounds, not policies: the default
-order with memory for all, and each prompt alone on the machine.
+Profiles: every eviction policy on several kinds of hardware. Tight: the same with a fifth of the memory, in
+which replaced prompts are evicted, at rates of copying where it is cheaper to recompute some and to swap
+others. Two rows are bounds, not policies: the default order with memory for all, and each prompt alone on the
+machine.
 
     python -m benchmarks.streaming                              # the grid, in virtual time: an hour
     python -m benchmarks.streaming --quick --seeds 3 --parts append      # main rows of one part
@@ -85,6 +87,13 @@ HARDWARE = (
 second are load 0.8 and wait 0.6 s in a plain queue (median, as published); 80 % of 282 GB without 16 GB of
 weights; copies of 25, 3 and 12 GB/s. The A40 takes ten times as long for a token, as published, and holds a
 tenth."""
+TIGHT = (
+    Hardware("a fifth of the memory", 4e-3, 2e-5, 8e-5, 20_000),
+    Hardware("a fifth of the memory, 15 GB/s", 4e-3, 2e-5, 1.3e-4, 20_000),
+)
+"""Two H200 with little memory left for KV, also with slower copies. A block takes 0.35 ms to compute, and
+0.08 or 0.13 ms to copy in each direction; what an edit will invalidate is copied out as well. So swapping
+is cheaper for a prompt stream of which more than 0.3 or 0.6 is expected to survive."""
 PAPER = HARDWARE[0]
 """Under pressure, prompt streams need twice its memory: four queries a second, arriving over 99 seconds."""
 AMPLE = 10 * PAPER.blocks
@@ -243,11 +252,13 @@ def pressure(
         yield f"{kind} ×{delay:g}", policy.name, figures(merged(runs))
 
 
-def profiles(trace: Trace, kind: str, seeds: Sequence[int], is_selected: Selection) -> Iterator[Result]:
-    """Run every eviction policy on different hardware, in the default order."""
+def profiles(
+    trace: Trace, kind: str, seeds: Sequence[int], machines: Sequence[Hardware], is_selected: Selection
+) -> Iterator[Result]:
+    """Run every eviction policy on each of these machines, in the default order."""
     delay, rate = PRESSURE[kind]
     traces = [trace(seed) for seed in seeds]
-    for hardware in HARDWARE:
+    for hardware in machines:
         for way in EVICTIONS:
             policy, setting = Policy(way, "slo", way), f"{kind} ×{delay:g}, {hardware.name}"
             if not is_selected(setting, way):
@@ -318,10 +329,13 @@ async def over_http(
     return results
 
 
-PARTS = ("append", "update", "append-pressure", "update-pressure", "append-profiles", "update-profiles")
+PARTS = (
+    "append", "update", "append-pressure", "update-pressure", "append-profiles", "update-profiles",
+    "update-tight",
+)  # fmt: skip
 COUNTS = {
     "append": 1500, "append-pressure": 2000, "append-profiles": 1000,
-    "update": 500, "update-pressure": 500, "update-profiles": 300,
+    "update": 500, "update-pressure": 500, "update-profiles": 300, "update-tight": 40,
 }  # fmt: skip
 """Queries: enough for the number of prompt streams to reach its maximum. Published were 4,322 and 500."""
 
@@ -340,7 +354,8 @@ def part(
     if what == "pressure":
         return pressure(trace, kind, seeds, args.quick, is_selected)
     if what:
-        return profiles(trace, kind, seeds, is_selected)
+        machines = TIGHT if what == "tight" else HARDWARE
+        return profiles(trace, kind, seeds, machines, is_selected)
     return grid(trace, kind, seeds, args.quick, is_selected)
 
 

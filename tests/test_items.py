@@ -7,7 +7,7 @@ from typing import cast
 
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.llm.items import read_items
-from streamserve.protocol.messages import Admitted, Event, Token
+from streamserve.protocol.messages import Admitted, DraftVerified, Event, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
 from streamserve.text.output import Usage
@@ -22,12 +22,42 @@ async def test_usage_ignores_queueing_and_cached_tokens_after_a_preemption(tmp_p
         yield [Admitted("r", 1, 0, cached=32, queued=4.0)]
         yield [Token("r", 1, 0, 1, 71, finish="length")]
 
-    params = SamplingParams(max_tokens=2)
-    runtime = cast(FleetRuntime, None)  # only used to end a choice at its stop string
-    tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path))
-    stopwatch = Stopwatch(time.monotonic())
-    items = [item async for item in read_items(steps(), runtime, tokenizer, "r", 40, params, stopwatch)]
-    usage = items[-1]
-    assert isinstance(usage, Usage)
+    usage = await read_usage(steps(), SamplingParams(max_tokens=2), tmp_path)
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 2)
     assert (usage.cached_tokens, usage.queued_seconds) == (16, 0.25)
+
+
+async def test_draft_tokens_after_a_stop_string_are_not_accepted_ones(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path))
+    ids = tokenizer.encode("abSTOPxyzw", add_special_tokens=False)
+    assert len(ids) == 10, "a token for each character"
+
+    async def steps() -> AsyncIterator[list[Event]]:
+        yield [Token("r", 1, 0, 0, ids[0])]
+        tokens = [Token("r", 1, 0, index, ids[index]) for index in range(1, 10)]
+        yield [DraftVerified("r", 1, 0, drafted=2, accepted=1), *tokens[:2]]
+        yield [DraftVerified("r", 1, 0, drafted=8, accepted=6), *tokens[2:]]
+        yield [DraftVerified("r", 1, 0, drafted=4, accepted=4)]
+
+    params = SamplingParams(max_tokens=20, stop=("STOP",))
+    usage = await read_usage(steps(), params, tmp_path)
+    assert usage.completion_tokens == 6
+    assert usage.accepted_tokens == 1 + 3, "of the second step S, T and O are delivered, and P is the end"
+    assert usage.drafted_tokens == 10
+
+
+class FakeRuntime:
+    """Takes cancellations."""
+
+    async def cancel(self, request: str, choice: int) -> None:
+        pass
+
+
+async def read_usage(steps: AsyncIterator[list[Event]], params: SamplingParams, folder: Path) -> Usage:
+    runtime = cast(FleetRuntime, FakeRuntime())
+    tokenizer = Tokenizer.from_folder(byte_level_folder(folder))
+    stopwatch = Stopwatch(time.monotonic())
+    items = [item async for item in read_items(steps, runtime, tokenizer, "r", 40, params, stopwatch)]
+    usage = items[-1]
+    assert isinstance(usage, Usage)
+    return usage

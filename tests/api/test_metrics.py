@@ -13,7 +13,7 @@ from streamserve.api.generator import Item
 from streamserve.api.ops.metrics import VLLM_NAMES, VLLM_PREFIX
 from streamserve.api.ops.worker_metrics import PREFIX
 from streamserve.fleet.view import MachineView, RouterView, WorkerView
-from streamserve.protocol.reports import Report, SpeculationReport, StepParts, StepTokens
+from streamserve.protocol.reports import Report, SpeculationReport, StepParts, StepTokens, TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
@@ -28,6 +28,10 @@ REPORT = Report(
     speculation=SpeculationReport(
         drafts=8, drafted=30, verified=15, accepted=9, expected=8.5, accepted_at=[5, 3, 1],
         trees_by_nodes=[2, 0, 3, 1], trees_by_depth=[3, 2, 1], draft_seconds=0.1, select_seconds=0.01,
+    ),
+    transfer=TransferReport(
+        handed_over=7, arriving_copies=20, writebacks=5, sent_bytes=900, arriving_bytes=600,
+        writeback_bytes=100, received_tokens=70, hit_tokens=50,
     ),
 )  # fmt: skip
 
@@ -190,6 +194,19 @@ def test_speculation_and_the_parts_of_step_time(generator: ScriptedGenerator) ->
             "step_part_share{'part': 'target'}": 0.6,
         }
         assert {PREFIX + name: value for name, value in expected.items()}.items() <= metrics.items()
+
+
+def test_cache_copies_are_told_from_the_transfers_of_requests(generator: ScriptedGenerator) -> None:
+    with scripted(generator.replaced(latest_report=REPORT)) as server:
+        expected = {
+            "kv_transfers_total": 7,
+            "kv_cache_copies_total{'kind': 'arriving'}": 20,
+            "kv_cache_copies_total{'kind': 'writeback'}": 5,
+            "kv_transfer_bytes_total": 900,
+            "kv_transfer_arriving_bytes_total": 600,
+            "kv_transfer_writeback_bytes_total": 100,
+        }
+        assert {PREFIX + name: value for name, value in expected.items()}.items() <= samples(server).items()
 
 
 def board() -> dict[str, object]:

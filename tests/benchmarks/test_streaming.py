@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import arriving_traces
 from benchmarks.arriving_traces import TRACES, Event, Query
-from benchmarks.streaming import DEFAULT, HARDWARE, NAIVE, NONE, SCALE, figures, run, scaled
+from benchmarks.streaming import DEFAULT, HARDWARE, NAIVE, NONE, SCALE, TIGHT, figures, run, scaled
 from tests.conftest import Scale
 
 PUBLISHED = {"append": (9100, 5800, 28_900, 9.9, 0.7007), "update": (13_000, 10_000, 31_000, 4.5, 0.0367)}
@@ -83,3 +83,9 @@ def test_prompts_that_do_not_fit_are_swapped_where_that_is_cheap_and_recomputed_
     )
     assert fast["swaps"] > fast["recomputes"]
     assert slow["recomputes"] > slow["swaps"]
+
+
+def test_replaced_prompts_are_swapped_or_recomputed_by_what_is_expected_to_survive(scale: Scale) -> None:
+    queries = TRACES["update"](scale.pick(12, 24), 3, SCALE, delay=30.0)
+    divided = figures(run(queries, 2.0, DEFAULT, scale.pick(6000, 12_000), TIGHT[1]))
+    assert min(divided["swaps"], divided["recomputes"]) > 0

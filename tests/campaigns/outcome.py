@@ -8,6 +8,7 @@ Verdict = Literal["passed", "refused", "failed"]
 
 DEATH = "death"
 WRONG_TEXT = "wrong text"
+WRONG_LOGPROBS = "wrong log-probabilities"
 UNEXPECTED_5XX = "unexpected 5xx"
 HANG = "hang"
 TRACEBACK = "traceback"

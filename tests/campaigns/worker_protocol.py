@@ -21,7 +21,7 @@ from tests.campaigns.outcome import DEATH, HANG, LEFT_BEHIND, TRACEBACK, WRONG_T
 from tests.campaigns.process_output import captured, first_fault
 from tests.campaigns.proxy import ProxiedAsyncLLM, Proxy
 from tests.campaigns.settings import FOLDER, PLAIN, models
-from tests.campaigns.settings.trial_client import Text, complete_text
+from tests.campaigns.settings.trial_client import Answer, complete_answer
 from tests.campaigns.settings.workload import TrialRequest, make_request
 
 REQUESTS = 24
@@ -32,10 +32,10 @@ MODEL = models(FOLDER)["llama"]
 
 
 class Trials:
-    """The family, with the texts of a fleet without forged messages."""
+    """The family, with the answers of a fleet without forged messages."""
 
     def __init__(self) -> None:
-        self._expected: dict[int, Text] = {}
+        self._expected: dict[int, Answer] = {}
 
     def trial(self, seed: int) -> Outcome:
         rng = Random(f"worker-protocol-{seed}")
@@ -77,7 +77,7 @@ class Trials:
             await _in_time(_all_ready(llm), "start of all workers")
             requests = [make_request(number, MODEL.vocabulary) for number in range(REQUESTS)]
             if not self._expected:
-                self._expected = {request.number: await complete_text(llm, request) for request in requests}
+                self._expected = {request.number: await complete_answer(llm, request) for request in requests}
             _start_forging(rng, proxy, unreadable)
             strangers_task = asyncio.create_task(_send_as_strangers(rng, proxy, strangers))
             counts = await _in_time(self._send(llm, requests, unreadable), "requests among forged messages")
@@ -99,7 +99,7 @@ class Trials:
 
         async def check(request: TrialRequest) -> None:
             try:
-                received = await complete_text(llm, request)
+                received = await complete_answer(llm, request)
             except RequestError as error:
                 if not unreadable:
                     _check_deaths(llm)

@@ -3,11 +3,12 @@
 An axis is added by a table here, its default first, a value by an entry. They are combined in test_matrix.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
@@ -20,7 +21,7 @@ from streamserve.protocol.nixl import nixl_package
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from tests.cluster.fakes import key_file
-from tests.combinations.covering import Row
+from tests.combinations.covering import Row, draw
 from tests.simulate.settings_fuzz import ADAPTERS
 
 SIMULATED, LIVE = ("simulated",), ("live",)
@@ -46,7 +47,8 @@ class Value:
     simulated: Mapping[str, Any] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
     in_rows: tuple[str, ...] = ("simulated", "live")
-    """Values that change decisions alone are in simulated rows only; those of tensors in live ones."""
+    """Values that change decisions alone are in simulated rows only, and some of them in a few live ones
+    (`decisions`); those of tensors are in live ones."""
 
 
 def _stream(early: float, appending: float) -> Value:
@@ -69,15 +71,16 @@ def _policy(name: str) -> Value:
 
 def _router(name: str) -> Value:
     rows = _rows(name, ("round-robin", "cache-aware"))
-    return Value({"router": name}, {"router": parse_router(name)}, in_rows=rows)
+    needs = {"profile": True} if name == "predictive" else {}  # the cost of a step
+    return Value({"router": name} | needs, {"router": parse_router(name)}, in_rows=rows)
 
 
 ALWAYS = ("fixed:4", "fixed-tree:2x3")
 """Policies that draft in every step."""
 POLICIES = (*ALWAYS, *(name for name in NAMES if name not in ("off", *ALWAYS)))
 ROUTERS = (
-    "flowguard", "flowguard-as-published", "round-robin", "random", "least-loaded", "cache-aware",
-    "classes:20,50",
+    "flowguard", "flowguard-as-published", "predictive", "round-robin", "random", "least-loaded",
+    "cache-aware", "classes:20,50",
 )  # fmt: skip
 ORDERS = get_args(Order)
 LITTLE = {"num_blocks": 26, "block_size": 4, "preempt_every": 5}
@@ -231,6 +234,27 @@ def missing_packages() -> list[tuple[str, str]]:
     """Return the values whose package is missing, with their axes."""
     found = {("transport", "nixl"): nixl_package() is not None, ("launcher", "ray"): bool(find_spec("ray"))}
     return [value for value, there in found.items() if not there]
+
+
+SEVERAL = ("workers", "a worker and a pair", "pairs", "uneven pools")
+"""Placements where a router has a choice."""
+
+
+def decisions(rows: Sequence[Row]) -> list[Row]:
+    """Return live rows with every order and every router that `rows` lack: one of each in a row, with workers
+    to choose from and memory for all, which several workers together seldom exhaust, and other values at
+    random."""
+    lacking = {
+        axis: [name for name in AXES[axis] if name not in {row[axis] for row in rows}]
+        for axis in ("order", "router")
+    }
+    found: list[Row] = []
+    rng = Random("decisions")
+    while len(found) < max(map(len, lacking.values())):
+        fixed = {axis: names[len(found) % len(names)] for axis, names in lacking.items() if names}
+        row = draw(axes("live"), rng, fixed | {"placement": rng.choice(SEVERAL), "memory": "ample"})
+        found += [] if refusal(row) else [row]
+    return found
 
 
 def axes(kind: str) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Everything with everything on real workers: a covering array of what needs tensors and processes.
 
-Of each row all texts are those of a plain engine with the same weights and KV, and what it has was used.
+Of each row all texts and log-probabilities are those of a plain engine with the same weights and KV, and what
+it has was used.
 """
 
 import socket
@@ -10,13 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from streamserve.baselines.routers import ROUTERS
+from streamserve.protocol.config import Order
 from streamserve.protocol.sampling import Slo
 from tests.campaigns.settings import Trials, random_model
 from tests.campaigns.settings.special import Environment
@@ -30,6 +34,7 @@ from tests.combinations.axes import (
     SERVICE,
     SERVICES,
     axes,
+    decisions,
     join_key,
     refusal,
     settings,
@@ -190,6 +195,7 @@ def run_row(
     outcome = trials.run_settings(seed, "llama", chosen, shape_of(row))
     assert outcome.verdict == "passed", (row, outcome)
     assert outcome.counts["compared"] > 0
+    assert outcome.counts["logprobs"] > 0
     assert (agent.joined() > joined) == (row["launcher"] == "join")
     assert (ray.placed() > placed) == (row["launcher"] == "ray")
     for value, counters in shown(row).items():
@@ -202,15 +208,28 @@ def run_row(
 
 
 def live_rows(scale: Scale) -> list[Row]:
-    """Return the rows of the covering array and some of three values; of small runs a single one, with a
-    machine that joins and a draft service, which drafts in every step."""
-    rows = cover(axes("live"), refusal).rows
+    """Return the rows of the covering array, those of further orders and routers, and some of three values;
+    of small runs a single one, with a machine that joins and a draft service, which drafts in every step."""
+    rows = covering_rows()
     if not scale.full:
         joined = [row for row in rows if row["launcher"] == "join" and _services(row)]
         return [max(joined, key=lambda row: len(shown(row))) | {"policy": ALWAYS[0]}]
     rng = Random(f"live-{scale.seed}")
     three = (draw_three(axes("live"), rng) for _ in range(24))
-    return rows + [row for row in three if not refusal(row)]
+    return rows + decisions(rows) + [row for row in three if not refusal(row)]
+
+
+@cache
+def covering_rows() -> list[Row]:
+    return cover(axes("live"), refusal).rows
+
+
+def test_every_order_and_router_that_users_can_choose_is_in_a_live_row() -> None:
+    rows = [*covering_rows(), *decisions(covering_rows())]
+    assert {row["order"] for row in rows} == set(get_args(Order))
+    routers = {settings(row).get("router", "flowguard").partition(":")[0] for row in rows}
+    assert routers == {*ROUTERS, "classes"}
+    assert not any(refusal(row) for row in rows)
 
 
 def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
@@ -228,5 +247,6 @@ def test_rows_on_real_workers_give_the_text_of_a_plain_engine(
     launchers = Counter(row["launcher"] for row in rows)
     record(
         rows=len(rows), launchers=launchers, compared=total["compared"], adapted=total["adapted"],
+        logprobs=total["logprobs"],
         withdrawn=total["withdrawn_tokens"], service_trees=drafted,
     )  # fmt: skip

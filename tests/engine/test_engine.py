@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Admitted, Cancel
+from streamserve.protocol.messages import Admitted, Cancel, DraftVerified, Token
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 from streamserve.simulate.executor import expected_outputs
 from streamserve.speculation.controller import Speculation
@@ -137,6 +137,50 @@ def test_the_same_prompt_again_still_computes_its_last_token():
         finish(engine, collected)
         assert collected.tokens[name, 0] == expected_outputs(prompt, params, 0, 4, VOCAB)
     assert engine.report().prefix_hits == 36
+
+
+@pytest.mark.parametrize("draft_model", [None, 0.8])
+def test_prefix_statistics_count_a_request_when_it_is_first_scheduled(draft_model):
+    config = EngineConfig(
+        num_blocks=40, block_size=4, max_model_len=96, max_num_batched_tokens=32, preempt_every=3
+    )
+    requests = random_requests(random.Random(5), 12, 96)
+    engine, collected = run_all(config, requests, draft_model=draft_model)
+    assert_exact(requests, collected, 96)
+    report = engine.report()
+    assert report.preemptions > 0
+    assert report.prefix_queries == sum(len(request.prompt) for request in requests)
+    assert 0 < report.prefix_hits < report.prefix_queries
+
+
+def test_prefix_statistics_do_not_count_what_was_scheduled_elsewhere_before():
+    engine = make_engine(CONFIG)
+    params = SamplingParams(n=2, temperature=0, max_tokens=4, seed=1)
+    again = {"outputs": {0: [5], 1: [7, 8]}, "began": {0: 0.0, 1: 0.0}, "rescheduled": True}
+    engine.handle(submit("r", list(range(20)), params, attempt=1, **again))
+    while engine.has_work:
+        engine.step()
+    assert_engine_empty(engine)
+    assert engine.report().prefix_queries == engine.report().prefix_hits == 0
+
+
+def test_draft_tokens_after_the_end_of_a_text_are_not_accepted_ones():
+    prompt = list(range(9))
+    outputs = expected_outputs(prompt, SamplingParams(temperature=0), 0, 20, VOCAB)
+    last = next(number for number in range(3, 20) if outputs[number] not in outputs[:number])
+    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(outputs[last],))
+    engine = make_engine(CONFIG, draft_model=1.0)
+    engine.handle(submit("r", prompt, params))
+    accepted, sampled = 0, 0
+    while engine.has_work:
+        events = engine.step()
+        verified = sum(event.accepted for event in events if isinstance(event, DraftVerified))
+        tokens = sum(isinstance(event, Token) for event in events)
+        accepted, sampled = accepted + verified, sampled + (tokens > verified)
+    counters = engine.report().speculation
+    assert accepted + sampled == engine.report().generation_tokens == last + 1
+    assert counters.accepted == sum(counters.accepted_at) == accepted
+    assert counters.verified > accepted, "the draft model went on after the end"
 
 
 def test_a_cache_salt_keeps_prefixes_apart():

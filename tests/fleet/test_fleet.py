@@ -160,6 +160,18 @@ def test_a_vector_is_delivered_once_also_after_a_loss() -> None:
     assert send_events(fleet, *events, incarnation=2) == []
 
 
+def test_a_next_attempt_says_whether_a_worker_has_scheduled_the_request() -> None:
+    fleet = started()
+    waiting = submitted(fleet.handle(Open("r", [1, 2], SamplingParams(seed=1)), 0.0))
+    fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
+    again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 2.0))
+    assert (waiting.rescheduled, again.rescheduled) == (False, False)
+    send_events(fleet, Admitted("r", again.attempt, 0, cached=0), incarnation=2)
+    fleet.handle(WorkerLost(W, 2, "killed"), 3.0)
+    third = submitted(fleet.handle(WorkerMessage(W, 3, READY), 9.0))
+    assert third.rescheduled
+
+
 def test_recomputed_prompt_logprobs_are_delivered_once() -> None:
     fleet = started()
     request = Open("r", list(range(9)), SamplingParams(seed=1, prompt_logprobs=0))

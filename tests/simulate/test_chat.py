@@ -59,10 +59,13 @@ def test_a_finished_answer_returns_to_where_the_next_turn_is_computed(topology: 
     prefill = max(topology.prefill, key=lambda name: hits(simulation, name))
     assert hits(simulation, prefill) == 128, "prompt and answer but for the last block"
     prefill_report = transfer_report(simulation, prefill)
-    assert (prefill_report.received, prefill_report.received_tokens) == (2, 128 + 148)
-    assert prefill_report.hit_tokens == 100 + 140, "cached blocks are not sent"
+    assert (prefill_report.received, prefill_report.received_copies) == (0, 2)
+    assert prefill_report.copied_tokens == 28 + 8, "cached blocks are not sent"
     decode_report = transfer_report(simulation, "decode-0")
-    assert decode_report.received == 2
+    assert (decode_report.received, decode_report.received_tokens) == (2, 100 + 140)
+    assert (decode_report.handed_over, decode_report.writebacks) == (0, 2), "no request decodes elsewhere"
+    assert decode_report.writeback_bytes == decode_report.sent_bytes > 0
+    assert sum(transfer_report(simulation, name).handed_over for name in topology.prefill) == 2
     assert decode_report.hit_tokens == 128, "nor in the next turn's handoff"
     assert not simulation.fleet.transfers.copies.open
 

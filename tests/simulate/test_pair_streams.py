@@ -126,6 +126,8 @@ def check(trial: Trial) -> Counter[str]:
         counts["preempted"] += report.preemptions
         if report.transfer:
             counts["arriving_bytes"] += report.transfer.arriving_bytes
+            counts["arriving_copies"] += report.transfer.arriving_copies
+            counts["received_copies"] += report.transfer.received_copies
             counts["deferred"] += report.transfer.deferred
         if report.speculation:
             counts["accepted"] += report.speculation.accepted
@@ -141,6 +143,8 @@ def test_prompt_streams_on_pairs_change_no_text(scale: Scale, record) -> None:
     for name in (
         "pushes",
         "arriving_bytes",
+        "arriving_copies",
+        "received_copies",
         "rerouted",
         "withdrawn",
         "deaths",

@@ -58,9 +58,8 @@ def orders() -> tuple[Row, list[Row]]:
     return ["p50, p95, p99, times better than no streaming", *names], rows
 
 
-@table("streams/eviction", "streaming-append-profiles", "streaming-update-profiles")
-def eviction() -> tuple[Row, list[Row]]:
-    """Return mean and p99 of each eviction policy on four kinds of hardware, and what `cost` decides."""
+def _evictions(*files: str) -> tuple[Row, list[Row]]:
+    """Return mean and p99 of each eviction policy, and what `cost` decides."""
     names = ("recompute", "swap", "cost")
     rows = [
         [
@@ -68,10 +67,38 @@ def eviction() -> tuple[Row, list[Row]]:
             *(f"{found[name]['mean']:.3f}, {found[name]['p99']:.2f}" for name in names),
             f"{found['cost']['recomputes']}, {found['cost']['swaps']}",
         ]
-        for file in ("streaming-append-profiles", "streaming-update-profiles")
+        for file in files
         for part, found in figures(file).items()
     ]
     return ["mean and p99, s", *names, "`cost`: recomputed, swapped"], rows
+
+
+@table("streams/eviction", "streaming-append-profiles", "streaming-update-profiles")
+def eviction() -> tuple[Row, list[Row]]:
+    """Return the eviction policies on four kinds of hardware."""
+    return _evictions("streaming-append-profiles", "streaming-update-profiles")
+
+
+@table("streams/eviction/tight", "streaming-update-tight")
+def eviction_of_updates() -> tuple[Row, list[Row]]:
+    """Return the eviction policies where replaced prompts do not fit."""
+    return _evictions("streaming-update-tight")
+
+
+@table("streams/eviction/live", "streaming-live-evictions")
+def evictions_live() -> tuple[Row, list[Row]]:
+    """Return what a server evicted, and the seconds that it expected that to cost."""
+    rows = [
+        [
+            part,
+            f"{1000 * found['p50']:.0f}, {1000 * found['p99']:.0f}",
+            f"{found['recomputes']:.0f}, {found['swaps']:.0f}",
+            f"{1000 * found['recompute_predicted']:.1f}, {1000 * found['swap_predicted']:.1f}",
+        ]
+        for part, found in figures("streaming-live-evictions").items()
+    ]
+    head = ["", "p50 and p99, ms", "`cost`: recomputed, swapped", "expected to cost, ms"]
+    return head, rows
 
 
 @table("streams/order", *MAIN.values())

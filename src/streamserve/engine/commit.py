@@ -20,6 +20,7 @@ from streamserve.protocol.messages import (
     Token,
 )
 from streamserve.protocol.reports import STEP_TOKENS, StepTokens
+from streamserve.speculation.controller import Counters
 
 _NO_STEPS = StepTokens(counts=[0] * (len(STEP_TOKENS) + 1), total=0)
 NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
@@ -27,7 +28,7 @@ NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for t
 
 class StepCommitter:
     """Commits results to the sequences of `scheduler`. `eos`: the token ids that end a text; `averages` and
-    `observer` are updated when an output ends."""
+    `observer` are updated when an output ends, `speculation` when draft tokens become outputs."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class StepCommitter:
         transfers: KVTransferManager,
         averages: RunningAverages,
         observer: Observer,
+        speculation: Counters,
         eos: frozenset[int],
         max_model_len: int,
     ) -> None:
@@ -42,6 +44,7 @@ class StepCommitter:
         self._transfers = transfers
         self._averages = averages
         self._observer = observer
+        self._speculation = speculation
         self._eos = eos
         self._max_model_len = max_model_len
         self.generation_tokens = 0
@@ -85,14 +88,20 @@ class StepCommitter:
         if sequence.transfer.role.sends:
             return events + self._hand_over(sequence, outcome)
         if len(span.tree) > 1:
-            drafted, accepted = len(span.tree) - 1, len(outcome.outputs[0]) - 1
-            events.append(
-                DraftVerified(sequence.request, sequence.attempt, sequence.choices[0], drafted, accepted)
-            )
+            return events + self._extend_by_draft(sequence, len(span.tree) - 1, outcome.outputs[0])
         branches = self._scheduler.fork(sequence)
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)
         return events
+
+    def _extend_by_draft(self, sequence: Sequence, drafted: int, sampled: list[Sampled]) -> list[Event]:
+        """Append the accepted ones of `drafted` draft tokens, and one more. Those after a token that ends the
+        sequence are not output and do not count as accepted."""
+        choice, outputs = sequence.choices[0], sequence.outputs
+        tokens = self._extend(sequence, sampled)
+        accepted = min(len(sampled) - 1, sequence.outputs - outputs)
+        self._speculation.accept(accepted)
+        return [DraftVerified(sequence.request, sequence.attempt, choice, drafted, accepted), *tokens]
 
     def _corrupted(self, sequence: Sequence) -> list[Event]:
         """End a sequence whose logits are not finite; later requests find none of its KV."""

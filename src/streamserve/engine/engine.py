@@ -93,8 +93,9 @@ class Engine:
         eos = frozenset(model.eos_token_ids)
         self._order = ORDERS[config.order]
         self._committer = StepCommitter(
-            self.scheduler, self.transfers, self.averages, self._observer, eos, config.max_model_len
-        )
+            self.scheduler, self.transfers, self.averages, self._observer, speculation.counters, eos,
+            config.max_model_len,
+        )  # fmt: skip
         self._pipeline = StepPipeline(
             executor, self.scheduler, self.transfers, clock, self._observer, self._journal
         )

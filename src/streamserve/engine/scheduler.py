@@ -244,8 +244,10 @@ class Scheduler:
         if cached is None:
             return
         sequence.become(SequenceStatus.RUNNING)
-        self.prefix_queries += len(sequence.tokens)
-        self.prefix_hits += cached
+        if not sequence.lookup_counted:
+            sequence.lookup_counted = True
+            self.prefix_queries += len(sequence.tokens)
+            self.prefix_hits += cached
 
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:
         """Fix tree nodes and chunk sizes together by the budget, and free the blocks not needed."""

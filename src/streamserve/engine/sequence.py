@@ -127,6 +127,9 @@ class Sequence:
     """Whether it was aged in: admitted although that may make other requests miss their targets."""
     preempted_at: int = -1
     """Number of outputs when it was last preempted."""
+    lookup_counted: bool = False
+    """Whether prefix cache statistics contain its request: they count what is cached when it is scheduled for
+    the first time, not what it finds again after a preemption."""
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0
     epoch: int = 0
@@ -308,5 +311,6 @@ class Sequence:
                 survival=self.stream.survival,
                 finished_at=self.stream.finished_at,
             ),
+            lookup_counted=True,
             check=self.check,
         )

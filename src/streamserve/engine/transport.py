@@ -16,7 +16,7 @@ from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.reservations import take_reservation
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.messages import STREAM, Pushed
+from streamserve.protocol.messages import COPY, RETURN, STREAM, Pushed
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, TransferReservation
 
@@ -232,12 +232,12 @@ class Outgoing:
             sending.sent += landed.sent
             sending.wire_seconds += landed.seconds
             sending.error = sending.error or landed.error
-            counts = self._counts
-            arriving = sending.reservation.request.startswith(STREAM)
+            counts, request = self._counts, sending.reservation.request
             self._counts = replace(
                 counts,
                 sent_bytes=counts.sent_bytes + landed.sent,
-                arriving_bytes=counts.arriving_bytes + arriving * landed.sent,
+                arriving_bytes=counts.arriving_bytes + request.startswith(STREAM) * landed.sent,
+                writeback_bytes=counts.writeback_bytes + request.startswith(RETURN) * landed.sent,
                 wire_seconds=counts.wire_seconds + landed.seconds,
             )
         closed, self._refused = self._refused, []
@@ -257,12 +257,16 @@ class Outgoing:
         error = sending.error or ("the request was removed" if sending.sequence is None else "")
         exposed_to_client = since is not None and sending.waited and not error
         exposed = self._clock() - since if since is not None and exposed_to_client else 0.0
+        writeback = reservation.request.startswith(RETURN)
+        hidden = 0.0 if writeback else max(0.0, sending.wire_seconds - exposed)
         self._counts = replace(
             counts,
-            handed_over=counts.handed_over + (not error),
+            handed_over=counts.handed_over + (not error and sending.waited),
+            arriving_copies=counts.arriving_copies + (not error and reservation.request.startswith(STREAM)),
+            writebacks=counts.writebacks + (not error and writeback),
             failed=counts.failed + bool(sending.error),
             exposed_seconds=counts.exposed_seconds + exposed,
-            hidden_seconds=counts.hidden_seconds + max(0.0, sending.wire_seconds - exposed),
+            hidden_seconds=counts.hidden_seconds + hidden,
         )
         return Pushed(
             reservation.request,
@@ -368,13 +372,20 @@ class Incoming:
         if sequence is not None:
             if self._landing:
                 self._landing.take(self._uncached(sequence))
-            counts = self._counts
-            self._counts = replace(
-                counts,
-                received=counts.received + 1,
-                received_tokens=counts.received_tokens + len(sequence.tokens),
-                hit_tokens=counts.hit_tokens + sequence.kv.computed[0],
-            )
+            counts, tokens, cached = self._counts, len(sequence.tokens), sequence.kv.computed[0]
+            if sequence.request.startswith(COPY):
+                self._counts = replace(
+                    counts,
+                    received_copies=counts.received_copies + 1,
+                    copied_tokens=counts.copied_tokens + tokens - cached,
+                )
+            else:
+                self._counts = replace(
+                    counts,
+                    received=counts.received + 1,
+                    received_tokens=counts.received_tokens + tokens,
+                    hit_tokens=counts.hit_tokens + cached,
+                )
         return sequence
 
     def withdraw(self, sequence: Running) -> None:

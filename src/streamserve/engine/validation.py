@@ -104,5 +104,6 @@ def make_sequence(
         prompt_logprobs_done=message.params.prompt_logprobs is None
         or 0 not in choices
         or message.phase == "decode",
+        lookup_counted=message.rescheduled or message.phase == "decode",
         check=check,
     )

@@ -267,6 +267,7 @@ class OpenRequest:
             opened.adapter,
             self.hold and phase == "prefill",
             opened.keep,
+            self.admitted,
         )
 
     def accept(self, event: Event, now: float) -> Event | None:
@@ -292,13 +293,13 @@ class OpenRequest:
         if isinstance(event, Admitted):
             fresh, self.admitted = not self.admitted, True
             return event if fresh else None
-        if isinstance(event, DraftVerified):
-            return event
         if isinstance(event, Finished):
             self._end(event.choice)
             return event
         if self.awaited_version is not None:
             return None
+        if isinstance(event, DraftVerified):
+            return event
         delivered = self.outputs[event.choice]
         if event.index > len(delivered):
             raise GapError(f"token {event.index} of choice {event.choice} came after {len(delivered)} tokens")

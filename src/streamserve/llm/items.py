@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterable, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.protocol.errors import RequestError
@@ -45,11 +45,13 @@ async def read_items(
                 yield event
                 continue
             if not isinstance(event, Token | Finished):
-                counts.take(event)
+                if not (isinstance(event, DraftVerified) and choices[event.choice].finished):
+                    counts.take(event)
                 continue
             delta = _delta(choices[event.choice], event)
             if delta is None:
                 continue
+            counts.delivered(delta)
             for _ in delta.tokens:
                 stopwatch.token(event.choice, time.monotonic())
             yield delta
@@ -66,20 +68,28 @@ async def read_items(
 
 @dataclass
 class _Counts:
-    """What events without text say of a request."""
+    """What events without text say of a request. `accepted`: the draft tokens that were delivered; of each
+    choice, so many of the `coming` tokens are draft tokens."""
 
     admitted: bool = False
     cached: int = 0
     queued: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    coming: dict[int, int] = field(default_factory=dict)
 
     def take(self, event: Event) -> None:
         if isinstance(event, Admitted) and not self.admitted:  # later ones follow a preemption
             self.admitted, self.cached, self.queued = True, event.cached, event.queued
         elif isinstance(event, DraftVerified):
             self.drafted += event.drafted
-            self.accepted += event.accepted
+            self.coming[event.choice] = event.accepted
+
+    def delivered(self, delta: Delta) -> None:
+        """Count the draft tokens of a delta. Tokens after a stop string have no delta."""
+        accepted = min(len(delta.tokens), self.coming.get(delta.choice, 0))
+        self.accepted += accepted
+        self.coming[delta.choice] = self.coming.get(delta.choice, 0) - accepted
 
 
 def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:

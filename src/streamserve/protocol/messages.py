@@ -62,6 +62,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     does not.
 
     `adapter`: the LoRA adapter that computes it, which was loaded by a LoadAdapter before; empty: none.
+    `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt.
     """
 
     request: str
@@ -81,6 +82,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     adapter: Fingerprint = ""
     hold: bool = False
     keep: bytes = b""
+    rescheduled: bool = False
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
@@ -196,7 +198,8 @@ class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class DraftVerified(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A step verified `drafted` draft tokens of a choice and accepted `accepted` of them; those follow."""
+    """A step verified `drafted` draft tokens of a choice, and `accepted` of them became outputs: the next
+    tokens of that choice."""
 
     request: str
     attempt: AttemptNumber

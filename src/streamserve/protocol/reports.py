@@ -4,9 +4,10 @@ import msgspec
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculation so far, of a worker that has a drafter. `accepted_at[i]`: draft tokens accepted at depth i
-    + 1; `expected`: accepted ones as predicted before verification. `trees_by_nodes[i]` and
-    `trees_by_depth[i]`: verified trees with i + 1 draft tokens, and those with i + 1 levels of them."""
+    """Speculation so far, of a worker that has a drafter. `accepted`: draft tokens that became outputs, so
+    none after an end-of-text or stop token; `accepted_at[i]`: those of depth i + 1. `expected`: accepted ones
+    as predicted before verification. `trees_by_nodes[i]` and `trees_by_depth[i]`: verified trees with i + 1
+    draft tokens, and those with i + 1 levels of them."""
 
     drafts: int
     drafted: int
@@ -72,24 +73,33 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
-    """KV sent to other workers (`handed_over` sequences, `failed` ones) and received from them (`received`).
-    Of `sent_bytes`, `arriving_bytes` were sent while their prompt was still arriving.
+    """KV sent to other workers and received from them: of requests that decode there (`handed_over`
+    sequences, `received` ones), and by cache copies, for which no client waits: `arriving_copies` of the KV
+    of a prompt that is still arriving, and `writebacks` of finished requests; `received_copies` of both.
+    `failed`: of all.
+
+    Of `sent_bytes`, `arriving_bytes` and `writeback_bytes` were sent by such copies.
     `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire;
-    `hidden_seconds`: what each transfer was on the wire for longer than it was exposed.
-    Of `received_tokens` the `hit_tokens` were cached already and not sent. `deferred` requests had to wait
-    for their reservation, so that latency targets could be met. `refused_writes`: attempts to write into
-    blocks whose reservation was closed."""
+    `hidden_seconds`: what each transfer, but for write-backs, was on the wire for longer than it was exposed.
+    Of `received_tokens` of requests the `hit_tokens` were cached already and not sent; copies brought
+    `copied_tokens`. `deferred` requests had to wait for their reservation, so that latency targets could be
+    met. `refused_writes`: attempts to write into blocks whose reservation was closed."""
 
     handed_over: int = 0
+    arriving_copies: int = 0
+    writebacks: int = 0
     failed: int = 0
     sent_bytes: int = 0
     arriving_bytes: int = 0
+    writeback_bytes: int = 0
     wire_seconds: float = 0.0
     exposed_seconds: float = 0.0
     hidden_seconds: float = 0.0
     received: int = 0
     received_tokens: int = 0
     hit_tokens: int = 0
+    received_copies: int = 0
+    copied_tokens: int = 0
     deferred: int = 0
     refused_writes: int = 0
 
@@ -114,6 +124,8 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only grow.
+    `prefix_queries` are the tokens of requests when they were scheduled for the first time, `prefix_hits`
+    those that were cached.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has been
     profiled. `corrupted_requests`: requests that ended because the model's outputs were not finite."""
 

@@ -32,7 +32,8 @@ CATCH_UP = 32
 
 @dataclass
 class Counters:
-    """Totals of speculation so far, as in SpeculationReport."""
+    """Totals of speculation so far, as in SpeculationReport. A verified tree is counted when its step is
+    learned from, its accepted tokens when they become outputs."""
 
     drafts: int = 0
     drafted: int = 0
@@ -45,13 +46,16 @@ class Counters:
     draft_seconds: float = 0.0
     select_seconds: float = 0.0
 
-    def count(self, tree: TokenTree, depth: int, accepted: int) -> None:
+    def count(self, tree: TokenTree, depth: int) -> None:
         """Count a verified tree of so many levels."""
         self.verified += len(tree) - 1
-        self.accepted += accepted
         self.expected += sum(tree.accept[1:])
         _count(self.trees_by_nodes, len(tree) - 1)
         _count(self.trees_by_depth, depth)
+
+    def accept(self, accepted: int) -> None:
+        """Count the draft tokens of a tree that became outputs."""
+        self.accepted += accepted
         for level in range(min(accepted, MAX_DEPTH)):
             self.accepted_at[level] += 1
 
@@ -319,7 +323,7 @@ class Round:
             speculation.level_acceptance.learn(draft.tree, tokens, draft.requested)
             if len(tree) > 1:
                 depth = max(tree.depths())
-                speculation.counters.count(tree, depth, accepted)
+                speculation.counters.count(tree, depth)
                 draft_tokens += len(tree) - 1
                 total_accepted += accepted
                 tested += min(accepted + 1, depth)

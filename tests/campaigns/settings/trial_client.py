@@ -1,9 +1,10 @@
-"""Send the requests of a trial by library, HTTP and prompt stream, and compare the texts."""
+"""Send the requests of a trial by library, HTTP and prompt stream, and compare the answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isclose
 from random import Random
 from typing import Any
 
@@ -13,19 +14,60 @@ from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.items import Item
 from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.errors import PromptChanged, RequestError
+from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta
-from tests.campaigns.outcome import UNEXPECTED_5XX, WRONG_TEXT, TrialFailure
+from streamserve.text.output import Delta, TokenLogprob
+from tests.campaigns.outcome import UNEXPECTED_5XX, WRONG_LOGPROBS, WRONG_TEXT, TrialFailure
 from tests.campaigns.settings.workload import TrialRequest
 
 Text = dict[int, tuple[tuple[int, ...], str, str | None]]
 """Tokens, text and finish reason by choice."""
+ROUNDING = 1e-4
+"""Largest difference of log-probabilities where the sums of a batch differ in their last bits."""
 EARLY_SECONDS = 0.02
 """Between the edits of a prompt that is answered early: some tokens of the answer."""
 BODY_FIELDS = (
     "n", "temperature", "top_k", "top_p", "min_p", "frequency_penalty", "repetition_penalty", "seed",
-    "max_tokens", "min_tokens", "ignore_eos",
+    "max_tokens", "min_tokens", "ignore_eos", "logprobs",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The choices of one request, and the log-probabilities that it asked for: of the outputs by choice, and
+    of the prompt."""
+
+    text: Text
+    logprobs: dict[int, list[TokenLogprob]]
+    prompt: list[PromptLogprob]
+
+    @property
+    def count(self) -> int:
+        """Number of tokens that have a log-probability."""
+        return len(self.prompt) + sum(map(len, self.logprobs.values()))
+
+    def differs_from(self, other: "Answer", exact: bool = True) -> str:
+        """Return the kind of difference, "" if there is none. Without `exact`, log-probabilities need only be
+        close."""
+        if self.text != other.text:
+            return WRONG_TEXT
+        if exact:
+            same = (self.logprobs, self.prompt) == (other.logprobs, other.prompt)
+        else:
+            same = all(
+                len(ours) == len(theirs) and all(map(_close, ours, theirs))
+                for ours, theirs in zip(self._lists(), other._lists(), strict=True)
+            )
+        return "" if same else WRONG_LOGPROBS
+
+    def _lists(self) -> list[list[TokenLogprob] | list[PromptLogprob]]:
+        return [*self.logprobs.values(), self.prompt]
+
+
+def _close(one: TokenLogprob | PromptLogprob, other: TokenLogprob | PromptLogprob) -> bool:
+    return one.token == other.token and isclose(
+        one.logprob, other.logprob, rel_tol=ROUNDING, abs_tol=ROUNDING
+    )
 
 
 @dataclass
@@ -35,6 +77,8 @@ class Collected:
     tokens: dict[int, list[int]]
     text: dict[int, str]
     finish: dict[int, str | None]
+    logprobs: dict[int, list[TokenLogprob]]
+    prompt: list[PromptLogprob]
 
     @classmethod
     def empty(cls, params: SamplingParams) -> "Collected":
@@ -42,6 +86,8 @@ class Collected:
             {choice: [] for choice in range(params.n)},
             dict.fromkeys(range(params.n), ""),
             dict.fromkeys(range(params.n)),
+            {choice: [] for choice in range(params.n)},
+            [],
         )
 
     def add(self, item: Item) -> None:
@@ -49,13 +95,17 @@ class Collected:
             self.tokens[item.choice] += item.tokens
             self.text[item.choice] += item.text
             self.finish[item.choice] = item.finish or self.finish[item.choice]
+            self.logprobs[item.choice] += item.logprobs
+        elif isinstance(item, PromptLogprobs):
+            self.prompt += item.entries
 
-    def result(self) -> Text:
-        return {c: (tuple(self.tokens[c]), self.text[c], self.finish[c]) for c in self.tokens}
+    def result(self) -> Answer:
+        text = {c: (tuple(self.tokens[c]), self.text[c], self.finish[c]) for c in self.tokens}
+        return Answer(text, self.logprobs, self.prompt)
 
 
-async def complete_text(llm: AsyncLLM, request: TrialRequest, priority: int = 0) -> Text:
-    """Return the texts of a request's choices."""
+async def complete_answer(llm: AsyncLLM, request: TrialRequest, priority: int = 0) -> Answer:
+    """Return the whole answer to a request."""
     return (await _read(_items(llm, request, priority), request, None))[0]
 
 
@@ -104,8 +154,8 @@ async def _final_answer(prompt: EnginePromptStream, ids: list[int], params: Samp
 
 async def _read(
     items: AsyncIterator[Item], request: TrialRequest, leave_after: int | None
-) -> tuple[Text, bool]:
-    """Return the text received, and whether it is complete; cancel after `leave_after` items."""
+) -> tuple[Answer, bool]:
+    """Return the answer received, and whether it is complete; cancel after `leave_after` items."""
     collected, count = Collected.empty(request.params), 0
     async with aclosing(items) as stream:  # type: ignore[type-var]
         async for item in stream:
@@ -118,16 +168,18 @@ async def _read(
 
 @dataclass
 class TrialClient:
-    """One trial's requests. `expected` are the plain engine's texts by request number; `exact` says of a
-    request whether its text must be that one under these settings."""
+    """One trial's requests. `expected` are the plain engine's answers by request number; `exact`: whether
+    texts must be the same under these settings, with `greedy_only` those of greedy requests;
+    `exact_logprobs`: whether log-probabilities must be, or close."""
 
     llm: AsyncLLM
     http: httpx.AsyncClient
-    expected: dict[int, Text]
+    expected: dict[int, Answer]
     settings: Any
     rng: Random
     exact: bool
     greedy_only: bool
+    exact_logprobs: bool = True
     counts: dict[str, int] = field(default_factory=dict)
 
     async def ask(self, request: TrialRequest) -> None:
@@ -168,20 +220,33 @@ class TrialClient:
         self._count("http")
         expected = self.expected[request.number]
         for choice in reply.json()["choices"]:
-            _, text, finish = expected[choice["index"]]
-            if self._exact(request) and (choice["text"], choice["finish_reason"]) != (text, finish):
-                raise TrialFailure(WRONG_TEXT, f"request {request.number} by HTTP: {choice} is not {text!r}")
+            if self._exact(request):
+                self._compare_choice(request.number, expected, choice)
         self._count("compared")
 
-    def _compare(self, request: TrialRequest, received: Text) -> None:
+    def _compare_choice(self, number: int, expected: Answer, choice: dict[str, Any]) -> None:
+        index = choice["index"]
+        _, text, finish = expected.text[index]
+        if (choice["text"], choice["finish_reason"]) != (text, finish):
+            raise TrialFailure(WRONG_TEXT, f"request {number} by HTTP: {choice} is not {text!r}")
+        logprobs = [entry.logprob for entry in expected.logprobs[index]]
+        received = (choice.get("logprobs") or {"token_logprobs": []})["token_logprobs"]
+        if self.exact_logprobs and received != logprobs:
+            raise TrialFailure(WRONG_LOGPROBS, f"request {number} by HTTP: {received} is not {logprobs}")
+        self._count("logprobs", len(logprobs))
+
+    def _compare(self, request: TrialRequest, received: Answer) -> None:
         expected = self.expected[request.number]
         if not self._exact(request):
             return
+        if request.params.prompt_logprobs is None:  # as prompt streams must
+            expected = replace(expected, prompt=[])
         self._count("compared")
+        self._count("logprobs", received.count)
         if request.adapter:
             self._count("adapted")
-        if received != expected:
-            raise TrialFailure(WRONG_TEXT, f"request {request.number}: {received} is not {expected}")
+        if kind := received.differs_from(expected, self.exact_logprobs):
+            raise TrialFailure(kind, f"request {request.number}: {received} is not {expected}")
 
     def _exact(self, request: TrialRequest) -> bool:
         return self.exact and (request.params.greedy or not self.greedy_only)
@@ -214,5 +279,5 @@ class TrialClient:
                 return model.slo_admission
         return False
 
-    def _count(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
+    def _count(self, name: str, number: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + number

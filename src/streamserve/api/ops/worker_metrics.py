@@ -45,9 +45,11 @@ class WorkerMetrics(Collector):
         yield self._gauge("num_requests_waiting", "Sequences waiting to be admitted.", report.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
         yield self._counter(
-            "prefix_cache_queries", "Tokens looked up in the prefix cache.", report.prefix_queries
+            "prefix_cache_queries",
+            "Tokens looked up in the prefix cache when a request was first scheduled.",
+            report.prefix_queries,
         )
-        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache.", report.prefix_hits)
+        yield self._counter("prefix_cache_hits", "Those of them that were cached.", report.prefix_hits)
         yield self._counter("num_preemptions", "Preempted sequences.", report.preemptions)
         yield self._counter(
             "corrupted_requests",
@@ -197,9 +199,21 @@ class WorkerMetrics(Collector):
         )
 
     def _transfer(self, report: TransferReport) -> Iterable[Metric]:
-        yield self._counter("kv_transfers", "KV transfers to other workers.", report.handed_over)
-        yield self._counter("kv_transfer_failures", "KV transfers that failed.", report.failed)
-        yield self._counter("kv_transfer_bytes", "Bytes of KV sent to other workers.", report.sent_bytes)
+        yield self._counter(
+            "kv_transfers", "Requests whose KV was sent to the worker that decodes them.", report.handed_over
+        )
+        yield self._cache_copies(report)
+        yield self._counter(
+            "kv_transfer_failures", "KV transfers and cache copies that failed.", report.failed
+        )
+        yield self._counter(
+            "kv_transfer_bytes", "Bytes of KV sent to other workers, by cache copies too.", report.sent_bytes
+        )
+        yield self._counter(
+            "kv_transfer_writeback_bytes",
+            "Bytes of them that were write-backs of finished requests.",
+            report.writeback_bytes,
+        )
         yield self._counter(
             "kv_transfer_arriving_bytes",
             "Bytes of them sent while their prompt was still arriving.",
@@ -231,6 +245,17 @@ class WorkerMetrics(Collector):
             "Writes into blocks whose reservation was closed, which a lost worker attempted.",
             report.refused_writes,
         )
+
+    def _cache_copies(self, report: TransferReport) -> Metric:
+        family = CounterMetricFamily(
+            f"{PREFIX}kv_cache_copies",
+            "Copies of cached KV to other workers, for which no client waits: of prompts that are arriving, "
+            "and write-backs of finished requests.",
+            labels=(LABEL, "kind"),
+        )
+        family.add_metric((self._model_name, "arriving"), report.arriving_copies)
+        family.add_metric((self._model_name, "writeback"), report.writebacks)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))

@@ -170,9 +170,10 @@ function transferText(sums, reservations) {
   const transfers = sums.kv_transfers_total ?? 0;
   const cached = (100 * (sums.kv_transfer_hit_tokens_total ?? 0)) / Math.max(1, sums.kv_transfer_tokens_total ?? 0);
   const exposed = (1000 * (sums.kv_transfer_exposed_seconds_total ?? 0)) / Math.max(1, transfers);
-  const failed = sums.kv_transfer_failures_total ?? 0;
-  return `${number(transfers)} KV transfers, ${number((sums.kv_transfer_bytes_total ?? 0) / 1e6, 1)} MB; ${number(cached)} % of their tokens were ` +
-    `cached at the receiver; decoding waited ${number(exposed, 1)} ms per transfer; ${number(failed)} failed; ${number(reservations)} reservations open.`;
+  const failed = sums.kv_transfer_failures_total ?? 0, copies = sums.kv_cache_copies_total ?? 0;
+  return `${number(transfers)} KV transfers and ${number(copies)} copies of cached KV, ${number((sums.kv_transfer_bytes_total ?? 0) / 1e6, 1)} MB; ` +
+    `${number(cached)} % of the transfers' tokens were cached at the receiver; decoding waited ` +
+    `${number(exposed, 1)} ms per transfer; ${number(failed)} failed; ${number(reservations)} reservations open.`;
 }
 
 function machineRow({ name, slots, workers, joined_seconds: joined, silence }) {
