@@ -97,7 +97,7 @@ def trace(kind: str, count: int, rate: float, seed: int) -> list[WorkloadRequest
 
 
 def routers() -> dict[str, Router]:
-    """Return all routers; predictive knows how long outputs are."""
+    """Return all routers; predictive is given the mean output length of the traces."""
     return {**ROUTERS, "predictive": Predictive(output=sum(OUTPUT) // 2)}
 
 

@@ -6,10 +6,12 @@ Differences and ratios are of the same round; their means and medians have 95 % 
 rounds. Goodput counts requests that meet both targets.
 
     python -m benchmarks.routers_live --rounds 6
+    python -m benchmarks.routers_live --rounds 6 --first 6 --add      # six more, with other seeds
 """
 
 import argparse
 import asyncio
+import json
 import random
 import time
 from contextlib import AsyncExitStack
@@ -19,7 +21,7 @@ import numpy as np
 
 from benchmarks.pairs import DEFAULT, WorkloadRequest, summary, trace
 from benchmarks.pairs_live import prompt, serving, times
-from benchmarks.report import table, write
+from benchmarks.report import RESULTS, table, write
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import Slo
 
@@ -55,9 +57,15 @@ async def serve_trace(
     }
 
 
-async def measure(args: argparse.Namespace) -> dict[str, list[dict[str, dict[str, float]]]]:
+Rounds = dict[str, list[dict[str, dict[str, float]]]]
+"""The measurements of every round by trace and router."""
+VARIABLE = ("rounds", "first", "traces", "add")
+"""Settings in which the rounds of one result file may differ."""
+
+
+async def measure(args: argparse.Namespace) -> Rounds:
     """Return the measurements of every round by trace and router."""
-    measured: dict[str, list[dict[str, dict[str, float]]]] = {kind: [] for kind in TRACES}
+    measured: Rounds = {kind: [] for kind in args.traces}
     async with AsyncExitStack() as stack:
         running = {
             router: await stack.enter_async_context(
@@ -68,8 +76,8 @@ async def measure(args: argparse.Namespace) -> dict[str, list[dict[str, dict[str
         for router, llm in running.items():
             for number in range(4):
                 await times(llm, prompt(random.Random(number), 600), 8, f"warm-{router}-{number}")
-        for seed in range(args.rounds):
-            for kind in TRACES:
+        for seed in range(args.first, args.first + args.rounds):
+            for kind in args.traces:
                 requests, results = trace(kind, args.requests, args.rate, seed), {}
                 for router in random.Random(f"{kind}/{seed}").sample(ROUTERS, len(ROUTERS)):
                     results[router] = await serve_trace(
@@ -80,6 +88,15 @@ async def measure(args: argparse.Namespace) -> dict[str, list[dict[str, dict[str
     return measured
 
 
+def recorded(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a result file. Raises SystemExit if its rounds were measured with other settings."""
+    read = json.loads((RESULTS / f"{name}.json").read_text())
+    before = {key: value for key, value in read["settings"].items() if key not in VARIABLE}
+    if before != settings:
+        raise SystemExit(f"{name}.json was measured with {before}, not with {settings}: leave out --add")
+    return dict(read)
+
+
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(
@@ -88,6 +105,9 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--places", choices=PLACES, default="pairs")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first round")
+    parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
+    parser.add_argument("--add", action="store_true", help="to the rounds of the result file")
     parser.add_argument("--requests", type=int, default=40, help="of a trace")
     parser.add_argument("--rate", type=float, default=16.0, help="requests a second")
     parser.add_argument(
@@ -95,7 +115,17 @@ def main() -> None:
     )
     parser.add_argument("--name", default="routers_live", help="of the result file")
     args = parser.parse_args()
-    measured = asyncio.run(measure(args))
+    settings = {key: value for key, value in vars(args).items() if key not in VARIABLE} | {"time": "live"}
+    parts, before = [], {}
+    if args.add:
+        read = recorded(args.name, settings)
+        before = read["figures"]["rounds"]
+        part = {"commit": read["commit"], "rounds": read["settings"]["rounds"]}
+        parts = [*read["figures"].get("parts", []), part]
+    new = asyncio.run(measure(args))
+    measured = {
+        kind: before.get(kind, []) + new.get(kind, []) for kind in TRACES if kind in before or kind in new
+    }
     traces: dict[str, Any] = {kind: summary(rounds) for kind, rounds in measured.items()}
     for kind, of_routers in traces.items():
         rows = [
@@ -113,7 +143,11 @@ def main() -> None:
             "goodput, difference",
         ]
         table(f"{kind}, 2 {args.places}", head, rows)
-    write(args.name, {**vars(args), "time": "live"}, {"traces": traces, "rounds": measured}, [args.model])
+    counts = {kind: len(rounds) for kind, rounds in measured.items()}
+    figures = {"traces": traces, "rounds": measured}
+    if args.add:
+        figures |= {"parts": parts, "added": {kind: summary(rounds) for kind, rounds in new.items()}}
+    write(args.name, {**settings, "rounds": counts}, figures, [args.model])
 
 
 if __name__ == "__main__":

@@ -179,6 +179,13 @@ def routers_live_default() -> tuple[Row, list[Row]]:
     return [*head, "goodput, flowguard − it, %"], rows
 
 
+@call("routers.live.added")
+def _added_rounds() -> str:
+    """Return the difference to the published router in the rounds that were added last."""
+    added = figures("routers_live")["added"]["skewed"]["flowguard-as-published"]
+    return _interval(added["difference"], 100, 1, "+")
+
+
 @table("streamserve/live", "streamserve_live")
 def streamserve_live() -> tuple[Row, list[Row]]:
     """Return the live ablation: medians of rounds, and ratios within a round."""
