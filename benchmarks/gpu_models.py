@@ -112,6 +112,6 @@ def inflated(name: str, hidden: int, layers: int, heads: int, kv_heads: int, int
     source = read_spec(embedded.path(name))
     return replace(
         source, hidden_size=hidden, num_layers=layers, num_heads=heads, num_kv_heads=kv_heads,
-        intermediate_size=intermediate, windows=(None,) * layers,
+        intermediate_size=intermediate, windows=(None,) * layers, ropes=(source.ropes[0],) * layers,
         rms_norm_eps=source.rms_norm_eps / (hidden // source.hidden_size),
     )  # fmt: skip

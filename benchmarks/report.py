@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,9 @@ def stamp(model: str) -> dict[str, str]:
 
 
 def git(*arguments: str) -> str:
-    """Return the output of git, run in the current directory."""
+    """Return the output of git, run in the current directory; `unknown` where there is no git."""
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

@@ -25,7 +25,7 @@ LIMIT_SECONDS = 470.0
 NEEDED = ("torch", "triton", "numpy")
 """Packages that the machine has; the wheels have all others."""
 
-KERNELS = ("tests/execution/cuda",)
+KERNELS = ("tests/execution/cuda", "--ignore=tests/execution/cuda/test_compile.py")
 MODELS = ("tests/exact/test_against_transformers.py", "tests/exact/test_speculation.py")
 
 
@@ -49,7 +49,17 @@ def unpack_wheels() -> None:
 def parts(capability: int, processes: int) -> list[Part]:
     """Return the parts for a device of this compute capability."""
     python = (sys.executable, "-m")
-    pytest = (*python, "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--no-header")
+    pytest = (
+        *python,
+        "pytest",
+        "--tb=short",
+        "-rfE",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        "--no-header",
+    )
     several = ("--numprocesses", str(processes), "--dist", "worksteal") if processes > 1 else ()
     compiled = ("streamserve.execution.cuda.compile", "--capability", str(capability))
     compiled += ("--processes", str(processes))

@@ -120,7 +120,7 @@ def test_rounded_weights_are_those_of_the_cpu(shared_checkpoint: Shared, quantiz
     format, checkpoint = parse_format(quantization), Checkpoint(folder)
     assert format is not None
     weight = checkpoint.tensor(["model.layers.1.mlp.down_proj.weight"], torch.float32)
-    assert torch.equal(unpack(quantized.model.layers[1].down.packed), quantize(weight, format).floats())
+    assert torch.equal(unpack(quantized.model.layers[1].down.packed).cpu(), quantize(weight, format).floats())
     assert isinstance(quantized.model.head, QuantizedLinear)
     tokens, _ = generate(quantized.executor)
     assert quantization != "int4:32" or tokens != generate(loaded(folder).executor)[0]
@@ -133,7 +133,7 @@ def test_keys_and_values_of_8_bits_are_those_of_the_cpu(shared_checkpoint: Share
     assert narrow.cache.data.dtype == torch.int8
     assert "KV cache in int8" in narrow.model_info.precision
     found = generate(narrow.executor)
-    reference = loaded(folder, kv_cache_dtype="int8", backend="reference")
+    reference = loaded(folder, kv_cache_dtype="int8", backend="reference", device="cpu")
     assert_same(found, generate(reference.executor), 1e-3)
     assert found[1] != pytest.approx(generate(loaded(folder).executor)[1], abs=1e-5)
 

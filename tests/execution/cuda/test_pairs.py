@@ -172,7 +172,9 @@ def test_host_memory_that_does_not_suffice_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("share", [HostShare(0, 2), HostShare()])
 def test_ranks_of_a_pair_are_refused_by_name(shared_checkpoint: Shared, share: HostShare) -> None:
-    config = ModelConfig(path=str(shared_checkpoint()), backend="device", tensor_parallel_size=2)
+    config = ModelConfig(
+        path=str(shared_checkpoint()), device="cpu", backend="device", tensor_parallel_size=2
+    )
     memory = SharedMemory()
     with pytest.raises(CheckpointError, match="--tensor-parallel-size 2 is for one worker"):
         load(config, share=share, allocate=memory.allocate)

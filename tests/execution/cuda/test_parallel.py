@@ -54,8 +54,8 @@ Shared = Callable[..., Path]
 def engine_of(folder: Path, degree: int, **fields: Any) -> Iterator[Engine]:
     """An engine on `degree` ranks."""
     config = ModelConfig(
-        path=str(folder), backend="device", threads=1, num_blocks=60, block_size=4, max_chunk=16,
-        tensor_parallel_size=degree, max_model_len=100, check=True, **fields,
+        path=str(folder), device="cpu", backend="device", threads=1, num_blocks=60, block_size=4,
+        max_chunk=16, tensor_parallel_size=degree, max_model_len=100, check=True, **fields,
     )  # fmt: skip
     loaded = load(config)
     speculation = Speculation(parse_policy("fixed:3"), default_cost) if loaded.drafter else None
@@ -114,8 +114,9 @@ def test_a_rank_that_dies_ends_its_worker_and_the_other_ranks(shared_checkpoint:
     script = (
         "import sys, time; from streamserve.execution.load import load\n"
         "from streamserve.protocol.config import ModelConfig\n"
-        "config = ModelConfig(path=sys.argv[1], backend='device', num_blocks=40, tensor_parallel_size=4)\n"
-        "loaded = load(config); print(*loaded.executor._runner._children.process_ids, flush=True)\n"
+        "place = {'device': 'cpu', 'backend': 'device', 'num_blocks': 40, 'tensor_parallel_size': 4}\n"
+        "loaded = load(ModelConfig(path=sys.argv[1], **place))\n"
+        "print(*loaded.executor._runner._children.process_ids, flush=True)\n"
         "time.sleep(60)"
     )
     command = [sys.executable, "-c", script, str(folder)]
@@ -166,12 +167,14 @@ def test_what_is_not_divided_is_refused_by_name(
 ) -> None:
     folder = shared_checkpoint("llama", **SIZES)
     with pytest.raises(CheckpointError, match=named):
-        load(ModelConfig(path=str(folder), num_blocks=40, **{"backend": "device", **fields}))
+        load(ModelConfig(path=str(folder), num_blocks=40, **{"device": "cpu", "backend": "device", **fields}))
 
 
 @pytest.mark.parametrize(("name", "reason"), [("olmo2", "one vector"), ("phi3", "joined matrices")])
 def test_models_that_are_not_divided_are_refused(shared_checkpoint: Shared, name: str, reason: str) -> None:
-    config = ModelConfig(path=str(shared_checkpoint(name)), backend="device", tensor_parallel_size=2)
+    config = ModelConfig(
+        path=str(shared_checkpoint(name)), device="cpu", backend="device", tensor_parallel_size=2
+    )
     with pytest.raises(CheckpointError, match=reason):
         load(config)
 

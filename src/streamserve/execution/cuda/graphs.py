@@ -24,7 +24,9 @@ def bucket(count: int, sizes: Sequence[int] = ROWS) -> int | None:
 
 
 class Graphs(Protocol):
-    """Runs work whose inputs and outputs have fixed addresses."""
+    """Runs work whose inputs and outputs have fixed addresses. `shapes`: how often each shape ran."""
+
+    shapes: dict[Hashable, int]
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
         """Do `work`, which is the same at every call for one `shape`. It must neither wait for the device nor
@@ -33,8 +35,7 @@ class Graphs(Protocol):
 
 
 class NoGraphs:
-    """Does the work directly, on any device. `shapes` counts how often each shape ran: buckets and padding
-    are the same as with graphs."""
+    """Does the work directly, on any device. Buckets and padding are the same as with graphs."""
 
     def __init__(self) -> None:
         self.shapes: dict[Hashable, int] = {}
@@ -52,19 +53,17 @@ class CudaGraphs:
         self._device = device
         self._budget = budget
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.shapes: dict[Hashable, int] = {}
         self.captured = 0
         self.replays = 0
         self.bytes = 0
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
-        if shape not in self._graphs:
-            self._graphs[shape] = None
-            work()
-            return
-        graph = self._graphs[shape]
+        runs = self.shapes[shape] = self.shapes.get(shape, 0) + 1
+        graph = self._graphs.get(shape)
         if graph is None:
-            if self.bytes >= self._budget:
+            if runs == 1 or self.bytes >= self._budget:
                 work()
                 return
             graph = self._graphs[shape] = self._capture(shape, work)
@@ -73,6 +72,7 @@ class CudaGraphs:
 
     def _capture(self, shape: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # as capturing does: the difference is what the graph takes
         free, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
