@@ -27,6 +27,7 @@ from streamserve import embedded
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import DRAFT, Drafter, StepPlan
+from streamserve.execution.cuda.chains import DeviceChains
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import NoGraphs
 from streamserve.execution.cuda.load import DeviceBackend
@@ -122,7 +123,8 @@ def make(
     if draft:
         draft_cache = backend.cache(draft.spec, blocks, BLOCK_SIZE, dtype)
         draft_model = backend.model(draft, draft.spec, dtype)
-        drafter = ModelDrafter(backend.runner(draft_model, draft_cache), draft_cache, DRAFT)
+        passes = backend.runner(draft_model, draft_cache)
+        drafter = ModelDrafter(passes, draft_cache, DRAFT, chains=DeviceChains(passes))
     return Bench(weights.spec, backend.runner(model, cache), blocks, drafter)
 
 

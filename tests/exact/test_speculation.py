@@ -39,6 +39,7 @@ CASES = {
     "ngram": Case(draft="ngram"),
     "reference": Case(backend="reference", policy="fixed-tree:2x2"),
     "device": Case(backend="device", policy="fixed-tree:2x2"),
+    "device-chain": Case(backend="device", policy="fixed:5"),
     "device-goodput": Case(backend="device", policy="goodput", preempt_every=9),
     "int8": Case(quantization="int8", policy="fixed-tree:2x3"),
     "int4-self": Case(quantization="int4:32", draft="self:1", preempt_every=7),

@@ -6,7 +6,15 @@ from math import inf
 
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.observer import Journal, Observer
-from streamserve.engine.plan import DRAFT, TARGET, Drafter, DraftRequest, RemoteDraft, StepPlan
+from streamserve.engine.plan import (
+    DRAFT,
+    TARGET,
+    CompilingDrafter,
+    Drafter,
+    DraftRequest,
+    RemoteDraft,
+    StepPlan,
+)
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round, Speculation
@@ -67,7 +75,8 @@ class Drafting:
         trees = self._collect(requests, started)
         spent = self._clock() - started
         catch_up = sum(self._unread(request) for request in requests.values())
-        selected = round.select(trees, shapes, catch_up, spent)
+        once = isinstance(self._drafter, CompilingDrafter) and self._drafter.once
+        selected = round.select(trees, shapes, catch_up, 0.0 if once else spent)
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return round, selected
 

@@ -239,7 +239,7 @@ class Engine:
             spent,
         )
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
-        if plan.spans and spent > 0:
+        if plan.spans and spent > 0 and not result.once:
             self._learn(flight, result, spent)
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:

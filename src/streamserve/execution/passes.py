@@ -15,6 +15,11 @@ from streamserve.execution.model import Model
 class Passes(Protocol):
     """Runs a model's passes. It writes the keys and values of their rows to its KV cache."""
 
+    @property
+    def firsts(self) -> int:
+        """How many passes took longer than later ones will, to compile or to capture."""
+        ...
+
     def forward(self, layout: Layout) -> Tensor:
         """Return the hidden states [rows, hidden] of the rows of `layout`. The next pass may overwrite
         them."""
@@ -32,6 +37,10 @@ class ModelPasses:
     model: Model
     attention: AttentionBackend
     adapters: AdapterTable | None = None
+
+    @property
+    def firsts(self) -> int:
+        return 0
 
     def forward(self, layout: Layout) -> Tensor:
         self.attention.plan(layout)

@@ -37,7 +37,8 @@ from streamserve.protocol.messages import PromptLogprob
 @dataclass
 class _Launched:
     """A step whose results have not been read. `walked` branches are verified on the device, `others` need
-    their `logits` on the host; a branch's `root` is its row of the logits. `hidden` are the rows' states."""
+    their `logits` on the host; a branch's `root` is its row of the logits. `hidden` are the rows' states.
+    `once`: whether launching it compiled or captured something."""
 
     layout: Layout
     walked: list[Branch]
@@ -46,6 +47,7 @@ class _Launched:
     hidden: Tensor
     fetch: Fetch
     prompt_logprobs: dict[int, list[PromptLogprob]]
+    once: bool
 
 
 class DeviceExecutor:
@@ -102,11 +104,12 @@ class DeviceExecutor:
     @torch.inference_mode()
     def finish(self) -> StepResult:
         """Return the results of the earliest launched step, waiting for it."""
+        once = any(step.once for step, _ in self._queue if step)
         launched, swapping = self._queue.popleft()
         spans = self._finish(launched) if launched else []
         if launched:
             self._runner.cache.written += len(self._runner.cache.data)
-        return StepResult(spans, swap_seconds=swapping.wait() if swapping else 0.0)
+        return StepResult(spans, swap_seconds=swapping.wait() if swapping else 0.0, once=once)
 
     def close(self) -> None:
         """Forget all sequences and release weights and caches."""
@@ -128,6 +131,7 @@ class DeviceExecutor:
         branches = self._branches(layout)
         walked = [branch for branch in branches if chosen_on_device(branch)]
         others = [branch for branch in branches if not chosen_on_device(branch)]
+        firsts = self._runner.graphs.firsts
         hidden = self._runner.forward(layout, self._sources(layout))
         self._trees = {
             branch.part.span.sequence: tree
@@ -138,7 +142,8 @@ class DeviceExecutor:
         # Rows with logits need no check of their own: logits of states that are not finite are not either.
         checked = not all(part.root == part.offset and part.span.tree for part in layout.parts)
         fetch = self._runner.fetch(hidden if checked else None)
-        return _Launched(layout, walked, others, logits, hidden, fetch, self._prompt_logprobs(layout, hidden))
+        logprobs, once = self._prompt_logprobs(layout, hidden), self._runner.graphs.firsts > firsts
+        return _Launched(layout, walked, others, logits, hidden, fetch, logprobs, once)
 
     def _sources(self, layout: Layout) -> dict[int, int]:
         """Return for each span (by its number) whose token the step before sampled, the tree it is from."""

@@ -24,9 +24,11 @@ def bucket(count: int, sizes: Sequence[int] = ROWS) -> int | None:
 
 
 class Graphs(Protocol):
-    """Runs work whose inputs and outputs have fixed addresses. `shapes`: how often each shape ran."""
+    """Runs work whose inputs and outputs have fixed addresses. `shapes`: how often each shape ran; `firsts`:
+    runs that took longer than later ones of their shape will, to compile or to capture."""
 
     shapes: dict[Hashable, int]
+    firsts: int
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
         """Do `work`, which is the same at every call for one `shape`. It must neither wait for the device nor
@@ -39,6 +41,7 @@ class NoGraphs:
 
     def __init__(self) -> None:
         self.shapes: dict[Hashable, int] = {}
+        self.firsts = 0
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
         self.shapes[shape] = self.shapes.get(shape, 0) + 1
@@ -55,12 +58,14 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self.shapes: dict[Hashable, int] = {}
+        self.firsts = 0
         self.captured = 0
         self.replays = 0
         self.bytes = 0
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
         runs = self.shapes[shape] = self.shapes.get(shape, 0) + 1
+        self.firsts += runs <= 2
         graph = self._graphs.get(shape)
         if graph is None:
             if runs == 1 or self.bytes >= self._budget:

@@ -13,6 +13,7 @@ from torch import Tensor
 from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.attention import TILES
+from streamserve.execution.cuda.chains import DeviceChains
 from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.device import notice
 from streamserve.execution.cuda.executor import DeviceExecutor
@@ -173,7 +174,8 @@ class DeviceBackend:
         else:
             raise CheckpointError(f"--draft: {draft.kind} drafters are not supported on a device")
         passes = self.runner(model, draft_cache)
-        return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars)
+        chains = DeviceChains(passes)
+        return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars, chains=chains)
 
 
 def refuse_unsupported(spec: ModelSpec, kv_quantized: bool) -> None:

@@ -21,12 +21,13 @@ from streamserve.execution.cuda.attention import (
     workspace_size,
 )
 from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
-from streamserve.execution.cuda.draws import DRAW_WORDS
+from streamserve.execution.cuda.draws import DRAW_WORDS, Draw, pack_draws
 from streamserve.execution.cuda.graphs import ROWS, Graphs, bucket
 from streamserve.execution.cuda.model import DeviceModel, ForwardInputs
 from streamserve.execution.cuda.operations import Operations
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Ints, Layout
+from streamserve.protocol.sampling import SamplingParams
 
 Int32s = NDArray[np.int32]
 
@@ -60,15 +61,16 @@ class ForwardShape:
 @dataclass(frozen=True)
 class SampleShape:
     """What a captured sampling pass is for: `nodes` rows of logits, of trees with paths of up to `depth`
-    tokens."""
+    tokens. `scored`: single tokens, with the probability of the likeliest one."""
 
     nodes: int
     depth: int
+    scored: bool = False
 
     @property
     def results(self) -> int:
         """Numbers that the pass returns: tokens, or lengths, tokens and paths."""
-        return self.nodes * (1 if self.depth == 1 else 1 + 2 * self.depth)
+        return self.nodes * (1 + self.scored if self.depth == 1 else 1 + 2 * self.depth)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,17 @@ class Nodes:
         if depth is None:
             raise ValueError(f"a token tree has {self.depth} levels; at most {DEPTHS[-1]} are verified")
         return SampleShape(bucket(len(self.rows)) or len(self.rows), depth)
+
+
+@dataclass(frozen=True)
+class PreparedPass:
+    """A forward pass of so many `rows`: its shape, its arrays, and the block `tables` of its spans, which are
+    on their way to the device."""
+
+    shape: ForwardShape
+    arrays: Arrays
+    tables: Int32s
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -147,8 +160,8 @@ class Runner:
         self.waits = 0
         spec, device = model.spec, model.device
         self._operations = operations
-        self._windows = tuple(dict.fromkeys(spec.windows))
-        self._padding_slot = (cache.data.shape[1] - 1) * cache.block_size
+        self.windows = tuple(dict.fromkeys(spec.windows))
+        self.padding_slot = (cache.data.shape[1] - 1) * cache.block_size
         self._multiprocessors = _multiprocessors(device)
         width = -(-model.max_positions // cache.block_size)
         self._tables = torch.zeros(max_sequences, width, dtype=torch.int32, device=device)
@@ -168,22 +181,35 @@ class Runner:
         self._last_forward: tuple[Hashable, Callable[[], None]]
         self._last_sample: tuple[Hashable, Callable[[], None]]
 
+    @property
+    def firsts(self) -> int:
+        """How many passes took longer than later ones will, to compile or to capture."""
+        return self.graphs.firsts
+
     def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor:
         """Launch a forward pass; return the hidden states [rows, hidden], which the next pass overwrites.
         `sources[i]`: the tree of the sampling pass before whose token is that of the i-th span's one row."""
+        return self.launch(self.prepare(layout, sources))
+
+    def prepare(self, layout: Layout, sources: Mapping[int, int] | None = None) -> PreparedPass:
+        """Prepare a forward pass, and launch the upload of its block tables."""
         spec, rows = self.model.spec, len(layout.tokens)
         plan = plan_attention(
             layout, self.cache.block_size, spec.num_heads // spec.num_kv_heads, spec.num_kv_heads,
-            self._windows, self._multiprocessors, MAX_PARTIALS,
+            self.windows, self._multiprocessors, MAX_PARTIALS,
         )  # fmt: skip
-        shape = _forward_shape(rows, plan)
-        fields = self._forward_fields(shape)
-        arrays = self._forward_arrays(layout, plan, _sources(layout, sources or {}))
         self._upload_tables(plan.tables)
+        arrays = self._forward_arrays(layout, plan, _sources(layout, sources or {}))
+        return PreparedPass(_forward_shape(rows, plan), arrays, plan.tables, rows)
+
+    def launch(self, prepared: PreparedPass) -> Tensor:
+        """Launch the pass prepared last; return the hidden states as `forward`."""
+        shape, arrays, rows = prepared.shape, prepared.arrays, prepared.rows
+        fields = self._forward_fields(shape)
         if rows > ROWS[-1] or shape.words > MAX_WORDS:
             uploads = Uploads(self.model.device, fields.size)
             uploads.upload(fields, arrays)
-            hidden = torch.empty(rows, spec.hidden_size, dtype=self.model.dtype, device=self.model.device)
+            hidden = self._hidden.new_empty(rows, self._hidden.shape[1])
             self._forward(fields.views(uploads.buffer), shape, hidden)
             self._states = hidden
             return hidden
@@ -201,30 +227,46 @@ class Runner:
         shape = self._sampled = nodes.shape
         if shape.results > len(self._results):
             raise ValueError(f"a step cannot verify {shape.nodes} nodes with paths of {shape.depth} tokens")
-        fields, arrays = _sample_fields(shape), _sample_arrays(nodes, shape)
+        return self._launch_sample(shape, _sample_arrays(nodes, shape))[: len(nodes.rows)]
+
+    def choose_likeliest(self, rows: Int32s) -> Tensor:
+        """Launch the choice of the likeliest token at each of `rows` of the last forward pass, which the next
+        pass may take from there (`sources`). Returns the tokens and then the bits of their float32
+        probabilities [2, nodes], nodes padded; the next choice overwrites them."""
+        shape = SampleShape(bucket(len(rows)) or len(rows), 1, scored=True)
+        self._launch_sample(shape, {"rows": rows, "draws": _greedy_draws(len(rows))})
+        return self._results[: shape.results].view(2, shape.nodes)
+
+    def _launch_sample(self, shape: SampleShape, arrays: Arrays) -> Tensor:
+        """Launch a sampling pass; return the logits [nodes, vocabulary], nodes padded."""
+        fields = _sample_fields(shape)
         if shape.nodes > ROWS[-1] or self._states is not self._hidden:
             # Captured graphs have other inputs.
             uploads = Uploads(self.model.device, fields.size)
             uploads.upload(fields, arrays)
-            return self._sample(fields.views(uploads.buffer), shape)[: len(nodes.rows)]
+            return self._sample(fields.views(uploads.buffer), shape)
         self._sample_uploads.upload(fields, arrays)
         views = fields.views(self._sample_uploads.buffer)
         self._last_sample = shape, lambda: self._keep_logits(views, shape)
         self.graphs.run(*self._last_sample)
-        return self._logits[shape][: len(nodes.rows)]
+        return self._logits[shape]
 
     def fetch(self, rows: Tensor | None) -> Fetch:
         """Launch the copy of the last sampling pass's results to the host. With the hidden states of `rows`,
         whether they are finite is copied too."""
         shape, self._sampled = self._sampled, None
-        host = _to_host(self._results[: 0 if shape is None else shape.results])
-        finite = None if rows is None else _to_host(rows.sum(-1, dtype=torch.float32).isfinite())
-        event = None
-        if self.model.device.type == "cuda":
-            event = new_event()
-            event.record()
+        host = to_host(self._results[: 0 if shape is None else shape.results])
+        finite = None if rows is None else to_host(finite_rows(rows))
+        return Fetch(shape, host, finite, self.mark())
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Return an event after all that was launched, to be waited for: there is none on the CPU."""
         self.waits += 1
-        return Fetch(shape, host, finite, event)
+        if self.model.device.type != "cuda":
+            return None
+        event = new_event()
+        event.record()
+        return event
 
     def replay(self) -> None:
         """Launch the last forward and sampling passes again, with the inputs that are on the device: for
@@ -250,7 +292,7 @@ class Runner:
     def _forward(self, views: Mapping[str, Tensor], shape: ForwardShape, hidden: Tensor) -> None:
         works = {
             window: AttentionWork(**{name: views[f"{name} {number}"] for name in AttentionWork._fields})
-            for number, window in enumerate(self._windows)
+            for number, window in enumerate(self.windows)
         }
         inputs = ForwardInputs(
             views["tokens"], views["sources"], self._results, views["positions"], views["slots"],
@@ -268,6 +310,9 @@ class Runner:
         nodes, depth, results = shape.nodes, shape.depth, self._results
         if depth == 1:
             self._operations.sampling.choose_tokens(logits, views["draws"], results[:nodes])
+            if shape.scored:
+                likeliest = logits.log_softmax(-1, torch.float32).amax(-1).exp()
+                results[nodes : 2 * nodes].view(torch.float32).copy_(likeliest)
             return logits
         chosen = torch.empty(nodes, dtype=torch.int32, device=results.device)
         self._operations.sampling.choose_tokens(logits, views["draws"], chosen)
@@ -289,15 +334,15 @@ class Runner:
 
     def _forward_fields(self, shape: ForwardShape) -> Fields:
         rows, fields = shape.rows, []
-        for number, _ in enumerate(self._windows):
+        for number, _ in enumerate(self.windows):
             fields += [
                 Field(f"starts {number}", (4,)),
                 Field(f"firsts {number}", (rows,)),
                 Field(f"bits {number}", (rows, shape.words)),
                 Field(f"combine {number}", (rows, 3)),
-                Field(f"items {number}", (MAX_ITEMS + rows, 8), ragged=number == len(self._windows) - 1),
+                Field(f"items {number}", (MAX_ITEMS + rows, 8), ragged=number == len(self.windows) - 1),
             ]
-        padding = self._padding_slot
+        padding = self.padding_slot
         return Fields(
             (
                 Field("tokens", (rows,)),
@@ -317,7 +362,7 @@ class Runner:
             "slots": layout.slots,
             "limits": plan.limits,
         }
-        for number, window in enumerate(self._windows):
+        for number, window in enumerate(self.windows):
             work = plan.works[window]
             arrays |= {f"{name} {number}": getattr(work, name) for name in AttentionWork._fields}
         return arrays
@@ -366,7 +411,17 @@ def _sample_arrays(nodes: Nodes, shape: SampleShape) -> Arrays:
     }
 
 
-def _to_host(tensor: Tensor) -> Tensor:
+def finite_rows(hidden: Tensor) -> Tensor:
+    """Return which rows of `hidden` [rows, hidden] are finite."""
+    return hidden.sum(-1, dtype=torch.float32).isfinite()
+
+
+@lru_cache
+def _greedy_draws(count: int) -> Int32s:
+    return pack_draws([Draw(SamplingParams(temperature=0.0), 0, 0)] * count)
+
+
+def to_host(tensor: Tensor) -> Tensor:
     """Launch a copy to pinned memory; on the CPU, return a copy."""
     if tensor.device.type == "cpu":
         return tensor.clone()

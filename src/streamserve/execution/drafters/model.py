@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.engine.plan import TARGET, DraftRequest, Span
+from streamserve.execution.drafters.chains import ChainDrafting
 from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.drafters.selection import (
     DraftSelector,
@@ -110,22 +111,37 @@ class ModelDrafter:
         eos_token_ids: Sequence[int] = (),
         grammars: Grammars | None = None,
         selector: DraftSelector = select_draft_tokens,
+        chains: ChainDrafting | None = None,
     ) -> None:
         """`rejection_sampling`: draft tokens of sampled requests are drawn at random, for verification by
         rejection. `eos_token_ids` are the target's. Without `grammars`, drafting ignores the requests'
-        grammars."""
+        grammars. With `chains`, trees of one token a level are drafted by it where they can be."""
         self.group = group
         self._rejection_sampling = rejection_sampling
         self._states = PathStates(eos_token_ids, grammars)
         self._selector = selector
         self._passes = passes
+        self._chains = chains
+        self.chains_drafted = 0
+        self.once = False
         self.cache = cache
         self._trees: dict[int, TokenTree] = {}
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Draft at once: the drafter runs on the target's device, so nothing would overlap."""
+        firsts = self._passes.firsts
         trees = [self._start(request) for request in requests]
+        if self._chains and all(map(_is_greedy_chain, trees)):
+            self._draft_chains(self._chains, trees)
+        else:
+            self._draft_levels(trees)
+        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
+        self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
+        self.once = self._passes.firsts > firsts
+
+    def _draft_levels(self, trees: Sequence[_TreeBuilder]) -> None:
+        """Draft the trees level by level."""
         hidden = self._read(trees)
         growing = [tree for tree in trees if tree.unfinished]
         if len(growing) < len(trees):
@@ -135,8 +151,25 @@ class ModelDrafter:
             growing = [tree for tree in growing if tree.unfinished]
             if growing:
                 hidden = self._pass(growing)
-        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
-        self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
+
+    def _draft_chains(self, chains: ChainDrafting, trees: Sequence[_TreeBuilder]) -> None:
+        """Draft trees of one token a level in one go; what is drafted after an unlikely token is left out."""
+        spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
+        drafted, row = chains.draft(spans, lengths), 0
+        self.chains_drafted += len(trees)
+        for number, (tree, span) in enumerate(zip(trees, spans, strict=True)):
+            tree.finite = bool(drafted.finite[row : row + len(span.tokens)].all())
+            row += len(span.tokens)
+            tokens, features = drafted.tokens[:, number].tolist(), drafted.probabilities[:, number].tolist()
+            while tree.unfinished:
+                token = tokens[tree.depth]
+                tree.grow([[(token, features[tree.depth])] if token >= 0 else []])
+
+    def _unread(self, tree: _TreeBuilder) -> Span:
+        """Return the committed tokens that have no KV yet; the last one is read again at least."""
+        request = tree.request
+        start = min(request.computed, request.length - 1)
+        return self._rows(request, start, request.tokens[start : request.length])
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         trees, self._trees = self._trees, {}
@@ -229,6 +262,18 @@ class ModelDrafter:
             end = start + len(tree.level)
             tree.grow(drafted[start:end])
             start = end
+
+
+def _is_greedy_chain(tree: _TreeBuilder) -> bool:
+    """Return whether each level of a tree is the likeliest token after the level before."""
+    request = tree.request
+    chain = request.width == 1 and all(count == 1 for count in request.expansion or ())
+    short = request.length - request.computed <= MAX_QUERY_TOKENS
+    return chain and short and _chain_length(tree) > 0 and request.params.greedy and tree.state is None
+
+
+def _chain_length(tree: _TreeBuilder) -> int:
+    return min(tree.request.depth, tree.request.nodes)
 
 
 def _adjust(rows: Sequence[tuple[_TreeBuilder, int]], logits: Tensor) -> tuple[dict[int, Scores], list[int]]:

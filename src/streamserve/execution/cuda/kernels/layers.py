@@ -270,7 +270,7 @@ def add_rms_norm(
         unused if post_norm is None else post_norm, out, epsilon, multiplier,
         N=n, PADDED_N=padded, ADD=delta is not None, POST=post_norm is not None,
         SCALED=post_norm is None and multiplier != 1, NORM=weight is not None, WRITE=out is not hidden,
-        num_warps=_warps(padded),
+        num_warps=_warps(padded), enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -311,6 +311,7 @@ def rotate_and_store(
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=turned, HALF=triton.next_power_of_2(turned // 2),
         REST=triton.next_power_of_2(rest) if rest else 0, BLOCK_SIZE=block_size, NORM=head_norm is not None,
         ROTATE=cos is not None, QUANTIZED=quantized, GROUP=8, num_warps=4 if quantized else 2,
+        enable_fp_fusion=False,
     )  # fmt: skip
 
 

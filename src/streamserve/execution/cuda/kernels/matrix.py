@@ -69,6 +69,28 @@ def _scale(scales):
     return wide
 
 
+@triton.jit
+def _tables(
+    scales, offsets, tables, exists, chunk, N: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    PART: tl.constexpr, HALVES: tl.constexpr, KIND: tl.constexpr, OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """Return scales and offsets of a chunk's halves; one chunk ahead, so that nothing waits for them."""
+    s0, o0, s1, o1 = exists, exists, exists, exists
+    if KIND != FLOATS:
+        g0 = tl.minimum((chunk * HALVES * PART) // GROUP, GROUPS - 1)
+        g1 = tl.minimum(((chunk * HALVES + HALVES - 1) * PART) // GROUP, GROUPS - 1)
+        s0 = tl.load(scales + tables + g0 * N, exists, 0)
+        s1 = s0
+        if HALVES == 2 and GROUP % (2 * PART) != 0:
+            s1 = tl.load(scales + tables + g1 * N, exists, 0)
+        if OFFSETS:
+            o0 = tl.load(offsets + tables + g0 * N, exists, 0)
+            o1 = o0
+            if HALVES == 2 and GROUP % (2 * PART) != 0:
+                o1 = tl.load(offsets + tables + g1 * N, exists, 0)
+    return s0, o0, s1, o1
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x, numbers, scales, offsets, bias, table, out, order, experts, firsts, counts, rows, x_stride,
@@ -105,7 +127,14 @@ def _multiply(
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     CHUNKS: tl.constexpr = (K + PART * HALVES - 1) // (PART * HALVES)
     SHARE: tl.constexpr = (CHUNKS + SPLITS - 1) // SPLITS
-    for chunk in range(split * SHARE, tl.minimum(split * SHARE + SHARE, CHUNKS)):
+    chunk_end = tl.minimum(split * SHARE + SHARE, CHUNKS)
+    s0, o0, s1, o1 = _tables(
+        scales, offsets, tables, exists, split * SHARE, N, GROUP, GROUPS, PART, HALVES, KIND, ZEROS or MINIMUMS
+    )
+    for chunk in range(split * SHARE, chunk_end):
+        n0, q0, n1, q1 = _tables(
+            scales, offsets, tables, exists, chunk + 1, N, GROUP, GROUPS, PART, HALVES, KIND, ZEROS or MINIMUMS
+        )
         if KIND != FLOATS:
             packed = tl.load(own + (chunk * PART + part)[None, :], exists[:, None], 0).to(tl.int32)
         for half in tl.static_range(HALVES):
@@ -115,10 +144,12 @@ def _multiply(
             if KIND == FLOATS:
                 weights = tl.load(own + key[None, :], exists[:, None] & (key < K)[None, :], 0.0)
             else:
-                group = tables + (first // GROUP) * N
+                scale, offset = s0, o0
+                if half == 1:
+                    scale, offset = s1, o1
                 zeros = column
                 if ZEROS:
-                    zeros = tl.load(offsets + group, exists, 0).to(tl.int32)
+                    zeros = offset.to(tl.int32)
                 integers = packed
                 if HALVES == 2:
                     integers = (packed >> (4 * half)) & 15
@@ -130,10 +161,11 @@ def _multiply(
                 acc = tl.dot(left, tl.trans(right), acc, input_precision=PRECISION)
             else:
                 product = tl.dot(left, tl.trans(right), input_precision=PRECISION)
-                acc += product * _scale(tl.load(scales + group, exists, 0))[None, :]
+                acc += product * _scale(scale)[None, :]
                 if MINIMUMS:
                     sums = tl.sum(values.to(tl.float32), 1)
-                    acc += sums[:, None] * tl.load(offsets + group, exists, 0.0)[None, :]
+                    acc += sums[:, None] * offset[None, :]
+        s0, o0, s1, o1 = n0, q0, n1, q1
     if BIAS:  # noqa: SIM102
         if split == 0:
             acc += tl.load(bias + expert * N + column, exists, 0.0).to(tl.float32)[None, :]

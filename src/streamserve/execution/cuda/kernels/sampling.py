@@ -20,8 +20,8 @@ from streamserve.execution.cuda.kernels.example import KernelExample
 CHUNK = 2048
 """Tokens of a program."""
 
-SLICE = 2048
-"""Tokens of a step of the threshold search."""
+SLICE = CHUNK
+"""Tokens of a step of the threshold search, which passes those by whose best logit is too low."""
 
 
 @triton.jit
@@ -75,33 +75,35 @@ def _peaks(logits, peaks, finite, vocabulary, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _count(logits, vocabulary, key, token_limit, SLICE: tl.constexpr, EQUAL: tl.constexpr):
+def _count(logits, peaks, vocabulary, key, token_limit, SLICE: tl.constexpr, EQUAL: tl.constexpr):
     """Return how many tokens have at least `key`; with EQUAL, exactly `key` and an id up to the limit."""
     count = 0
     for start in range(0, vocabulary, SLICE):
-        token = start + tl.arange(0, SLICE)
-        inside = token < vocabulary
-        keys = _key(tl.load(logits + token, inside, float("-inf")).to(tl.float32))
-        fits = (keys == key) & (token <= token_limit) if EQUAL else keys >= key
-        count += tl.sum((inside & fits).to(tl.int32))
+        if _key(tl.load(peaks + start // SLICE)) >= key:
+            token = start + tl.arange(0, SLICE)
+            inside = token < vocabulary
+            keys = _key(tl.load(logits + token, inside, float("-inf")).to(tl.float32))
+            fits = (keys == key) & (token <= token_limit) if EQUAL else keys >= key
+            count += tl.sum((inside & fits).to(tl.int32))
     return count
 
 
 @triton.jit
 def _mass(
-    logits, vocabulary, key, k_key, k_token, least, best, temperature, SLICE: tl.constexpr
+    logits, peaks, vocabulary, key, k_key, k_token, least, best, temperature, SLICE: tl.constexpr
 ):  # fmt: skip
     """Return the weight of the tokens with at least `key` that top_k and min_p leave."""
     mass = tl.zeros([SLICE], tl.float64)
     for start in range(0, vocabulary, SLICE):
-        token = start + tl.arange(0, SLICE)
-        inside = token < vocabulary
-        x = tl.load(logits + token, inside, float("-inf")).to(tl.float32)
-        keys = _key(x)
-        scaled = x.to(tl.float64) / temperature
-        fits = inside & (keys >= key) & ((keys > k_key) | ((keys == k_key) & (token <= k_token)))
-        fits = fits & (scaled >= least)
-        mass += tl.where(fits, tl.exp(scaled - best), 0.0)
+        if _key(tl.load(peaks + start // SLICE)) >= tl.maximum(key, k_key):
+            token = start + tl.arange(0, SLICE)
+            inside = token < vocabulary
+            x = tl.load(logits + token, inside, float("-inf")).to(tl.float32)
+            keys = _key(x)
+            scaled = x.to(tl.float64) / temperature
+            fits = inside & (keys >= key) & ((keys > k_key) | ((keys == k_key) & (token <= k_token)))
+            fits = fits & (scaled >= least)
+            mass += tl.where(fits, tl.exp(scaled - best), 0.0)
     return tl.sum(mass)
 
 
@@ -116,6 +118,7 @@ def _filter(
     k_key, k_token, p_key, p_token = lowest, vocabulary, lowest, vocabulary
     if tl.load(draw + 11) != 0:
         row_logits = logits + row * vocabulary
+        row_peaks = peaks + row * chunks
         temperature, top_p, least = _float64(draw), _float64(draw + 2), _float64(draw + 4)
         chunk = tl.arange(0, CHUNKS)
         peak = tl.max(tl.load(peaks + row * chunks + chunk, chunk < chunks, float("-inf")))
@@ -125,40 +128,40 @@ def _filter(
             low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
             while high - low > 1:  # at least top_k tokens have `low`, fewer have `high`
                 middle = (low + high) >> 1
-                enough = _count(row_logits, vocabulary, middle.to(tl.int32), 0, SLICE, False) >= top_k
+                enough = _count(row_logits, row_peaks, vocabulary, middle.to(tl.int32), 0, SLICE, False) >= top_k
                 low = tl.where(enough, middle, low)
                 high = tl.where(enough, high, middle)
             k_key = low.to(tl.int32)
-            equal = top_k - _count(row_logits, vocabulary, k_key + 1, 0, SLICE, False)
+            equal = top_k - _count(row_logits, row_peaks, vocabulary, k_key + 1, 0, SLICE, False)
             below, up_to = -1, vocabulary
             while up_to - below > 1:
                 middle_token = (below + up_to) >> 1
-                enough = _count(row_logits, vocabulary, k_key, middle_token, SLICE, True) >= equal
+                enough = _count(row_logits, row_peaks, vocabulary, k_key, middle_token, SLICE, True) >= equal
                 up_to = tl.where(enough, middle_token, up_to)
                 below = tl.where(enough, below, middle_token)
             k_token = up_to
         if top_p < 1.0:
             bound = best + least
-            total = _mass(row_logits, vocabulary, lowest, k_key, k_token, bound, best, temperature, SLICE)
+            total = _mass(row_logits, row_peaks, vocabulary, lowest, k_key, k_token, bound, best, temperature, SLICE)
             goal = top_p * total
             low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
             while high - low > 1:
                 middle = (low + high) >> 1
                 mass = _mass(
-                    row_logits, vocabulary, middle.to(tl.int32), k_key, k_token, bound, best, temperature,
+                    row_logits, row_peaks, vocabulary, middle.to(tl.int32), k_key, k_token, bound, best, temperature,
                     SLICE,
                 )  # fmt: skip
                 enough = mass >= goal
                 low = tl.where(enough, middle, low)
                 high = tl.where(enough, high, middle)
             p_key = low.to(tl.int32)
-            above = _mass(row_logits, vocabulary, p_key + 1, k_key, k_token, bound, best, temperature, SLICE)
+            above = _mass(row_logits, row_peaks, vocabulary, p_key + 1, k_key, k_token, bound, best, temperature, SLICE)
             bits = p_key ^ ((p_key >> 31) & 0x7FFFFFFF)
             each = tl.exp(bits.to(tl.float32, bitcast=True).to(tl.float64) / temperature - best)
             below, up_to = -1, vocabulary
             while up_to - below > 1:
                 middle_token = (below + up_to) >> 1
-                count = _count(row_logits, vocabulary, p_key, middle_token, SLICE, True)
+                count = _count(row_logits, row_peaks, vocabulary, p_key, middle_token, SLICE, True)
                 enough = above + each * count >= goal
                 up_to = tl.where(enough, middle_token, up_to)
                 below = tl.where(enough, below, middle_token)
