@@ -208,8 +208,8 @@ def test_a_worker_of_another_model_is_refused_with_both_values() -> None:
 
 
 def test_reports_of_several_workers_add_up() -> None:
-    moved = replace(REPORT, transfer=TransferReport(sent_bytes=5))
-    both = total([REPORT, moved])
+    still, moved = replace(REPORT, transfer=None), replace(REPORT, transfer=TransferReport(sent_bytes=5))
+    both = total([still, moved])
     assert both is not None
     assert both.running == 2 * REPORT.running
     assert both.step_seconds == 2 * REPORT.step_seconds
