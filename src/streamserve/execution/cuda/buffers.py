@@ -5,6 +5,7 @@ host    staging 0 ┐  pinned; written for step n while the copies of steps n-1 
         staging 2 ┘          only on the graph's shape
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +34,7 @@ class Field:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

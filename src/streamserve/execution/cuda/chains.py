@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from streamserve.engine.plan import Span
-from streamserve.execution.cuda.runner import PreparedPass, Runner, finite_rows, to_host
+from streamserve.execution.cuda.passes import PreparedPass
+from streamserve.execution.cuda.runner import Runner, finite_rows, to_host
 from streamserve.execution.drafters.chains import Chains
 from streamserve.execution.layout import Ints, lay_out
 
@@ -35,9 +36,10 @@ class DeviceChains:
         finite = to_host(finite_rows(hidden))
         rows = np.array([part.root for part in layout.parts], np.int32)
         chosen = [runner.choose_likeliest(rows).clone()]
+        rows = np.arange(len(spans), dtype=np.int32)
         for level in self._passes(spans, np.array(lengths)):
             runner.launch(level)
-            chosen.append(runner.choose_likeliest(np.arange(len(spans), dtype=np.int32)).clone())
+            chosen.append(runner.choose_likeliest(rows, again=len(chosen) > 1).clone())
         results, done = to_host(torch.stack(chosen)), runner.mark()
         if done is not None:
             done.synchronize()

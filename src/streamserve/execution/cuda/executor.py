@@ -24,7 +24,8 @@ from streamserve.execution.branches import (
     with_logprobs,
 )
 from streamserve.execution.cuda.draws import Draw, pack_draws
-from streamserve.execution.cuda.runner import Fetch, Nodes, Runner
+from streamserve.execution.cuda.passes import Nodes
+from streamserve.execution.cuda.runner import Fetch, Runner
 from streamserve.execution.cuda.swap import DeviceHostPool, Swapping
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.layout import Layout, SpanRows, lay_out

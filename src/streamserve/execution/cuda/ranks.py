@@ -24,7 +24,8 @@ from torch import Tensor
 
 from streamserve.engine.plan import Span
 from streamserve.execution.cuda.collectives import Ranks
-from streamserve.execution.cuda.runner import Fetch, Nodes, Runner
+from streamserve.execution.cuda.passes import Nodes
+from streamserve.execution.cuda.runner import Fetch, Runner
 from streamserve.execution.cuda.swap import Copies, DeviceHostPool, Swapping
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Ints, Layout, lay_out

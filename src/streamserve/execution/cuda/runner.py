@@ -14,101 +14,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.execution.cuda.attention import (
-    AttentionArrays,
-    AttentionWork,
-    plan_attention,
-    workspace_size,
-)
+from streamserve.execution.cuda.attention import AttentionWork, plan_attention, workspace_size
 from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
-from streamserve.execution.cuda.draws import DRAW_WORDS, Draw, pack_draws
+from streamserve.execution.cuda.draws import Draw, pack_draws
 from streamserve.execution.cuda.graphs import ROWS, Graphs, bucket
 from streamserve.execution.cuda.model import DeviceModel, ForwardInputs
 from streamserve.execution.cuda.operations import Operations
+from streamserve.execution.cuda.passes import (
+    DEPTHS,
+    MAX_WORDS,
+    ForwardShape,
+    Int32s,
+    Nodes,
+    PreparedPass,
+    SampleShape,
+    forward_arrays,
+    forward_fields,
+    forward_shape,
+    sample_arrays,
+    sample_fields,
+)
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Ints, Layout
 from streamserve.protocol.sampling import SamplingParams
 
-Int32s = NDArray[np.int32]
-
-DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
-"""Tokens of the longest path of a step's trees, root included, that steps are padded to."""
-
 MAX_PARTIALS = 8192
 """Partial results of attention, each of one query token and a part of its keys, that the workspace holds."""
 
-MAX_WORDS = 4
-"""Words of the tree masks that captured passes have at most: trees of up to 128 nodes."""
-
-MAX_ITEMS = 4096
-"""Pieces of attention's work in a step, in addition to one for each row."""
-
 CPU_MULTIPROCESSORS = 4
 """What attention's work is planned for where there is no GPU."""
-
-
-@dataclass(frozen=True)
-class ForwardShape:
-    """What a captured forward pass is for. `words`: of the tree masks; `tiles`: which tile sizes of attention
-    occur; `combined`: whether any row's keys are split."""
-
-    rows: int
-    words: int
-    tiles: tuple[bool, ...]
-    combined: bool
-
-
-@dataclass(frozen=True)
-class SampleShape:
-    """What a captured sampling pass is for: `nodes` rows of logits, of trees with paths of up to `depth`
-    tokens. `scored`: single tokens, with the probability of the likeliest one."""
-
-    nodes: int
-    depth: int
-    scored: bool = False
-
-    @property
-    def results(self) -> int:
-        """Numbers that the pass returns: tokens, or lengths, tokens and paths."""
-        return self.nodes * (1 + self.scored if self.depth == 1 else 1 + 2 * self.depth)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The tree nodes to sample at, tree by tree (int32). Those of the first `trees` trees are walked on the
-    device; the logits of the others are read by the host.
-
-    `rows` [nodes] of the hidden states, `draws` [nodes, words] (cuda/draws.py), the draft `tokens`, their
-    `parents` and the `slots` of their KV [nodes], `firsts` [trees + 1] where each walked tree starts and the
-    last one ends; `depth`: tokens of the longest path, root included.
-    """
-
-    rows: Int32s
-    tokens: Int32s
-    parents: Int32s
-    slots: Int32s
-    firsts: Int32s
-    draws: Int32s
-    depth: int
-
-    @property
-    def shape(self) -> SampleShape:
-        """The padded shape. Raises ValueError for trees that are too deep."""
-        depth = bucket(self.depth, DEPTHS)
-        if depth is None:
-            raise ValueError(f"a token tree has {self.depth} levels; at most {DEPTHS[-1]} are verified")
-        return SampleShape(bucket(len(self.rows)) or len(self.rows), depth)
-
-
-@dataclass(frozen=True)
-class PreparedPass:
-    """A forward pass of so many `rows`: its shape, its arrays, and the block `tables` of its spans, which are
-    on their way to the device."""
-
-    shape: ForwardShape
-    arrays: Arrays
-    tables: Int32s
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -170,8 +104,9 @@ class Runner:
         )
         self._table_uploads = Uploads(device, max_sequences * width)
         largest = ForwardShape(ROWS[-1], MAX_WORDS, (), True)
-        self._forward_uploads = Uploads(device, self._forward_fields(largest).size)
-        self._sample_uploads = Uploads(device, _sample_fields(SampleShape(ROWS[-1], DEPTHS[-1])).size)
+        fields = forward_fields(largest, len(self.windows), self.padding_slot)
+        self._forward_uploads = Uploads(device, fields.size)
+        self._sample_uploads = Uploads(device, sample_fields(SampleShape(ROWS[-1], DEPTHS[-1])).size)
         self._hidden = torch.zeros(ROWS[-1], spec.hidden_size, dtype=model.dtype, device=device)
         self._states = self._hidden
         """The hidden states of the last forward pass: a tensor of their own for more than ROWS[-1] rows."""
@@ -199,13 +134,13 @@ class Runner:
             self.windows, self._multiprocessors, MAX_PARTIALS,
         )  # fmt: skip
         self._upload_tables(plan.tables)
-        arrays = self._forward_arrays(layout, plan, _sources(layout, sources or {}))
-        return PreparedPass(_forward_shape(rows, plan), arrays, plan.tables, rows)
+        arrays = forward_arrays(layout, plan, self.windows, sources or {})
+        return PreparedPass(forward_shape(rows, plan), arrays, plan.tables, rows)
 
     def launch(self, prepared: PreparedPass) -> Tensor:
         """Launch the pass prepared last; return the hidden states as `forward`."""
         shape, arrays, rows = prepared.shape, prepared.arrays, prepared.rows
-        fields = self._forward_fields(shape)
+        fields = forward_fields(shape, len(self.windows), self.padding_slot)
         if rows > ROWS[-1] or shape.words > MAX_WORDS:
             uploads = Uploads(self.model.device, fields.size)
             uploads.upload(fields, arrays)
@@ -215,8 +150,8 @@ class Runner:
             return hidden
         self._states = self._hidden
         self._forward_uploads.upload(fields, arrays)
-        views, hidden = fields.views(self._forward_uploads.buffer), self._hidden[: shape.rows]
-        self._last_forward = shape, lambda: self._forward(views, shape, hidden)
+        buffer, hidden = self._forward_uploads.buffer, self._hidden[: shape.rows]
+        self._last_forward = shape, lambda: self._forward(fields.views(buffer), shape, hidden)
         self.graphs.run(*self._last_forward)
         return hidden[:rows]
 
@@ -227,27 +162,31 @@ class Runner:
         shape = self._sampled = nodes.shape
         if shape.results > len(self._results):
             raise ValueError(f"a step cannot verify {shape.nodes} nodes with paths of {shape.depth} tokens")
-        return self._launch_sample(shape, _sample_arrays(nodes, shape))[: len(nodes.rows)]
+        return self._launch_sample(shape, sample_arrays(nodes, shape))[: len(nodes.rows)]
 
-    def choose_likeliest(self, rows: Int32s) -> Tensor:
+    def choose_likeliest(self, rows: Int32s, again: bool = False) -> Tensor:
         """Launch the choice of the likeliest token at each of `rows` of the last forward pass, which the next
-        pass may take from there (`sources`). Returns the tokens and then the bits of their float32
-        probabilities [2, nodes], nodes padded; the next choice overwrites them."""
+        pass may take from there (`sources`). `again`: the sampling pass before had the same rows. Returns the
+        tokens and then the bits of their float32 probabilities [2, nodes], nodes padded; the next choice
+        overwrites them."""
         shape = SampleShape(bucket(len(rows)) or len(rows), 1, scored=True)
-        self._launch_sample(shape, {"rows": rows, "draws": _greedy_draws(len(rows))})
+        if again and self._states is self._hidden:
+            self.graphs.run(*self._last_sample)
+        else:
+            self._launch_sample(shape, {"rows": rows, "draws": _greedy_draws(len(rows))})
         return self._results[: shape.results].view(2, shape.nodes)
 
     def _launch_sample(self, shape: SampleShape, arrays: Arrays) -> Tensor:
         """Launch a sampling pass; return the logits [nodes, vocabulary], nodes padded."""
-        fields = _sample_fields(shape)
+        fields = sample_fields(shape)
         if shape.nodes > ROWS[-1] or self._states is not self._hidden:
             # Captured graphs have other inputs.
             uploads = Uploads(self.model.device, fields.size)
             uploads.upload(fields, arrays)
             return self._sample(fields.views(uploads.buffer), shape)
         self._sample_uploads.upload(fields, arrays)
-        views = fields.views(self._sample_uploads.buffer)
-        self._last_sample = shape, lambda: self._keep_logits(views, shape)
+        buffer = self._sample_uploads.buffer
+        self._last_sample = shape, lambda: self._keep_logits(fields.views(buffer), shape)
         self.graphs.run(*self._last_sample)
         return self._logits[shape]
 
@@ -331,84 +270,6 @@ class Runner:
         self._table_uploads.upload(field, {"tables": tables})
         view = field.views(self._table_uploads.buffer)["tables"]
         self._tables[: tables.shape[0], : tables.shape[1]].copy_(view)
-
-    def _forward_fields(self, shape: ForwardShape) -> Fields:
-        rows, fields = shape.rows, []
-        for number, _ in enumerate(self.windows):
-            fields += [
-                Field(f"starts {number}", (4,)),
-                Field(f"firsts {number}", (rows,)),
-                Field(f"bits {number}", (rows, shape.words)),
-                Field(f"combine {number}", (rows, 3)),
-                Field(f"items {number}", (MAX_ITEMS + rows, 8), ragged=number == len(self.windows) - 1),
-            ]
-        padding = self.padding_slot
-        return Fields(
-            (
-                Field("tokens", (rows,)),
-                Field("sources", (rows,), -1),
-                Field("positions", (rows,)),
-                Field("slots", (rows,), padding),
-                Field("limits", (rows,)),
-                *fields,
-            )
-        )
-
-    def _forward_arrays(self, layout: Layout, plan: AttentionArrays, sources: Int32s) -> Arrays:
-        arrays: dict[str, NDArray[np.integer]] = {
-            "tokens": layout.tokens,
-            "sources": sources,
-            "positions": layout.positions,
-            "slots": layout.slots,
-            "limits": plan.limits,
-        }
-        for number, window in enumerate(self.windows):
-            work = plan.works[window]
-            arrays |= {f"{name} {number}": getattr(work, name) for name in AttentionWork._fields}
-        return arrays
-
-
-def attention_shape(plan: AttentionArrays) -> tuple[tuple[bool, ...], bool]:
-    """Return which tile sizes occur in a step, and whether any row has partial results to combine."""
-    works = plan.works.values()
-    tiles = np.any([np.diff(work.starts) > 0 for work in works], axis=0)
-    return tuple(tiles.tolist()), any(bool(work.combine[:, 2].any()) for work in works)
-
-
-def _forward_shape(rows: int, plan: AttentionArrays) -> ForwardShape:
-    words = max(work.bits.shape[1] for work in plan.works.values())
-    return ForwardShape(bucket(rows) or rows, words, *attention_shape(plan))
-
-
-def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
-    rows = np.full(len(layout.tokens), -1, np.int32)
-    for span, source in sources.items():
-        rows[layout.parts[span].offset] = source
-    return rows
-
-
-@lru_cache
-def _sample_fields(shape: SampleShape) -> Fields:
-    nodes = shape.nodes
-    plain = Field("rows", (nodes,)), Field("draws", (nodes, DRAW_WORDS))
-    if shape.depth == 1:
-        return Fields(plain)
-    names = "tokens", "parents", "slots"
-    return Fields((*plain, *(Field(name, (nodes,)) for name in names), Field("firsts", (nodes + 1,))))
-
-
-def _sample_arrays(nodes: Nodes, shape: SampleShape) -> Arrays:
-    """Return the arrays; the padding trees are empty."""
-    firsts = np.full(shape.nodes + 1, nodes.firsts[-1], np.int32)
-    firsts[: len(nodes.firsts)] = nodes.firsts
-    return {
-        "rows": nodes.rows,
-        "draws": nodes.draws,
-        "tokens": nodes.tokens,
-        "parents": nodes.parents,
-        "slots": nodes.slots,
-        "firsts": firsts,
-    }
 
 
 def finite_rows(hidden: Tensor) -> Tensor:

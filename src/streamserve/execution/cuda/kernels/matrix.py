@@ -128,12 +128,13 @@ def _multiply(
     CHUNKS: tl.constexpr = (K + PART * HALVES - 1) // (PART * HALVES)
     SHARE: tl.constexpr = (CHUNKS + SPLITS - 1) // SPLITS
     chunk_end = tl.minimum(split * SHARE + SHARE, CHUNKS)
+    OFFSETS: tl.constexpr = ZEROS or MINIMUMS
     s0, o0, s1, o1 = _tables(
-        scales, offsets, tables, exists, split * SHARE, N, GROUP, GROUPS, PART, HALVES, KIND, ZEROS or MINIMUMS
+        scales, offsets, tables, exists, split * SHARE, N, GROUP, GROUPS, PART, HALVES, KIND, OFFSETS
     )
     for chunk in range(split * SHARE, chunk_end):
         n0, q0, n1, q1 = _tables(
-            scales, offsets, tables, exists, chunk + 1, N, GROUP, GROUPS, PART, HALVES, KIND, ZEROS or MINIMUMS
+            scales, offsets, tables, exists, chunk + 1, N, GROUP, GROUPS, PART, HALVES, KIND, OFFSETS
         )
         if KIND != FLOATS:
             packed = tl.load(own + (chunk * PART + part)[None, :], exists[:, None], 0).to(tl.int32)
@@ -286,7 +287,7 @@ def choose_launch(rows: int, dtype: torch.dtype) -> Launch:
 def choose_splits(blocks: int, inputs: int, part: int) -> int:
     """Return into how many parts the inputs of a product of so many blocks are divided: none shorter than
     four steps."""
-    wanted = 2 * _multiprocessors() // max(blocks, 1)
+    wanted = 4 * _multiprocessors() // max(blocks, 1)
     return max(1, min(MAX_SPLITS, wanted, inputs // (8 * part)))
 
 

@@ -20,7 +20,7 @@ from streamserve.execution.cuda.kernels.example import KernelExample
 CHUNK = 2048
 """Tokens of a program."""
 
-SLICE = CHUNK
+SLICE = 4 * CHUNK
 """Tokens of a step of the threshold search, which passes those by whose best logit is too low."""
 
 
@@ -75,11 +75,21 @@ def _peaks(logits, peaks, finite, vocabulary, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _count(logits, peaks, vocabulary, key, token_limit, SLICE: tl.constexpr, EQUAL: tl.constexpr):
+def _reaches(peaks, start, chunks, key, CHUNK: tl.constexpr, SLICE: tl.constexpr):
+    """Return whether any token of the slice from `start` on has at least `key`."""
+    chunk = start // CHUNK + tl.arange(0, SLICE // CHUNK)
+    return tl.max(_key(tl.load(peaks + chunk, chunk < chunks, float("-inf")))) >= key
+
+
+@triton.jit
+def _count(
+    logits, peaks, vocabulary, chunks, key, token_limit,
+    CHUNK: tl.constexpr, SLICE: tl.constexpr, EQUAL: tl.constexpr,
+):  # fmt: skip
     """Return how many tokens have at least `key`; with EQUAL, exactly `key` and an id up to the limit."""
     count = 0
     for start in range(0, vocabulary, SLICE):
-        if _key(tl.load(peaks + start // SLICE)) >= key:
+        if _reaches(peaks, start, chunks, key, CHUNK, SLICE):
             token = start + tl.arange(0, SLICE)
             inside = token < vocabulary
             keys = _key(tl.load(logits + token, inside, float("-inf")).to(tl.float32))
@@ -90,12 +100,13 @@ def _count(logits, peaks, vocabulary, key, token_limit, SLICE: tl.constexpr, EQU
 
 @triton.jit
 def _mass(
-    logits, peaks, vocabulary, key, k_key, k_token, least, best, temperature, SLICE: tl.constexpr
+    logits, peaks, vocabulary, chunks, key, k_key, k_token, least, best, temperature,
+    CHUNK: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     """Return the weight of the tokens with at least `key` that top_k and min_p leave."""
     mass = tl.zeros([SLICE], tl.float64)
     for start in range(0, vocabulary, SLICE):
-        if _key(tl.load(peaks + start // SLICE)) >= tl.maximum(key, k_key):
+        if _reaches(peaks, start, chunks, tl.maximum(key, k_key), CHUNK, SLICE):
             token = start + tl.arange(0, SLICE)
             inside = token < vocabulary
             x = tl.load(logits + token, inside, float("-inf")).to(tl.float32)
@@ -110,15 +121,14 @@ def _mass(
 @triton.jit
 def _filter(
     logits, draws, peaks, thresholds, vocabulary, chunks,
-    DRAW_WORDS: tl.constexpr, SLICE: tl.constexpr, CHUNKS: tl.constexpr,
+    DRAW_WORDS: tl.constexpr, CHUNK: tl.constexpr, SLICE: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     draw = draws + row * DRAW_WORDS
     lowest = -2147483648
     k_key, k_token, p_key, p_token = lowest, vocabulary, lowest, vocabulary
     if tl.load(draw + 11) != 0:
-        row_logits = logits + row * vocabulary
-        row_peaks = peaks + row * chunks
+        own, best_of = logits + row * vocabulary, peaks + row * chunks
         temperature, top_p, least = _float64(draw), _float64(draw + 2), _float64(draw + 4)
         chunk = tl.arange(0, CHUNKS)
         peak = tl.max(tl.load(peaks + row * chunks + chunk, chunk < chunks, float("-inf")))
@@ -128,40 +138,71 @@ def _filter(
             low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
             while high - low > 1:  # at least top_k tokens have `low`, fewer have `high`
                 middle = (low + high) >> 1
-                enough = _count(row_logits, row_peaks, vocabulary, middle.to(tl.int32), 0, SLICE, False) >= top_k
+                key = middle.to(tl.int32)
+                count = _count(own, best_of, vocabulary, chunks, key, 0, CHUNK, SLICE, False)
+                enough = count >= top_k
                 low = tl.where(enough, middle, low)
                 high = tl.where(enough, high, middle)
             k_key = low.to(tl.int32)
-            equal = top_k - _count(row_logits, row_peaks, vocabulary, k_key + 1, 0, SLICE, False)
-            below, up_to = -1, vocabulary
+            equal = top_k - _count(own, best_of, vocabulary, chunks, k_key + 1, 0, CHUNK, SLICE, False)
+            ties = _count(own, best_of, vocabulary, chunks, k_key, vocabulary, CHUNK, SLICE, True)
+            below, up_to = tl.where(ties == equal, vocabulary - 1, -1), vocabulary
             while up_to - below > 1:
                 middle_token = (below + up_to) >> 1
-                enough = _count(row_logits, row_peaks, vocabulary, k_key, middle_token, SLICE, True) >= equal
+                count = _count(own, best_of, vocabulary, chunks, k_key, middle_token, CHUNK, SLICE, True)
+                enough = count >= equal
                 up_to = tl.where(enough, middle_token, up_to)
                 below = tl.where(enough, below, middle_token)
             k_token = up_to
         if top_p < 1.0:
             bound = best + least
-            total = _mass(row_logits, row_peaks, vocabulary, lowest, k_key, k_token, bound, best, temperature, SLICE)
+            total = _mass(
+                own,
+                best_of,
+                vocabulary,
+                chunks,
+                lowest,
+                k_key,
+                k_token,
+                bound,
+                best,
+                temperature,
+                CHUNK,
+                SLICE,
+            )
             goal = top_p * total
             low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
             while high - low > 1:
                 middle = (low + high) >> 1
                 mass = _mass(
-                    row_logits, row_peaks, vocabulary, middle.to(tl.int32), k_key, k_token, bound, best, temperature,
-                    SLICE,
+                    own, best_of, vocabulary, chunks, middle.to(tl.int32), k_key, k_token, bound, best,
+                    temperature, CHUNK, SLICE,
                 )  # fmt: skip
                 enough = mass >= goal
                 low = tl.where(enough, middle, low)
                 high = tl.where(enough, high, middle)
             p_key = low.to(tl.int32)
-            above = _mass(row_logits, row_peaks, vocabulary, p_key + 1, k_key, k_token, bound, best, temperature, SLICE)
+            above = _mass(
+                own,
+                best_of,
+                vocabulary,
+                chunks,
+                p_key + 1,
+                k_key,
+                k_token,
+                bound,
+                best,
+                temperature,
+                CHUNK,
+                SLICE,
+            )
             bits = p_key ^ ((p_key >> 31) & 0x7FFFFFFF)
             each = tl.exp(bits.to(tl.float32, bitcast=True).to(tl.float64) / temperature - best)
-            below, up_to = -1, vocabulary
+            ties = _count(own, best_of, vocabulary, chunks, p_key, vocabulary, CHUNK, SLICE, True)
+            below, up_to = tl.where(ties == 1, vocabulary - 1, -1), vocabulary
             while up_to - below > 1:
                 middle_token = (below + up_to) >> 1
-                count = _count(row_logits, row_peaks, vocabulary, p_key, middle_token, SLICE, True)
+                count = _count(own, best_of, vocabulary, chunks, p_key, middle_token, CHUNK, SLICE, True)
                 enough = above + each * count >= goal
                 up_to = tl.where(enough, middle_token, up_to)
                 below = tl.where(enough, below, middle_token)
@@ -244,7 +285,7 @@ def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
     _peaks[(rows, chunks)](logits, peaks, finite, vocabulary, CHUNK=CHUNK)
     _filter[(rows,)](
         logits, draws, peaks, thresholds, vocabulary, chunks,
-        DRAW_WORDS=DRAW_WORDS, SLICE=SLICE, CHUNKS=padded, num_warps=8,
+        DRAW_WORDS=DRAW_WORDS, CHUNK=CHUNK, SLICE=SLICE, CHUNKS=padded, num_warps=16,
     )  # fmt: skip
     _best[(rows, chunks)](
         logits, draws, peaks, thresholds, scores, tokens, vocabulary, chunks,
@@ -265,7 +306,7 @@ def examples(capability: int) -> list[KernelExample]:
         ),
         KernelExample(
             "choose: filter", _filter, logits | sizes,
-            {"DRAW_WORDS": DRAW_WORDS, "SLICE": SLICE, "CHUNKS": 64}, 8,
+            {"DRAW_WORDS": DRAW_WORDS, "CHUNK": CHUNK, "SLICE": SLICE, "CHUNKS": 64}, 16,
         ),
         KernelExample(
             "choose: best", _best, logits | outputs | sizes,

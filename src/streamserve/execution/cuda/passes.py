@@ -1,0 +1,176 @@
+"""What a pass on a device is for, and the arrays that it reads: shapes that are captured once, and where in
+their buffer the arrays lie that are uploaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamserve.execution.cuda.attention import AttentionArrays, AttentionWork
+from streamserve.execution.cuda.buffers import Arrays, Field, Fields
+from streamserve.execution.cuda.draws import DRAW_WORDS
+from streamserve.execution.cuda.graphs import bucket
+from streamserve.execution.layout import Layout
+
+Int32s = NDArray[np.int32]
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+"""Tokens of the longest path of a step's trees, root included, that steps are padded to."""
+
+MAX_WORDS = 4
+"""Words of the tree masks that captured passes have at most: trees of up to 128 nodes."""
+
+MAX_ITEMS = 4096
+"""Pieces of attention's work in a step, in addition to one for each row."""
+
+
+@dataclass(frozen=True)
+class ForwardShape:
+    """What a captured forward pass is for. `words`: of the tree masks; `tiles`: which tile sizes of attention
+    occur; `combined`: whether any row's keys are split."""
+
+    rows: int
+    words: int
+    tiles: tuple[bool, ...]
+    combined: bool
+
+
+@dataclass(frozen=True)
+class SampleShape:
+    """What a captured sampling pass is for: `nodes` rows of logits, of trees with paths of up to `depth`
+    tokens. `scored`: single tokens, with the probability of the likeliest one."""
+
+    nodes: int
+    depth: int
+    scored: bool = False
+
+    @property
+    def results(self) -> int:
+        """Numbers that the pass returns: tokens, or lengths, tokens and paths."""
+        return self.nodes * (1 + self.scored if self.depth == 1 else 1 + 2 * self.depth)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The tree nodes to sample at, tree by tree (int32). Those of the first `trees` trees are walked on the
+    device; the logits of the others are read by the host.
+
+    `rows` [nodes] of the hidden states, `draws` [nodes, words] (cuda/draws.py), the draft `tokens`, their
+    `parents` and the `slots` of their KV [nodes], `firsts` [trees + 1] where each walked tree starts and the
+    last one ends; `depth`: tokens of the longest path, root included.
+    """
+
+    rows: Int32s
+    tokens: Int32s
+    parents: Int32s
+    slots: Int32s
+    firsts: Int32s
+    draws: Int32s
+    depth: int
+
+    @property
+    def shape(self) -> SampleShape:
+        """The padded shape. Raises ValueError for trees that are too deep."""
+        depth = bucket(self.depth, DEPTHS)
+        if depth is None:
+            raise ValueError(f"a token tree has {self.depth} levels; at most {DEPTHS[-1]} are verified")
+        return SampleShape(bucket(len(self.rows)) or len(self.rows), depth)
+
+
+@dataclass(frozen=True)
+class PreparedPass:
+    """A forward pass of so many `rows`: its shape, its arrays, and the block `tables` of its spans, which are
+    on their way to the device."""
+
+    shape: ForwardShape
+    arrays: Arrays
+    tables: Int32s
+    rows: int
+
+
+@lru_cache(maxsize=4096)
+def forward_fields(shape: ForwardShape, windows: int, padding_slot: int) -> Fields:
+    """Return where the arrays of a forward pass lie, for a model with so many distinct windows."""
+    rows, fields = shape.rows, list[Field]()
+    for number in range(windows):
+        fields += [
+            Field(f"starts {number}", (4,)),
+            Field(f"firsts {number}", (rows,)),
+            Field(f"bits {number}", (rows, shape.words)),
+            Field(f"combine {number}", (rows, 3)),
+            Field(f"items {number}", (MAX_ITEMS + rows, 8), ragged=number == windows - 1),
+        ]
+    return Fields(
+        (
+            Field("tokens", (rows,)),
+            Field("sources", (rows,), -1),
+            Field("positions", (rows,)),
+            Field("slots", (rows,), padding_slot),
+            Field("limits", (rows,)),
+            *fields,
+        )
+    )
+
+
+def forward_arrays(
+    layout: Layout, plan: AttentionArrays, windows: Sequence[int | None], sources: Mapping[int, int]
+) -> Arrays:
+    """Return the arrays of a forward pass; `sources` by span."""
+    arrays: dict[str, NDArray[np.integer]] = {
+        "tokens": layout.tokens,
+        "sources": _sources(layout, sources),
+        "positions": layout.positions,
+        "slots": layout.slots,
+        "limits": plan.limits,
+    }
+    for number, window in enumerate(windows):
+        work = plan.works[window]
+        arrays |= {f"{name} {number}": getattr(work, name) for name in AttentionWork._fields}
+    return arrays
+
+
+def attention_shape(plan: AttentionArrays) -> tuple[tuple[bool, ...], bool]:
+    """Return which tile sizes occur in a step, and whether any row has partial results to combine."""
+    works = plan.works.values()
+    tiles = np.any([np.diff(work.starts) > 0 for work in works], axis=0)
+    return tuple(tiles.tolist()), any(bool(work.combine[:, 2].any()) for work in works)
+
+
+def forward_shape(rows: int, plan: AttentionArrays) -> ForwardShape:
+    """Return the padded shape of a pass of `rows`."""
+    words = max(work.bits.shape[1] for work in plan.works.values())
+    return ForwardShape(bucket(rows) or rows, words, *attention_shape(plan))
+
+
+def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
+    rows = np.full(len(layout.tokens), -1, np.int32)
+    for span, source in sources.items():
+        rows[layout.parts[span].offset] = source
+    return rows
+
+
+@lru_cache(maxsize=4096)
+def sample_fields(shape: SampleShape) -> Fields:
+    """Return where the arrays of a sampling pass lie."""
+    nodes = shape.nodes
+    plain = Field("rows", (nodes,)), Field("draws", (nodes, DRAW_WORDS))
+    if shape.depth == 1:
+        return Fields(plain)
+    names = "tokens", "parents", "slots"
+    return Fields((*plain, *(Field(name, (nodes,)) for name in names), Field("firsts", (nodes + 1,))))
+
+
+def sample_arrays(nodes: Nodes, shape: SampleShape) -> Arrays:
+    """Return the arrays; the padding trees are empty."""
+    firsts = np.full(shape.nodes + 1, nodes.firsts[-1], np.int32)
+    firsts[: len(nodes.firsts)] = nodes.firsts
+    return {
+        "rows": nodes.rows,
+        "draws": nodes.draws,
+        "tokens": nodes.tokens,
+        "parents": nodes.parents,
+        "slots": nodes.slots,
+        "firsts": firsts,
+    }
