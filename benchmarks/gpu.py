@@ -221,8 +221,9 @@ def speculate(bench: Bench, policy: str, streams: int) -> dict[str, Any]:
     ]
     speculation = Speculation(parse_policy(policy), default_cost)
     rounds = max(2, len(prompts) // streams)
+    before = max(WARM_ROUNDS, rounds)  # in these the policy learns, and shapes are captured
     tokens, seconds, texts, accepted = 0, 0.0, dict[str, list[int]](), 0
-    for number in range(2 * rounds):
+    for number in range(before + rounds):
         engine = bench.engine(speculation, streams)
         params = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
         for stream in range(streams):
@@ -232,7 +233,7 @@ def speculate(bench: Bench, policy: str, streams: int) -> dict[str, Any]:
         started, events = time.perf_counter(), list[Event]()
         while engine.has_work:
             events += engine.step()
-        if number >= rounds:  # earlier rounds let the policy learn
+        if number >= before:
             seconds += time.perf_counter() - started
             tokens += sum(isinstance(event, Token) for event in events)
             accepted += sum(event.accepted for event in events if isinstance(event, DraftVerified))
@@ -276,6 +277,8 @@ INFLATED = {
 """Shapes of target and draft for speculation: about the parameters of the name, and less than a tenth."""
 
 POLICIES = ("goodput", "fixed:4", "fixed:7")
+WARM_ROUNDS = 8
+"""Rounds of texts before those that are measured."""
 
 
 def speculation(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
@@ -287,7 +290,7 @@ def speculation(args: argparse.Namespace, device: torch.device) -> list[dict[str
     figures = []
     for streams in args.streams or (1, 8, 64):
         plain = speculate(bench, "off", streams)
-        for policy in POLICIES:
+        for policy in args.policy or POLICIES:
             measured = speculate(bench, policy, streams)
             same = sum(plain["texts"][name] == text for name, text in measured.pop("texts").items())
             measured |= {"plain tokens/s": plain["tokens/s"], "same texts": same / len(plain["texts"])}
@@ -325,6 +328,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="8B")
     parser.add_argument("--batch", type=int, action="append", help="sequences that decode together")
     parser.add_argument("--streams", type=int, action="append", help="concurrent texts for speculation")
+    parser.add_argument("--policy", action="append", help="speculation policies; by default three")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt for prefill")
     parser.add_argument("--quantization", default="none", help="round the weights: int8, int4, int4:GROUP")
@@ -340,12 +344,14 @@ def main() -> None:
     figures: dict[str, Any] = {"device": device_name, **vars(rates)}
     with torch.inference_mode():
         figures |= models(args, device, rates)
-        gc.collect()
-        torch.cuda.empty_cache()
+        name = f"gpu-{args.shape.lower()}" + ("" if args.quantization == "none" else f"-{args.quantization}")
+        path = write(name.replace(":", "-"), vars(args), figures, PACKAGED_PAIR)
         if not args.no_speculation:
+            gc.collect()
+            torch.cuda.empty_cache()
             figures["speculation"] = speculation(args, device)
-    name = f"gpu-{args.shape.lower()}" + ("" if args.quantization == "none" else f"-{args.quantization}")
-    print(write(name.replace(":", "-"), vars(args), figures, PACKAGED_PAIR))
+            write(path.stem, vars(args), figures, PACKAGED_PAIR)
+    print(path)
 
 
 if __name__ == "__main__":

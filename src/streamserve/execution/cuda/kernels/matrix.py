@@ -70,25 +70,17 @@ def _scale(scales):
 
 
 @triton.jit
-def _tables(
-    scales, offsets, tables, exists, chunk, N: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    PART: tl.constexpr, HALVES: tl.constexpr, KIND: tl.constexpr, OFFSETS: tl.constexpr,
+def _table_rows(
+    scales, offsets, tables, exists, key,
+    N: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, OFFSETS: tl.constexpr,
 ):  # fmt: skip
-    """Return scales and offsets of a chunk's halves; one chunk ahead, so that nothing waits for them."""
-    s0, o0, s1, o1 = exists, exists, exists, exists
-    if KIND != FLOATS:
-        g0 = tl.minimum((chunk * HALVES * PART) // GROUP, GROUPS - 1)
-        g1 = tl.minimum(((chunk * HALVES + HALVES - 1) * PART) // GROUP, GROUPS - 1)
-        s0 = tl.load(scales + tables + g0 * N, exists, 0)
-        s1 = s0
-        if HALVES == 2 and GROUP % (2 * PART) != 0:
-            s1 = tl.load(scales + tables + g1 * N, exists, 0)
-        if OFFSETS:
-            o0 = tl.load(offsets + tables + g0 * N, exists, 0)
-            o1 = o0
-            if HALVES == 2 and GROUP % (2 * PART) != 0:
-                o1 = tl.load(offsets + tables + g1 * N, exists, 0)
-    return s0, o0, s1, o1
+    """Return scales and offsets, if there are any, of the group of input number `key`."""
+    group = tables + tl.minimum(key // GROUP, GROUPS - 1) * N
+    scale = tl.load(scales + group, exists, 0)
+    offset = scale
+    if OFFSETS:
+        offset = tl.load(offsets + group, exists, 0)
+    return scale, offset
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -98,7 +90,7 @@ def _multiply(
     PART: tl.constexpr, HALVES: tl.constexpr, KIND: tl.constexpr, MIDDLE: tl.constexpr,
     ZEROS: tl.constexpr, MINIMUMS: tl.constexpr, BIAS: tl.constexpr, ROUTED: tl.constexpr,
     SHARED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of rows by a range of columns, over the program's share of the inputs. With several
     SPLITS `out` [splits, rows, N] are parts of the results."""
@@ -129,13 +121,24 @@ def _multiply(
     SHARE: tl.constexpr = (CHUNKS + SPLITS - 1) // SPLITS
     chunk_end = tl.minimum(split * SHARE + SHARE, CHUNKS)
     OFFSETS: tl.constexpr = ZEROS or MINIMUMS
-    s0, o0, s1, o1 = _tables(
-        scales, offsets, tables, exists, split * SHARE, N, GROUP, GROUPS, PART, HALVES, KIND, OFFSETS
-    )
-    for chunk in range(split * SHARE, chunk_end):
-        n0, q0, n1, q1 = _tables(
-            scales, offsets, tables, exists, chunk + 1, N, GROUP, GROUPS, PART, HALVES, KIND, OFFSETS
+    CHUNK: tl.constexpr = PART * HALVES
+    TWO: tl.constexpr = HALVES == 2 and GROUP % CHUNK != 0  # the halves have tables of their own
+    s0, o0, s1, o1 = exists, exists, exists, exists
+    if AHEAD:  # loads so narrow are not pipelined
+        s0, o0 = _table_rows(
+            scales, offsets, tables, exists, split * SHARE * CHUNK, N, GROUP, GROUPS, OFFSETS
         )
+        if TWO:
+            after = split * SHARE * CHUNK + PART
+            s1, o1 = _table_rows(scales, offsets, tables, exists, after, N, GROUP, GROUPS, OFFSETS)
+    n0, q0, n1, q1 = s0, o0, s1, o1
+    for chunk in range(split * SHARE, chunk_end):
+        if AHEAD:
+            after = (chunk + 1) * CHUNK
+            n0, q0 = _table_rows(scales, offsets, tables, exists, after, N, GROUP, GROUPS, OFFSETS)
+            if TWO:
+                after += PART
+                n1, q1 = _table_rows(scales, offsets, tables, exists, after, N, GROUP, GROUPS, OFFSETS)
         if KIND != FLOATS:
             packed = tl.load(own + (chunk * PART + part)[None, :], exists[:, None], 0).to(tl.int32)
         for half in tl.static_range(HALVES):
@@ -145,9 +148,14 @@ def _multiply(
             if KIND == FLOATS:
                 weights = tl.load(own + key[None, :], exists[:, None] & (key < K)[None, :], 0.0)
             else:
-                scale, offset = s0, o0
-                if half == 1:
+                if not AHEAD:
+                    scale, offset = _table_rows(
+                        scales, offsets, tables, exists, first, N, GROUP, GROUPS, OFFSETS
+                    )
+                elif TWO and half == 1:
                     scale, offset = s1, o1
+                else:
+                    scale, offset = s0, o0
                 zeros = column
                 if ZEROS:
                     zeros = offset.to(tl.int32)
@@ -166,7 +174,8 @@ def _multiply(
                 if MINIMUMS:
                     sums = tl.sum(values.to(tl.float32), 1)
                     acc += sums[:, None] * offset[None, :]
-        s0, o0, s1, o1 = n0, q0, n1, q1
+        if AHEAD:
+            s0, o0, s1, o1 = n0, q0, n1, q1
     if BIAS:  # noqa: SIM102
         if split == 0:
             acc += tl.load(bias + expert * N + column, exists, 0.0).to(tl.float32)[None, :]
@@ -271,6 +280,7 @@ def _launch(
         SHARED=shared, SPLITS=splits, ROWS=launch.rows, COLUMNS=launch.columns,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         UPCAST=triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
+        AHEAD=reads_ahead(launch, weight.kind, offsets is not None and not zeros, _capability()),
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
 
@@ -282,6 +292,12 @@ def choose_launch(rows: int, dtype: torch.dtype) -> Launch:
     if rows <= 16:
         return Launch(16, 64, 4, 4)
     return Launch(64, 64, 8, 3) if rows <= 64 else Launch(128, 64, 8, 3)
+
+
+def reads_ahead(launch: Launch, kind: Kind, minimums: bool, capability: int) -> bool:
+    """Return whether scales and offsets are read a chunk ahead, which takes registers: not on older devices,
+    nor by large tiles with minimums."""
+    return capability >= 90 and kind != Kind.FLOATS and not (minimums and launch.rows > 64)
 
 
 def choose_splits(blocks: int, inputs: int, part: int) -> int:
@@ -300,12 +316,19 @@ def _multiprocessors() -> int:
 
 
 @lru_cache
+def _capability() -> int:
+    """Return the compute capability of the GPU; that of an H100 for the interpreter."""
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    return 10 * major + minor
+
+
+@lru_cache
 def _table(device: torch.device) -> Tensor:
     return torch.tensor(TABLES["iq4"], dtype=torch.float32, device=device)
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches of a matrix of 4096 x 4096, the same on any device."""
+    """Return the launches of a matrix of 4096 x 4096 on a device of this compute capability."""
     b, i = "*bf16", "*i32"
     pointers = {"x": b, "numbers": "*u8", "scales": b, "offsets": "*u8", "bias": b, "table": "*fp32"}
     pointers |= {"out": b, "rows": "i32", "x_stride": "i32"}
@@ -337,6 +360,8 @@ def examples(capability: int) -> list[KernelExample]:
         for kind in names:
             options = every[kind]
             constants = fixed | {"ROWS": launch.rows, "COLUMNS": launch.columns} | options
+            kind_of, minimums = Kind(constants["KIND"]), bool(constants["MINIMUMS"])
+            constants["AHEAD"] = reads_ahead(launch, kind_of, minimums, capability)
             signature = pointers | dict.fromkeys(constants, "constexpr")
             signature |= {"offsets": "*fp32"} if constants["MINIMUMS"] else {}
             signature |= {"scales": "*u8"} if constants["KIND"] == Kind.MXFP4 else {}

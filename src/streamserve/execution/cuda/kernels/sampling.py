@@ -20,7 +20,7 @@ from streamserve.execution.cuda.kernels.example import KernelExample
 CHUNK = 2048
 """Tokens of a program."""
 
-SLICE = 4 * CHUNK
+SLICE = 2 * CHUNK
 """Tokens of a step of the threshold search, which passes those by whose best logit is too low."""
 
 
