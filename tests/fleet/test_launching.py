@@ -62,15 +62,19 @@ class FakeWorker:
 
     async def watch(self, worker: str, incarnation: int) -> WorkerLost:
         await self.ended.wait()
-        self._serving.cancel()
-        self._socket.close()
+        await self._close()
         return WorkerLost(worker, incarnation, "it was killed", frozenset())
 
     def kill(self) -> None:
         self.ended.set()
 
     async def stop(self, grace: float = 0.0) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        """Close the socket, once nothing sends any more."""
         self._serving.cancel()
+        await asyncio.wait({self._serving})
         self._socket.close()
 
 
