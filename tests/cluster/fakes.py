@@ -63,6 +63,8 @@ class SlowWorker(FakeWorker):
 
     leaves_after = 0.0
     """Seconds that it takes to leave a head, as when it computes a step."""
+    adopts_after = 0.0
+    """Seconds that it takes to serve the head that has adopted it."""
     adopted: WorkerConfig | None = None
     closed = 0.0
 
@@ -79,6 +81,7 @@ class SlowWorker(FakeWorker):
                     await self._socket.send(encode(Left()))
                 if isinstance(message, Adopt):
                     self.adopted, self.closed = message.config, message.closed
+                    await asyncio.sleep(self.adopts_after)
                     await self._socket.send(encode(msgspec.structs.replace(READY, adopted=True)))
                 if isinstance(message, Stop):
                     self.ended.set()
@@ -100,12 +103,14 @@ class SlowWorker(FakeWorker):
 
 @dataclass
 class Joined:
-    """A running agent, its link to the head and the workers that it has started."""
+    """A running agent, its link to the head and the workers that it has started. So many starts are
+    `failing`."""
 
     agent: Agent
     link: Link
     running: asyncio.Task[None]
     workers: list[SlowWorker] = field(default_factory=list)
+    failing: int = 0
 
 
 @dataclass
@@ -128,6 +133,9 @@ class Cluster:
         workers: list[SlowWorker] = []
 
         async def launch(config: WorkerConfig) -> SlowWorker:
+            if joined.failing:
+                joined.failing -= 1
+                raise OSError("no memory")
             workers.append(SlowWorker(config))
             return workers[-1]
 

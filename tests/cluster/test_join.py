@@ -62,6 +62,18 @@ async def test_workers_start_on_machines_that_join_and_stop_with_the_head() -> N
         assert second.workers[0].ended.is_set()
 
 
+async def test_a_worker_that_a_machine_cannot_start_is_started_again() -> None:
+    async with cluster() as made:
+        only = await made.join("a")
+        await until(lambda: made.runtime.fleet.health()[0])
+        only.failing = 2
+        only.workers[0].kill()
+        await until(lambda: len(only.workers) == 2)
+        await until(lambda: made.runtime.fleet.health()[0])
+        assert await ask(made, "x", 5) == list(range(5))
+        assert made.runtime.fleet.supervisor.deaths == 3
+
+
 async def test_the_view_names_the_machine_of_each_worker() -> None:
     async with cluster(workers=3) as made:
         runtime = made.runtime

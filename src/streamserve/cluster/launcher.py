@@ -100,7 +100,7 @@ class JoinLauncher:
         try:
             await worker.until_started()
         except OSError:
-            del self.remote[config.worker]
+            self.remote.pop(config.worker, None)
             raise
         return worker
 
