@@ -108,6 +108,52 @@ async def test_of_two_heads_at_once_the_later_one_has_the_workers() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.parametrize("moment", ["before it has left", "before it serves"])
+async def test_a_kept_worker_that_ends_while_it_is_adopted_is_replaced(moment: str) -> None:
+    """At once, and without a loss at the head, for which a worker whose first start fails has failed."""
+    pair = new_pair()
+    async with cluster(epoch=5, lease=1.0, pair=pair) as first, cluster(epoch=6, pair=pair) as second:
+        only = await first.join("a", keep=30.0)
+        await ready(first)
+        kept = only.workers[0]
+        if moment == "before it has left":
+            kept.leaves_after = 30.0
+        else:
+            kept.adopts_after = 30.0
+        point(first, second)
+        await until(lambda: only.agent.joined_heads == 2 and not only.agent.membership.machine.kept)
+        if moment == "before it serves":
+            await until(lambda: kept.adopted is not None)
+        kept.kill()
+        await ready(second)
+        assert await ask(second, "r0", 5) == list(range(5))
+        assert len(only.workers) == 2
+        assert second.runtime.fleet.supervisor.deaths == 0
+        assert second.runtime.fleet.incidents().adopted == 0
+
+
+async def test_the_third_head_gets_a_worker_that_the_second_one_was_adopting() -> None:
+    pair = new_pair()
+    async with (
+        cluster(epoch=5, lease=1.0, pair=pair) as first,
+        cluster(epoch=6, lease=1.0, pair=pair) as second,
+        cluster(epoch=7, lease=1.0, pair=pair) as third,
+    ):
+        only = await first.join("a", keep=30.0)
+        await ready(first)
+        only.workers[0].adopts_after = 1.0
+        point(first, second)
+        await until(lambda: only.workers[0].adopted is not None)
+        only.workers[0].adopted = None
+        point(first, third)
+        await ready(third)
+        assert await ask(third, "r0", 5) == list(range(5))
+        assert len(only.workers) == 1
+        assert only.agent.joined_heads == 3
+        assert third.runtime.fleet.incidents().adopted == 1
+        assert second.runtime.fleet.incidents().adopted == 0
+
+
 async def test_kept_workers_end_after_their_time_and_with_their_agent() -> None:
     async with cluster(workers=2, lease=1.0) as made:
         first = await made.join("a", keep=0.5)

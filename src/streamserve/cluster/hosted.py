@@ -31,8 +31,10 @@ class LeasedWorker(Launched, Protocol):
 
 
 class State(Enum):
-    """What a hosted worker does: it serves the head, was told to leave it, or has left it."""
+    """What a hosted worker does: it was told to serve a head that adopts it, serves, was told to leave, or
+    has left."""
 
+    JOINS = auto()
     SERVES = auto()
     LEAVES = auto()
     LEFT = auto()
@@ -57,6 +59,11 @@ class Hosted:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     served: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by its first message to a head that has adopted it."""
+
+    @property
+    def of_head(self) -> bool:
+        """Whether it is a worker of the present head."""
+        return self.state in (State.JOINS, State.SERVES)
 
     @property
     def writes(self) -> bool:
