@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from streamserve.api.settings import ApiSettings
+from streamserve.protocol.keys import digest
 from tests.api.serving import ScriptedGenerator, Served, scripted
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -33,7 +35,21 @@ def test_the_key_chooses_the_seed_unless_the_body_has_one(generator: ScriptedGen
     assert seeds[0][2] is None, "without a key the seed is left to the engine"
     assert seeds[0][3] == 7
     keys = [submitted.idempotency_key for submitted in watched.submitted]
-    assert keys == ["a", "b", "", "a"], "the engine keeps outputs by the key"
+    assert keys == ["/a", "/b", "", "/a"], "the engine keeps outputs by the key"
+
+
+@ROUTES
+def test_the_same_key_of_another_client_is_another_key(generator: ScriptedGenerator, route: str) -> None:
+    """What is kept of the request of one is not found by the other, though the text would be the same: how
+    soon it comes would tell one client what another has asked."""
+    watched = generator.replaced(submitted=[])
+    with scripted(watched, ApiSettings(api_keys=(digest("one"), digest("two")))) as server:
+        for client in ("one", "two", "one"):
+            headers = {"idempotency-key": "a", "authorization": f"Bearer {client}"}
+            assert server.http.post(route, json=BODIES[route], headers=headers).status_code == 200
+    first, other, again = (submitted.idempotency_key for submitted in watched.submitted)
+    assert first == again != other
+    assert len({submitted.params.seed for submitted in watched.submitted}) == 1
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])

@@ -174,7 +174,7 @@ class _Message:
         self._key = ""
 
     async def respond(self, request: Request) -> Response:
-        self._key = key_of(request.headers)
+        self._key = key_of(request)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(self._content(_discard)))

@@ -94,7 +94,7 @@ class Chat:
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""
         body = self._body
-        self._key = key_of(request.headers)
+        self._key = key_of(request)
         task = self.task()
         if body.stream:
             return EventStream(partial(self.stream, [task]))

@@ -92,7 +92,7 @@ class Completion:
         Raises RequestError if a prompt cannot be served, or if generation fails.
         """
         llm, body = self._context.llm, self._body
-        self._key = key_of(request.headers)
+        self._key = key_of(request)
         await self.check()
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
         encoder = Encoder(llm, self._context.side_thread, charge_of(request))

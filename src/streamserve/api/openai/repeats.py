@@ -6,7 +6,9 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import HTTPConnection
 
+from streamserve.api.http.auth import owner_of
 from streamserve.api.openai.schemas import SamplingFields
 from streamserve.protocol.errors import RequestError
 
@@ -23,9 +25,11 @@ KEY_PARAMETER: dict[str, Any] = {
 T = TypeVar("T", bound=SamplingFields)
 
 
-def key_of(headers: Mapping[str, str]) -> str:
-    """Return the idempotency key of a request, which `with_key_seed` has checked; empty if it has none."""
-    return headers.get(KEY_HEADER, "")
+def key_of(request: HTTPConnection) -> str:
+    """Return the idempotency key of a request, which `with_key_seed` has checked, together with the owner of
+    the request, since two clients may choose the same key; empty if it has none."""
+    key = request.headers.get(KEY_HEADER, "")
+    return f"{owner_of(request)}/{key}" if key else ""
 
 
 def with_key_seed(body: T, headers: Mapping[str, str]) -> T:

@@ -124,7 +124,7 @@ class _Response:
         self._model = served_name(context.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
-        self._key = key_of(request.headers)
+        self._key = key_of(request)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(Output(_discard)))
