@@ -1,10 +1,13 @@
 """An engine that leaves its fleet for another one: nothing of a request stays but the KV of prefixes."""
 
+import mmap
+
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import check_state
 from streamserve.engine.ports import EnginePorts
 from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.journal import JOURNAL_BYTES, read_journal
 from streamserve.protocol.messages import Cached, Reserved
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import CacheAddress
@@ -12,6 +15,7 @@ from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.transfer.gate import BlockGate
+from streamserve.workers.journal import StepJournal
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 from tests.engine.test_transport import GOOD, run_prefill
 
@@ -89,3 +93,15 @@ def test_blocks_that_were_being_sent_are_free_at_once() -> None:
     other = SimulatedTransport(engine.executor, lambda path: None, lambda seconds, land: None, 0.0)  # type: ignore[arg-type]
     engine.attach(other, None, "prefill-0/1")
     assert not engine.transfers.take_updates()
+
+
+def test_the_journal_names_no_request_of_the_fleet_before() -> None:
+    """A request of the next fleet with its number would be blamed for the death of the worker."""
+    memory = mmap.mmap(-1, JOURNAL_BYTES)
+    journal = StepJournal(memory)
+    engine = engine_with(EnginePorts(journal=journal))
+    engine.handle(submit("r", PROMPT, greedy()))
+    journal.leave(list(engine.scheduler.sequences.values()))  # a cache copy of it is being sent
+    assert read_journal(memory).attempts
+    engine.leave()
+    assert (read_journal(memory).attempts, read_journal(memory).phase) == (frozenset(), "")

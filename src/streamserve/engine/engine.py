@@ -180,6 +180,7 @@ class Engine:
         while self.has_work:  # a step that was launched ahead; then the executor forgets the sequences
             self.step()
         self.adapters.unload_all()
+        self._journal.leave([])  # attempts of the next fleet can have the numbers of this one's
 
     def attach(self, transport: Transport | None, cache: CacheAddress | None, name: str) -> None:
         """Join a fleet as a worker with this name, after `leave`: `take_cache_updates` returns all prefixes
