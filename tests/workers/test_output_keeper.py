@@ -60,6 +60,15 @@ def test_a_next_attempt_keeps_the_log_probabilities_that_are_known() -> None:
     assert kept(keeper)[DIGEST] == {0: [KeptToken(5), KeptToken(6)]}
 
 
+def test_another_request_of_the_same_name_gets_nothing_of_it() -> None:
+    """Names of two heads can be equal; equal tokens after another prompt have other log-probabilities."""
+    keeper = OutputKeeper()
+    keeper.take(submit())
+    keeper.sent([Token("r", 1, 0, 0, 5, -0.1)])
+    keeper.take(submit(digest=b"e" * 16, outputs={0: [5]}))
+    assert kept(keeper) == {b"e" * 16: {0: [KeptToken(5)]}}
+
+
 def test_requests_that_failed_are_forgotten_and_the_oldest_beyond_the_limits() -> None:
     keeper = OutputKeeper(max_requests=2)
     for number in range(3):

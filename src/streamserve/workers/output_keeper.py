@@ -41,7 +41,9 @@ class OutputKeeper:
         """Process a message that goes to the engine."""
         match message:
             case Submit() if message.keep and not message.open and message.phase != "return":
-                known = self._kept.get(message.request, (b"", {}))[1]
+                digest, known = self._kept.get(message.request, (b"", {}))
+                if digest != message.keep:  # the name of another request at an earlier head
+                    known = {}
                 self._forget(message.request)
                 self._kept[message.request] = message.keep, {}
                 for choice, tokens in message.outputs.items():
