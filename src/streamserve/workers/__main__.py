@@ -59,7 +59,8 @@ def exit_with_parent(descriptor: int, parent: int, folder: Path | None, lease: L
             break
         if lease:
             lease.read(data or b"")
-            if lease.is_over(time.monotonic()):
+            # This thread may have waited for the interpreter since it looked, for as long as an import takes.
+            if lease.is_over(time.monotonic()) and not select.select([descriptor], [], [], 0)[0]:
                 os._exit(LEASE_EXIT_STATUS)
     # A dying process closes its files one after another: its lock may be held a moment longer than the pipe.
     deadline = time.monotonic() + FOLDER_SECONDS
