@@ -15,7 +15,7 @@ from streamserve.workers.__main__ import exit_with_parent
 
 threading.Thread(target=exit_with_parent, args=(0, os.getppid(), None, Lease()), daemon=True).start()
 for _ in range(5):
-    ctypes.PyDLL(None).usleep(700_000)  # no other thread runs meanwhile, as while large libraries are imported
+    ctypes.PyDLL(None).usleep(700_000)  # no other thread runs, as while a library is imported
 print("alive", flush=True)
 sys.stdin.read()
 """
