@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 
-from streamserve.fleet.events import Deliver, Send, WorkerMessage
+from streamserve.fleet.events import Deliver, Send, Tick, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.kept_outputs import MAX_OUTPUTS, KeptOutputStore
 from streamserve.protocol.kept import KEPT_SECONDS, digest_of
@@ -80,6 +80,14 @@ def test_outputs_of_several_workers_are_merged() -> None:
     store.add(kept({0: [KeptToken(7), KeptToken(9), KeptToken(9)]}), 0.0)
     assert store.find(MODEL, SCORED, 0.0) == {0: [KeptToken(7, -0.1)]}, "they contradict each other"
     assert len(store) == 1
+
+
+def test_they_are_forgotten_though_no_client_asks() -> None:
+    fleet = with_kept({0: [KeptToken(7)]})
+    fleet.handle(Tick({}), KEPT_SECONDS)
+    assert len(fleet.kept) == 1
+    fleet.handle(Tick({}), KEPT_SECONDS + 1)
+    assert not len(fleet.kept)
 
 
 def test_they_are_forgotten_after_a_time_and_beyond_a_number() -> None:

@@ -140,6 +140,7 @@ class Fleet:
             case WorkerDead(worker, incarnation):
                 return [*self.transfers.reservations.writer_dead(worker, incarnation)]
             case Tick(beats):
+                self.kept.expire(now)
                 return [
                     *self.supervisor.tick(now, beats),
                     *self._isolation.tick(now),

@@ -67,8 +67,7 @@ class KeptOutputStore:
     def find(self, model: str, request: Open, now: float) -> Kept:
         """Return the tokens that a request to this model can begin with, of those choices that have some.
         Those that lack log-probabilities that it asks for are computed again, with all after them."""
-        for key in [key for key, output in self._outputs.items() if now - output.at > KEPT_SECONDS]:
-            self._drop(key)
+        self.expire(now)
         output = self._outputs.get((model, request.keep)) if request.keep else None
         if output is None or request.open:
             return NOTHING
@@ -82,6 +81,11 @@ class KeptOutputStore:
         self.resumed += bool(found)
         self.resumed_tokens += sum(map(len, found.values()))
         return found
+
+    def expire(self, now: float) -> None:
+        """Forget the outputs that no client has asked for in time."""
+        for key in [key for key, output in self._outputs.items() if now - output.at > KEPT_SECONDS]:
+            self._drop(key)
 
     def _drop(self, key: tuple[str, bytes]) -> None:
         self._bytes -= self._outputs.pop(key).bytes
