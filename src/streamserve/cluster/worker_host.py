@@ -132,6 +132,7 @@ class WorkerHost:
             if now > hosted.kept_until:
                 logger.warning("worker %s: no head has adopted it: ending it", hosted.name)
                 hosted.kept_until = 0.0
+                self._offer()
                 hosted.process.kill()
 
     async def beat(self) -> None:
