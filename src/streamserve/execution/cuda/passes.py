@@ -82,7 +82,7 @@ class Nodes:
 @dataclass(frozen=True)
 class PreparedPass:
     """A forward pass of so many `rows`: its shape, its arrays, and the block `tables` of its spans, which are
-    on their way to the device."""
+    in flight to the device."""
 
     shape: ForwardShape
     arrays: Arrays
