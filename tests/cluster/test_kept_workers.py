@@ -2,12 +2,13 @@
 fakes; their token number n is n."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from streamserve.cluster.hosted import files_of
+from streamserve.cluster.hosted import Files, files_of
 from streamserve.cluster.placement import Place, choose, without_kept
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoint
@@ -152,6 +153,27 @@ async def test_the_third_head_gets_a_worker_that_the_second_one_was_adopting() -
         assert only.agent.joined_heads == 3
         assert third.runtime.fleet.incidents().adopted == 1
         assert second.runtime.fleet.incidents().adopted == 0
+
+
+async def test_what_one_head_asked_for_is_not_started_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of a model can be slow to list; both heads ask for a worker of the same name."""
+    release = threading.Event()
+
+    def slow_files(model: ModelConfig) -> Files:
+        release.wait(30)
+        return files_of(model)
+
+    monkeypatch.setattr("streamserve.cluster.worker_host.files_of", slow_files)
+    pair = new_pair()
+    async with cluster(epoch=5, lease=1.0, pair=pair) as first, cluster(epoch=6, pair=pair) as second:
+        only = await first.join("a", keep=30.0)
+        await until(lambda: "unified-0/1" in first.launcher.remote)
+        point(first, second)
+        await until(lambda: "unified-0/1" in second.launcher.remote)
+        release.set()
+        await ready(second)
+        assert await ask(second, "r0", 5) == list(range(5))
+        assert len(only.workers) == 1
 
 
 async def test_kept_workers_end_after_their_time_and_with_their_agent() -> None:
