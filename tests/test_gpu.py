@@ -23,7 +23,6 @@ MODEL = ModelInfo(
     weight_bytes=4, dtype="bfloat16", row_invariant=False, fingerprint="0",
 )  # fmt: skip
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def card(info: Any) -> dict[str, Any]:
@@ -31,17 +30,16 @@ def card(info: Any) -> dict[str, Any]:
     return msgspec.to_builtins(card_of(llm, "m"))
 
 
-def test_the_notice_stands_until_there_are_results_of_a_gpu() -> None:
-    """With the first result file, `notice` returns nothing."""
-    measured = list(RESULTS.glob("gpu-*.json"))
-    assert bool(notice(torch.device("cuda", 0))) == (not measured)
-    assert notice(torch.device("cpu")) == ""
+def test_there_is_a_notice_of_models_that_are_divided_among_gpus() -> None:
+    assert notice(torch.device("cuda", 0), 2) == NOT_YET_RUN
+    assert notice(torch.device("cuda", 0)) == ""
+    assert notice(torch.device("cpu"), 2) == ""
 
 
 def test_clients_and_the_start_of_a_server_show_it() -> None:
     info = msgspec.structs.replace(MODEL, notice=NOT_YET_RUN)
-    assert "has not yet run on a GPU" in card(info)["notice"]
-    assert "has not yet run on a GPU" in _notice(info)
+    assert "has not yet run on GPUs" in card(info)["notice"]
+    assert "has not yet run on GPUs" in _notice(info)
     assert "notice" not in card(MODEL)
     assert _notice(MODEL) == ""
 

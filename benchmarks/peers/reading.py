@@ -7,6 +7,7 @@ is its input; text i becomes `i.npy` [tokens, vocabulary] in the folder. It runs
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def main() -> None:
     read = adapter.log_probabilities(order["converted"], order["threads"], order["options"], order["texts"])
     for i, rows in enumerate(read):
         np.save(Path(order["folder"]) / f"{i}.npy", np.asarray(rows, np.float32))
+    os._exit(0)  # threads of vllm that still run would end the process with an error
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ import torch
 from streamserve.execution.memory import HostShare
 from streamserve.protocol.errors import CheckpointError
 
-NOT_YET_RUN = "this version has not yet run on a GPU: its kernels were compiled, and tested without one"
-"""What clients are told of a model on a GPU until a version has been measured on one; a test compares it with
-the result files."""
+NOT_YET_RUN = "tensor parallelism has not yet run on GPUs: it was tested on CPUs"
+"""What clients are told of a model that is divided among GPUs."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -41,6 +40,6 @@ def _in_turn(share: HostShare, count: int) -> tuple[torch.device, float]:
     return torch.device("cuda", index), 1 / len(range(index, share.workers, count))
 
 
-def notice(device: torch.device) -> str:
-    """Return what clients should know of a model on `device`; empty if there is nothing."""
-    return NOT_YET_RUN if device.type == "cuda" else ""
+def notice(device: torch.device, degree: int = 1) -> str:
+    """Return what clients should know of a model on so many devices; empty if there is nothing."""
+    return NOT_YET_RUN if device.type == "cuda" and degree > 1 else ""

@@ -293,7 +293,7 @@ def _load(
     return Loaded(
         DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False, _backend_name(device, 1), notice=notice(device)),
+        model_info(source, sizes, False, False, _backend_name(device, 1)),
         sizes.blocks * sizes.block_bytes,
         model,
         None,
@@ -361,7 +361,7 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
     return Loaded(
         DeviceExecutor(leading, spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
-        model_info(source, sizes, False, False, _backend_name(device, degree), notice=notice(device)),
+        model_info(source, sizes, False, False, _backend_name(device, degree), notice=notice(device, degree)),
         sizes.blocks * sizes.block_bytes,
         model,
         None,
