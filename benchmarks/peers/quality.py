@@ -7,9 +7,11 @@ Transformers in float32 gives the reference. `report` compares speeds at equal d
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -82,17 +84,20 @@ def of_peer(name: str, texts: Sequence[Text], folder: Path) -> Distributions:
         command = [str(setup.python(peer, folder)), "-m", "benchmarks.peers.reading", peer.path]
         log = Path(written) / "log"  # no pipe: processes that a peer leaves behind would hold it open
         with log.open("w") as output:
-            done = subprocess.run(
+            reading = subprocess.Popen(
                 command,
-                input=json.dumps(order),
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 text=True,
                 env=setup.variables(peer, cores),
                 cwd=folder,
-                check=False,
+                start_new_session=True,
             )
-        if done.returncode:
+            reading.communicate(json.dumps(order))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(reading.pid, signal.SIGKILL)  # what it has left behind
+        if reading.returncode:
             raise RuntimeError(log.read_text()[-600:])
         read = [np.load(Path(written) / f"{i}.npy") for i in range(len(texts))]
     # a predicted token for each token of the text; the reply's begin with that of the prompt's last token

@@ -5,7 +5,7 @@ import random
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamserve.fleet.config import FleetConfig
@@ -108,9 +108,15 @@ wires = st.sampled_from((0.0, 0.003, 0.1))
 
 
 @given(seed=st.integers(0, 2**32), topology=st.sampled_from(TOPOLOGIES), wire=wires, kills=st.integers(0, 2))
+@example(2125508084, TOPOLOGIES[2], 0.1, 1)
+@example(659086621, TOPOLOGIES[1], 0.0, 2)
+@example(1938849020, TOPOLOGIES[3], 0.1, 1)
+@example(1306397233, TOPOLOGIES[2], 0.1, 2)
 def test_changes_at_random_moments_cost_time_never_text(
     seed: int, topology: Topology, wire: float, kills: int
 ) -> None:
+    """The examples: halves of different pairs leave, so that no whole pair is left of these, but one of the
+    others; halves that leave one by one; a trial of suspects on workers that leave."""
     scaled = Scaled(seed, topology, wire)
     scaled.load()
     clock, rng = scaled.simulation.clock, scaled.rng
@@ -201,3 +207,18 @@ def test_what_cannot_be_changed_is_refused_by_name() -> None:
     paired = Scaled(8, pairs(1))
     assert "without unified workers" in str(refusal(paired, "after_adding", "unified-0"))
     assert "one half of pairs" in str(refusal(paired, "after_removing", "decode-0"))
+
+
+def test_halves_of_the_last_pair_leave_together_and_do_not_come_back_alone() -> None:
+    """One is asked to leave again, with another time; a half without the other could serve nothing."""
+    scaled = Scaled(8, mixed(1, 1, 1))
+    scaled.load(requests=60, streams=0)
+    clock, there = scaled.simulation.clock, scaled.simulation.fleet.workers
+    clock.at(2.0, lambda: scaled.remove("pair-0", inf))
+    clock.at(2.001, lambda: scaled.remove("decode-0", 0.0))
+    scaled.run()
+    assert scaled.refused == 0
+    assert set(there) == {"unified-0"}
+    alone = refusal(scaled, "after_adding", "decode-0")
+    assert (alone.status, "add a pair" in str(alone)) == (409, True)
+    assert scaled.scaling.after_adding(("prefill-0", "decode-0")).decode == ("decode-0",)

@@ -1,8 +1,9 @@
 """Whether requests can be served, by which workers, and when again if not: questions about the workers'
 present states, which change nothing."""
 
+import contextlib
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamserve.fleet.worker_state import Topology, WorkerState
 
@@ -24,11 +25,29 @@ class Where(Container[str]):
 @dataclass
 class Availability:
     """The `workers` of one server, arranged in a `topology`, which the supervisor changes. A worker that is
-    silent for `stuck_after` seconds counts as stuck."""
+    silent for `stuck_after` seconds counts as stuck. `remaining` is the topology without the workers that
+    leave, whose partners are combined anew; all of it if nothing else could serve."""
 
     topology: Topology
     workers: Mapping[str, WorkerState]
     stuck_after: float
+    remaining: Topology = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.remaining = self.topology
+
+    def arrange(self, topology: Topology) -> None:
+        """Set the topology, or arrange the same one after workers have begun to leave."""
+        self.topology = self.remaining = topology
+        leaving = {name for name in topology.names if name in self.workers and self.workers[name].leaving}
+        with contextlib.suppress(ValueError):
+            self.remaining = topology.without(leaving)
+
+    @property
+    def placing(self) -> Topology:
+        """The topology that new requests are placed in: without the workers that leave, if it can serve."""
+        active = Where(self._active)
+        return self.remaining if self.remaining.complete(active) else self.topology
 
     def serving(self) -> set[str]:
         """Return the workers that serve or will serve soon."""
@@ -44,7 +63,7 @@ class Availability:
         can serve without them."""
         serving = self.serving()
         active = {name for name in serving if not self.workers[name].draining}
-        return active if self.topology.complete(active) else serving
+        return active if self.placing.complete(active) else serving
 
     def takes_new(self, worker: str) -> bool:
         """Return whether a worker is in `open()`."""
@@ -54,7 +73,7 @@ class Availability:
     @property
     def _others_serve(self) -> bool:
         """Whether the workers that are not draining can serve without the others."""
-        return self.topology.complete(Where(self._active))
+        return self.placing.complete(Where(self._active))
 
     def _active(self, worker: str) -> bool:
         state = self.workers[worker]
@@ -83,7 +102,7 @@ class Availability:
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and if not, why."""
-        if self.topology.complete(self.staying()):
+        if self.placing.complete(self.staying()):
             return True, "ready"
         for name, worker in self.workers.items():
             if worker.failure:
@@ -101,7 +120,7 @@ class Availability:
         """Return the expected seconds until requests are served, 0 if they are; None if that is unknown."""
         seconds = [
             max(worker.until_ready(now) for worker in workers)
-            for candidate in self.topology.candidates()
+            for candidate in self.placing.candidates()
             for workers in ([self.workers[name] for name in candidate],)
             if not any(worker.failure or worker.draining for worker in workers)
         ]

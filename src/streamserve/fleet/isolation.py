@@ -38,9 +38,13 @@ class Isolation:
         yield from self._dispatcher.place_waiting(now)
 
     def tick(self, now: float) -> Iterator[Command]:
-        """Suspend a trial that other requests have waited for too long."""
+        """Suspend a trial that other requests have waited for too long, or whose workers leave or are no
+        longer combined."""
         trial = self._quarantine.trial
-        if trial and trial.overdue(now) and self._blocks_others(trial):
+        if trial and (
+            not self._availability.placing.complete(trial.workers)
+            or (trial.overdue(now) and self._blocks_others(trial))
+        ):
             for name in self._quarantine.suspend(now):
                 if name in self._requests:
                     yield from self._dispatcher.withdraw(self._requests[name])
@@ -51,8 +55,10 @@ class Isolation:
         """Return the workers to hold trials on: those of the first death, or others if these cannot serve or
         get no new requests."""
         serving, workers = self._availability.open(), self._quarantine.workers
-        others = (other for other in self._availability.topology.candidates() if serving.issuperset(other))
-        return workers if serving.issuperset(workers) else next(others, workers)
+        placing = self._availability.placing
+        if serving.issuperset(workers) and placing.complete(workers):
+            return workers
+        return next((other for other in placing.candidates() if serving.issuperset(other)), workers)
 
     def _blocks_others(self, trial: Trial) -> bool:
         """Return whether requests that are not in a trial wait for its end."""

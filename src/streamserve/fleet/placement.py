@@ -13,6 +13,7 @@ from itertools import chain, islice
 
 from streamserve.fleet.availability import Availability, Where
 from streamserve.fleet.requests import OpenRequest
+from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.messages import Cached
 from streamserve.scheduling.predictive import Predictive
 from streamserve.scheduling.prefix import extend_hashes, root_hash
@@ -130,7 +131,7 @@ class Placement:
         """Return the route of a request; None if no worker can take it now. If `only` is given, just these
         workers are candidates; otherwise all but those in `without`. A prompt stream that is computed at
         `stay` (worker, decode worker) stays there unless the router's choice is worth the move."""
-        workers, topology = self._availability.workers, self._availability.topology
+        workers, availability = self._availability.workers, self._availability
 
         def takes(name: str) -> bool:
             if only is not None:
@@ -140,12 +141,14 @@ class Placement:
             )
 
         ready = Where(takes)
-        if not topology.complete(ready):
+        usable = (one for one in (availability.placing, availability.topology) if one.complete(ready))
+        topology = next(usable, None)
+        if topology is None:
             return None
         first = next(name for name in topology.names if name in ready)
         hashes = self._hashes(first, request, request.opened.prompt)
         recorded = self._recorded
-        front, decode = self._choose_candidate(request, ready, hashes, now)
+        front, decode = self._choose_candidate(request, topology, ready, hashes, now)
         steps = self._recorded - recorded
         back = None if decode == front else decode
         self._turn += 1
@@ -230,7 +233,7 @@ class Placement:
         self.view.learn(worker, hashes, self._availability.workers[worker].blocks)
 
     def _choose_candidate(
-        self, request: OpenRequest, ready: Container[str], hashes: list[bytes], now: float
+        self, request: OpenRequest, topology: Topology, ready: Container[str], hashes: list[bytes], now: float
     ) -> tuple[str, str]:
         """Return the prefill worker and the decode worker, which are the same if it is unified.
 
@@ -238,7 +241,6 @@ class Placement:
         router then compares the unified workers with each prefill worker that has this one. Of many, some
         are considered.
         """
-        topology = self._availability.topology
         whole = self._some(topology.routes, ready, hashes)
         if topology.paired:
             return self._route(request, whole, hashes, now)

@@ -7,7 +7,7 @@
 What is refused is refused before, by `add_refusal` and `remove_refusal`.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -98,7 +98,11 @@ class Scaling:
         """Return the topology with further workers. Raises RequestError if they cannot be added."""
         if refusal := self._add_refusal(names):
             raise refusal
-        return self._availability.topology.joined_by(names)
+        try:
+            return self._availability.remaining.joined_by(names)
+        except ValueError:
+            message = f"{', '.join(names)} cannot serve without the other half: add a pair"
+            raise RequestError(message, status=409) from None
 
     def after_removing(self, names: Collection[str]) -> Topology:
         """Return the topology without workers that are to leave, and those that are leaving. Raises
@@ -132,20 +136,34 @@ class Scaling:
         self._leaving.append(Leaving(names, now + event.within))
         for name in event.workers:
             self._workers[name].draining = self._workers[name].leaving = True
+        self._availability.arrange(self._availability.topology)
         yield from self._dispatcher.place_waiting(now)
         yield from self.tick(now)
 
     def tick(self, now: float) -> Iterator[Command]:
         """Move the requests of workers whose time is up, while others can serve."""
         for leaving in self._leaving:
-            if now >= leaving.until and self._availability.topology.complete(self._availability.staying()):
+            if now >= leaving.until and self._availability.placing.complete(self._availability.staying()):
                 yield from self._move(leaving.workers, now)
 
     def sweep(self, now: float) -> Iterator[Command]:
-        """Remove the leaving workers that have nothing left."""
-        for leaving in [leaving for leaving in self._leaving if self._idle(leaving.workers)]:
-            self._leaving.remove(leaving)
-            yield from self._retire(leaving.workers, now)
+        """Remove the leaving workers that have nothing left: the last prefill and decode workers of a mixed
+        fleet together."""
+        idle = [leaving for leaving in self._leaving if self._idle(leaving.workers)]
+        for group in (*([leaving] for leaving in idle), idle):
+            there = [leaving for leaving in group if leaving in self._leaving]
+            names = frozenset(name for leaving in there for name in leaving.workers)
+            if names and self._complete_without(names):
+                self._leaving = [leaving for leaving in self._leaving if leaving not in there]
+                yield from self._retire(names, now)
+
+    def _complete_without(self, names: Container[str]) -> bool:
+        """Return whether the other workers are a topology."""
+        try:
+            self._availability.topology.without(names)
+        except ValueError:
+            return False
+        return True
 
     def _add_refusal(self, names: Collection[str]) -> RequestError | None:
         started, bound = self._config.topology, self._config.workers

@@ -40,7 +40,7 @@ class WorkerSupervisor:
     def add(self, names: Collection[str], now: float) -> Iterator[Start]:
         """Add workers; yield the commands that start them. A name that a worker had before goes on with its
         incarnations, so that messages of that one are not taken for the new one's."""
-        self.availability.topology = self.availability.topology.joined_by(names)
+        self.availability.arrange(self.availability.topology.joined_by(names))
         for name in names:
             self.workers[name] = worker = WorkerState(self._next.get(name, 1))
             worker.starts(now)
@@ -48,7 +48,7 @@ class WorkerSupervisor:
 
     def remove(self, names: Collection[str]) -> Iterator[Retire]:
         """Remove workers; yield the commands that end their processes."""
-        self.availability.topology = self.availability.topology.without(names)
+        self.availability.arrange(self.availability.topology.without(names))
         for name in names:
             worker = self.workers.pop(name)
             self._keep_counters(worker)
