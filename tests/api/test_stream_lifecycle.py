@@ -129,6 +129,7 @@ def test_texts_equal_those_of_complete_prompts(
     """Concurrent random scripts of edits, with little memory and forced preemptions."""
     small: Served = request.getfixturevalue(where)
     count, rng = scale.pick(12 if where == "small" else 6, 160), random.Random(scale.seed)
+    until(lambda: small.llm.report() is not None)  # a server that has just started
     preempted = small.llm.report().preemptions
 
     async def one(http: httpx.AsyncClient, seed: int, limit: asyncio.Semaphore) -> None:

@@ -26,7 +26,7 @@ class Where(Container[str]):
 class Availability:
     """The `workers` of one server, arranged in a `topology`, which the supervisor changes. A worker that is
     silent for `stuck_after` seconds counts as stuck. `remaining` is the topology without the workers that
-    leave, whose partners are combined anew; all of it if nothing else could serve."""
+    leave, whose partners are combined again; all of it if nothing else could serve."""
 
     topology: Topology
     workers: Mapping[str, WorkerState]
