@@ -328,7 +328,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="8B")
     parser.add_argument("--batch", type=int, action="append", help="sequences that decode together")
     parser.add_argument("--streams", type=int, action="append", help="concurrent texts for speculation")
-    parser.add_argument("--policy", action="append", help="speculation policies; by default three")
+    policies = "a speculation policy, repeatable; by default goodput, fixed:4 and fixed:7"
+    parser.add_argument("--policy", action="append", help=policies)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt for prefill")
     parser.add_argument("--quantization", default="none", help="round the weights: int8, int4, int4:GROUP")

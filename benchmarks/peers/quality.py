@@ -82,7 +82,7 @@ def of_peer(name: str, texts: Sequence[Text], folder: Path) -> Distributions:
             "texts": [text.tokens[:-1] for text in texts],
         }  # fmt: skip
         command = [str(setup.python(peer, folder)), "-m", "benchmarks.peers.reading", peer.path]
-        log = Path(written) / "log"  # no pipe: processes that a peer leaves behind would hold it open
+        log = Path(written) / "log"  # not a pipe: it would stay open while any process of the peer runs
         with log.open("w") as output:
             reading = subprocess.Popen(
                 command,
@@ -96,7 +96,7 @@ def of_peer(name: str, texts: Sequence[Text], folder: Path) -> Distributions:
             )
             reading.communicate(json.dumps(order))
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(reading.pid, signal.SIGKILL)  # what it has left behind
+            os.killpg(reading.pid, signal.SIGKILL)  # processes of the peer that still run
         if reading.returncode:
             raise RuntimeError(log.read_text()[-600:])
         read = [np.load(Path(written) / f"{i}.npy") for i in range(len(texts))]

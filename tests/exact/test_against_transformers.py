@@ -148,9 +148,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Any:
-    since = RIGHT_SINCE.get(json.loads((checkpoint / "config.json").read_text())["model_type"], (0,))
+    since = RIGHT_SINCE.get(json.loads((checkpoint / "config.json").read_text())["model_type"], (0, 0))
     if tuple(map(int, version("transformers").split(".")[:2])) < since:
-        pytest.skip(f"transformers before {since} computes this model otherwise")
+        pytest.skip("transformers before {}.{} computes this model otherwise".format(*since))
     torch.set_num_threads(1)
     return reference_model(checkpoint)
 

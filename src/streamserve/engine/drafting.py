@@ -75,8 +75,8 @@ class Drafting:
         trees = self._collect(requests, started)
         spent = self._clock() - started
         catch_up = sum(self._unread(request) for request in requests.values())
-        once = isinstance(self._drafter, CompilingDrafter) and self._drafter.once
-        selected = round.select(trees, shapes, catch_up, 0.0 if once else spent)
+        compiled = isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
+        selected = round.select(trees, shapes, catch_up, 0.0 if compiled else spent)
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return round, selected
 

@@ -240,7 +240,7 @@ class Engine:
             spent,
         )
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
-        if plan.spans and spent > 0 and not result.once:
+        if plan.spans and spent > 0 and not result.compiled:
             self._learn(flight, result, spent)
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:

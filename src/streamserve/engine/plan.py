@@ -126,13 +126,13 @@ class SpanResult(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class StepResult:
     """One entry a span, in the plan's order. `seconds`: how long the step took, where no clock shows it. The
-    swap copies took `swap_seconds`, concurrently with the rest. `once`: whether the step also did what is
-    done once, as compiling, so that its time says nothing of other steps."""
+    swap copies took `swap_seconds`, concurrently with the rest. `compiled`: whether kernels were
+    compiled or graphs captured for it, so that its time says nothing of other steps."""
 
     spans: list[SpanResult]
     seconds: float | None = None
     swap_seconds: float = 0.0
-    once: bool = False
+    compiled: bool = False
 
 
 class Executor(Protocol):
@@ -235,8 +235,8 @@ class CompilingDrafter(Drafter, Protocol):
     """A drafter whose first trees of a shape take longer than later ones."""
 
     @property
-    def once(self) -> bool:
-        """Whether drafting the trees collected last included what is done once, as compiling."""
+    def compiled(self) -> bool:
+        """Whether kernels were compiled or graphs captured to draft the trees collected last."""
         ...
 
 

@@ -39,7 +39,7 @@ from streamserve.protocol.messages import PromptLogprob
 class _Launched:
     """A step whose results have not been read. `walked` branches are verified on the device, `others` need
     their `logits` on the host; a branch's `root` is its row of the logits. `hidden` are the rows' states.
-    `once`: whether launching it compiled or captured something."""
+    `compiled`: whether kernels were compiled or graphs captured to launch it."""
 
     layout: Layout
     walked: list[Branch]
@@ -48,7 +48,7 @@ class _Launched:
     hidden: Tensor
     fetch: Fetch
     prompt_logprobs: dict[int, list[PromptLogprob]]
-    once: bool
+    compiled: bool
 
 
 class DeviceExecutor:
@@ -105,12 +105,12 @@ class DeviceExecutor:
     @torch.inference_mode()
     def finish(self) -> StepResult:
         """Return the results of the earliest launched step, waiting for it."""
-        once = any(step.once for step, _ in self._queue if step)
+        compiled = any(step.compiled for step, _ in self._queue if step)
         launched, swapping = self._queue.popleft()
         spans = self._finish(launched) if launched else []
         if launched:
             self._runner.cache.written += len(self._runner.cache.data)
-        return StepResult(spans, swap_seconds=swapping.wait() if swapping else 0.0, once=once)
+        return StepResult(spans, swap_seconds=swapping.wait() if swapping else 0.0, compiled=compiled)
 
     def close(self) -> None:
         """Forget all sequences and release weights and caches."""
@@ -143,8 +143,8 @@ class DeviceExecutor:
         # Rows with logits need no check of their own: logits of states that are not finite are not either.
         checked = not all(part.root == part.offset and part.span.tree for part in layout.parts)
         fetch = self._runner.fetch(hidden if checked else None)
-        logprobs, once = self._prompt_logprobs(layout, hidden), self._runner.graphs.firsts > firsts
-        return _Launched(layout, walked, others, logits, hidden, fetch, logprobs, once)
+        logprobs, compiled = self._prompt_logprobs(layout, hidden), self._runner.graphs.firsts > firsts
+        return _Launched(layout, walked, others, logits, hidden, fetch, logprobs, compiled)
 
     def _sources(self, layout: Layout) -> dict[int, int]:
         """Return for each span (by its number) whose token the step before sampled, the tree it is from."""

@@ -1,5 +1,5 @@
-"""What a pass on a device is for, and the arrays that it reads: shapes that are captured once, and where in
-their buffer the arrays lie that are uploaded."""
+"""The shapes that passes on a device are padded to, and where the arrays of a pass lie in the buffer that is
+uploaded for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -123,7 +123,7 @@ class ModelDrafter:
         self._passes = passes
         self._chains = chains
         self.chains_drafted = 0
-        self.once = False
+        self.compiled = False
         self.cache = cache
         self._trees: dict[int, TokenTree] = {}
 
@@ -138,7 +138,7 @@ class ModelDrafter:
             self._draft_levels(trees)
         # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
         self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
-        self.once = self._passes.firsts > firsts
+        self.compiled = self._passes.firsts > firsts
 
     def _draft_levels(self, trees: Sequence[_TreeBuilder]) -> None:
         """Draft the trees level by level."""

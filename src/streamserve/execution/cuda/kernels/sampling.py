@@ -119,6 +119,23 @@ def _mass(
 
 
 @triton.jit
+def _last_tie(
+    logits, peaks, vocabulary, chunks, key, above, each, goal, CHUNK: tl.constexpr, SLICE: tl.constexpr
+):  # fmt: skip
+    """Return the id up to which tokens with exactly `key` are taken: the first ones, of the weight `each`,
+    with which the weight `above` of larger keys reaches the goal. The vocabulary's size if all are."""
+    ties = _count(logits, peaks, vocabulary, chunks, key, vocabulary, CHUNK, SLICE, True)
+    below, up_to = tl.where(above + each * (ties - 1) < goal, vocabulary - 1, -1), vocabulary
+    while up_to - below > 1:
+        middle = (below + up_to) >> 1
+        taken = _count(logits, peaks, vocabulary, chunks, key, middle, CHUNK, SLICE, True)
+        enough = above + each * taken >= goal
+        up_to = tl.where(enough, middle, up_to)
+        below = tl.where(enough, below, middle)
+    return up_to
+
+
+@triton.jit
 def _filter(
     logits, draws, peaks, thresholds, vocabulary, chunks,
     DRAW_WORDS: tl.constexpr, CHUNK: tl.constexpr, SLICE: tl.constexpr, CHUNKS: tl.constexpr,
@@ -128,85 +145,47 @@ def _filter(
     lowest = -2147483648
     k_key, k_token, p_key, p_token = lowest, vocabulary, lowest, vocabulary
     if tl.load(draw + 11) != 0:
-        own, best_of = logits + row * vocabulary, peaks + row * chunks
+        logits += row * vocabulary
+        peaks += row * chunks
         temperature, top_p, least = _float64(draw), _float64(draw + 2), _float64(draw + 4)
         chunk = tl.arange(0, CHUNKS)
-        peak = tl.max(tl.load(peaks + row * chunks + chunk, chunk < chunks, float("-inf")))
+        peak = tl.max(tl.load(peaks + chunk, chunk < chunks, float("-inf")))
         best = peak.to(tl.float64) / temperature
+        bound = best + least
         top_k = tl.load(draw + 10)
         if (top_k > 0) & (top_k < vocabulary):
             low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
             while high - low > 1:  # at least top_k tokens have `low`, fewer have `high`
                 middle = (low + high) >> 1
                 key = middle.to(tl.int32)
-                count = _count(own, best_of, vocabulary, chunks, key, 0, CHUNK, SLICE, False)
-                enough = count >= top_k
+                enough = _count(logits, peaks, vocabulary, chunks, key, 0, CHUNK, SLICE, False) >= top_k
                 low = tl.where(enough, middle, low)
                 high = tl.where(enough, high, middle)
             k_key = low.to(tl.int32)
-            equal = top_k - _count(own, best_of, vocabulary, chunks, k_key + 1, 0, CHUNK, SLICE, False)
-            ties = _count(own, best_of, vocabulary, chunks, k_key, vocabulary, CHUNK, SLICE, True)
-            below, up_to = tl.where(ties == equal, vocabulary - 1, -1), vocabulary
-            while up_to - below > 1:
-                middle_token = (below + up_to) >> 1
-                count = _count(own, best_of, vocabulary, chunks, k_key, middle_token, CHUNK, SLICE, True)
-                enough = count >= equal
-                up_to = tl.where(enough, middle_token, up_to)
-                below = tl.where(enough, below, middle_token)
-            k_token = up_to
+            above = _count(logits, peaks, vocabulary, chunks, k_key + 1, 0, CHUNK, SLICE, False)
+            k_token = _last_tie(logits, peaks, vocabulary, chunks, k_key, above, 1, top_k, CHUNK, SLICE)
         if top_p < 1.0:
-            bound = best + least
-            total = _mass(
-                own,
-                best_of,
-                vocabulary,
-                chunks,
-                lowest,
-                k_key,
-                k_token,
-                bound,
-                best,
-                temperature,
-                CHUNK,
-                SLICE,
-            )
-            goal = top_p * total
+            goal = top_p * _mass(
+                logits, peaks, vocabulary, chunks, lowest, k_key, k_token, bound, best, temperature,
+                CHUNK, SLICE,
+            )  # fmt: skip
             low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
-            while high - low > 1:
+            while high - low > 1:  # the tokens from `low` on reach the goal, those from `high` on do not
                 middle = (low + high) >> 1
                 mass = _mass(
-                    own, best_of, vocabulary, chunks, middle.to(tl.int32), k_key, k_token, bound, best,
+                    logits, peaks, vocabulary, chunks, middle.to(tl.int32), k_key, k_token, bound, best,
                     temperature, CHUNK, SLICE,
                 )  # fmt: skip
-                enough = mass >= goal
-                low = tl.where(enough, middle, low)
-                high = tl.where(enough, high, middle)
+                low = tl.where(mass >= goal, middle, low)
+                high = tl.where(mass >= goal, high, middle)
             p_key = low.to(tl.int32)
-            above = _mass(
-                own,
-                best_of,
-                vocabulary,
-                chunks,
-                p_key + 1,
-                k_key,
-                k_token,
-                bound,
-                best,
-                temperature,
-                CHUNK,
-                SLICE,
-            )
+            mass = _mass(
+                logits, peaks, vocabulary, chunks, p_key + 1, k_key, k_token, bound, best, temperature,
+                CHUNK, SLICE,
+            )  # fmt: skip
             bits = p_key ^ ((p_key >> 31) & 0x7FFFFFFF)
             each = tl.exp(bits.to(tl.float32, bitcast=True).to(tl.float64) / temperature - best)
-            ties = _count(own, best_of, vocabulary, chunks, p_key, vocabulary, CHUNK, SLICE, True)
-            below, up_to = tl.where(ties == 1, vocabulary - 1, -1), vocabulary
-            while up_to - below > 1:
-                middle_token = (below + up_to) >> 1
-                count = _count(own, best_of, vocabulary, chunks, p_key, middle_token, CHUNK, SLICE, True)
-                enough = above + each * count >= goal
-                up_to = tl.where(enough, middle_token, up_to)
-                below = tl.where(enough, below, middle_token)
-            p_token = up_to
+            p_token = _last_tie(logits, peaks, vocabulary, chunks, p_key, mass, each, goal, CHUNK, SLICE)
     tl.store(thresholds + row * 4, k_key)
     tl.store(thresholds + row * 4 + 1, k_token)
     tl.store(thresholds + row * 4 + 2, p_key)
