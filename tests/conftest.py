@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from streamserve import __version__
+from streamserve.fleet.fork_server import fork_server
+from streamserve.fleet.worker_process import prepared_fork_server
 from tests.small_runs import cases_left_out, group_cases
 
 STARTED = pytest.StashKey[float]()
@@ -129,8 +131,10 @@ def record(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left() -> Iterator[None]:
-    """No worker or server outlives the tests."""
-    yield
+    """All tests of a process have one fork server. No worker or server outlives the tests."""
+    with prepared_fork_server():
+        yield
+    fork_server().end_unless_held()
     remaining = [
         child for child in psutil.Process().children(recursive=True) if "streamserve" in _command(child)
     ]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.conftest import Scale
+from tests.processes import FORK_SERVER, WORKER, running_below
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 EXIT_SECONDS = 60.0
@@ -155,9 +156,8 @@ def test_a_fork_of_a_killed_script_does_not_keep_a_worker_running(scale: Scale, 
     )
     assert process.stdout is not None
     assert process.stdout.readline().startswith(str(folder))
-    children = psutil.Process(process.pid).children()
-    workers = [child for child in children if "streamserve.workers" in child.cmdline()]
-    (fork,) = set(children) - set(workers)
+    workers = running_below(process.pid, WORKER, FORK_SERVER)
+    (fork,) = set(psutil.Process(process.pid).children()) - set(workers)
     process.kill()
     process.wait()
     try:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-import psutil
 import pytest
 import zmq
 
@@ -27,6 +26,7 @@ from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.checkpoints import make_checkpoint
 from tests.draft_service.network import drafting
+from tests.processes import workers_below
 
 GREEDY = SamplingParams(temperature=0.0)
 POISON = 66
@@ -55,7 +55,7 @@ def test_a_dead_worker_is_restarted_at_its_address(tmp_path) -> None:
         drafter = RemoteDrafter(identity, parse_endpoints(service.address), None, 1)
         expected = tree_for(drafter, 1, [5, 6, 7])
         assert expected is not None
-        (worker,) = psutil.Process(service.process.pid).children()
+        (worker,) = workers_below(service.process.pid)
         os.kill(worker.pid, signal.SIGKILL)
         assert tree_for(drafter, 2, [5, 6, 7]) == expected
         assert service.printed("its process ended with SIGKILL: restarting it")

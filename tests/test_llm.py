@@ -21,6 +21,8 @@ from streamserve.settings.options import SettingsError
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 
+ROOT = Path(__file__).parents[1]
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -220,18 +222,19 @@ def test_an_llm_is_closed_when_it_is_garbage_collected_and_when_python_exits(tmp
     folder = make_checkpoint(tmp_path, max_position_embeddings=512)
     script = textwrap.dedent(f"""
         import os, sys
-        import psutil
+        sys.path.insert(0, {str(ROOT)!r})
         from streamserve import LLM
+        from tests.processes import workers_below
 
         def tell():
-            workers = psutil.Process().children()
+            workers = workers_below(os.getpid())
             folder = llm._llm._runtime.driver.launcher.control.folder
             print(folder, *(worker.pid for worker in workers), flush=True)
 
         llm = LLM({str(folder)!r}, threads=1)
         tell()
         del llm
-        assert not psutil.Process().children()
+        assert not workers_below(os.getpid())
         llm = LLM({str(folder)!r}, threads=1, timeline={str(tmp_path / "timeline.json")!r})
         tell()
         if not (fork := os.fork()):  # the fork is not the owner

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,6 +26,7 @@ from streamserve.settings.resolve import resolve
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
+from tests.processes import workers_below
 from tests.serving import Served, serving
 
 KEY = "key-of-the-test"
@@ -55,7 +55,7 @@ def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> N
         assert events[-1] == "data: [DONE]"
         assert len(events) > 3
         until(lambda: accepted_draft_tokens(served.url) > 0)
-        (worker,) = psutil.Process(served.process.pid).children()
+        (worker,) = workers_below(served.process.pid)
         assert [maps_torch(pid) for pid in (served.process.pid, worker.pid)] == [False, True]
 
 
@@ -78,7 +78,7 @@ def test_a_signal_ends_the_server_and_its_worker(
     if not scale.full and number == signal.SIGTERM:
         pytest.skip("with --full; the server with a certificate is ended by it too")
     with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
-        workers = psutil.Process(served.process.pid).children(recursive=True)
+        workers = workers_below(served.process.pid)
         assert len(workers) == 1
         assert served.end(number) == 0
         assert not workers[0].is_running()
@@ -88,7 +88,7 @@ def test_a_killed_worker_is_restarted_by_the_same_server(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serving(str(make_checkpoint(tmp_path)), "--threads", "1") as served:
-        psutil.Process(served.process.pid).children()[0].kill()
+        workers_below(served.process.pid)[0].kill()
         body = {"model": str(tmp_path), "prompt": "hello", "max_tokens": 5, "temperature": 0}
         deadline = time.monotonic() + 60
         while (reply := httpx.post(f"{served.url}/v1/completions", json=body, timeout=20)).status_code != 200:
@@ -115,7 +115,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_a_stuck_worker_fails_the_health_check_until_it_continues(locked: Served) -> None:
-    worker = psutil.Process(locked.process.pid).children()[0]
+    (worker,) = workers_below(locked.process.pid)
     assert httpx.get(f"{locked.url}/health").status_code == 200
     worker.suspend()
     assert eventually(lambda: httpx.get(f"{locked.url}/health").status_code == 503)
@@ -260,7 +260,7 @@ def test_a_server_does_not_reveal_its_key(locked: Served) -> None:
     assert httpx.get(f"{locked.url}/v1/models").status_code == 401
     headers = {"Authorization": f"Bearer {KEY}"}
     assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 200
-    (worker,) = psutil.Process(locked.process.pid).children()
+    (worker,) = workers_below(locked.process.pid)
     assert not [name for name in worker.environ() if name.startswith("STREAMSERVE_")]
 
 

@@ -13,6 +13,7 @@ import psutil
 
 from tests.cluster.fakes import key_file
 from tests.cluster.namespaces import Namespaces, namespaces
+from tests.processes import FORK_SERVER, running_below, words, workers_below
 
 PORT = 7800
 Process = subprocess.Popen[str]
@@ -40,20 +41,20 @@ class Machines(ABC):
         self.agents[number].wait()
 
     def agent(self, number: int) -> psutil.Process:
-        """The process of the agent on a machine: the parent of its workers."""
-        parent = self.workers(number)[0].parent()
+        """The process of the agent on a machine, which has a fork server for its workers."""
+        (fork_server,) = running_below(self.agents[number].pid, FORK_SERVER)
+        parent = fork_server.parent()
         assert parent
         return parent
 
     def workers(self, number: int) -> list[psutil.Process]:
         """The processes of workers on a machine."""
-        below = psutil.Process(self.agents[number].pid).children(recursive=True)
-        return [process for process in below if "streamserve.workers" in process.cmdline()]
+        return workers_below(self.agents[number].pid)
 
     def machine_of(self, worker: str) -> int:
         """Return the number of the machine that runs a worker."""
         for number in self.agents:
-            names = [process.cmdline()[-1].partition("/")[0] for process in self.workers(number)]
+            names = [words(process)[-1].partition("/")[0] for process in self.workers(number)]
             if worker in names:
                 return number
         raise AssertionError(f"no machine runs {worker}")

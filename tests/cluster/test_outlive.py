@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.cluster.fakes import key_file
 from tests.cluster.network import Link
+from tests.processes import words, workers_below
 from tests.serving import Served, serving
 
 LEASE = 4.0
@@ -45,16 +45,7 @@ class Machine:
 
     def workers(self) -> dict[int, str]:
         """The names of running workers, by process id."""
-        below = psutil.Process(self.agent.pid).children(recursive=True)
-        found = {}
-        for process in below:
-            try:
-                words = process.cmdline()
-            except psutil.NoSuchProcess:
-                continue
-            if "streamserve.workers" in words:
-                found[process.pid] = words[-1]
-        return found
+        return {process.pid: words(process)[-1] for process in workers_below(self.agent.pid)}
 
     @contextmanager
     def head(self, *arguments: str, port: int = 0) -> Iterator[Served]:

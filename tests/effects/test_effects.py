@@ -23,6 +23,7 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.settings.effects import NEEDS
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve
+from tests.cluster.fakes import key_file
 from tests.conftest import Scale
 from tests.effects.simulated import observed
 from tests.effects.tables import CONTEXTS, KEY_FILES, LOADED, OF_TEXT, SERVED, SIMULATED, TESTED
@@ -80,7 +81,7 @@ def test_a_setting_changes_what_clients_receive_or_is_refused(
     record(refused=refused, acting=acting)
 
 
-def test_every_need_is_refused_where_it_is_not_met() -> None:
+def test_every_need_is_refused_where_it_is_not_met(tmp_path: Path) -> None:
     """Each rule of `settings.effects` refuses all its settings in some context."""
     values = {**SIMULATED, **LOADED, **SERVED, **OF_TEXT}
     names = ("one worker", "no drafter", "no speculation", "another order", "recomputing", "little memory")
@@ -93,6 +94,8 @@ def test_every_need_is_refused_where_it_is_not_met() -> None:
         if name not in context and changed(context, name, value) is None
     }
     refused |= {name for name, value in values.items() if changed({"task": "score"}, name, value) is None}
+    joining = {"launcher": "join", "join_key": str(key_file(tmp_path))}
+    refused |= {name for name in ["fork_workers"] if changed(joining, name, False) is None}
     assert {name for need in NEEDS for name in need.settings} <= refused
 
 

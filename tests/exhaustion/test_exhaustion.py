@@ -21,6 +21,7 @@ from tests.campaigns.real_server import PROBE, RealServer
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.exhaustion.limits import Clock, can_mount, fill, limit_open_files, memory_limit, small_folder
+from tests.processes import workers_below
 
 FLAGS = ("--threads", "1", "--num-blocks", "200")
 FILES = 256
@@ -92,7 +93,7 @@ def _failure(check: Callable[[], object]) -> TrialFailure | None:
 
 def kill_worker(server: RealServer) -> None:
     """Kill a worker."""
-    worker = next(p for p in server.processes() if "streamserve.workers" in p.cmdline())
+    worker = workers_below(server.process.pid)[0]
     os.kill(worker.pid, signal.SIGKILL)
 
 

@@ -1,5 +1,6 @@
 """A real target with hostile draft services: its text is the same, and it does not crash."""
 
+import os
 import random
 import socket
 import threading
@@ -8,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
-import psutil
 import pytest
 import zmq
 
@@ -16,6 +16,7 @@ from streamserve.protocol.drafting import MAX_REPLY_BYTES, Drafts, Hello, Unknow
 from tests.conftest import Scale
 from tests.fuzz.draft_messages import HostileService
 from tests.fuzz.zmtp import INVALID_OPENINGS, handshakes
+from tests.processes import workers_below
 from tests.test_draft_service import all_answers, local_texts, make_requests, pair, targets
 
 __all__ = ["pair"]
@@ -166,8 +167,4 @@ async def test_text_is_the_same_among_hostile_services(
 
 def children() -> set[int]:
     """Process ids of workers."""
-    pids = set()
-    for child in psutil.Process().children(recursive=True):
-        if "streamserve.workers" in " ".join(child.cmdline()):
-            pids.add(child.pid)
-    return pids
+    return {worker.pid for worker in workers_below(os.getpid())}

@@ -5,10 +5,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from streamserve import LLM, SamplingParams
 from streamserve.execution.native.library import kernels
+from tests.processes import WORKER, words
 
 MIB = 1 << 20
 
@@ -34,7 +36,7 @@ def test_there_is_at_most_one_openmp_runtime(folder):
 
 
 def test_lists_of_processes_show_its_role_and_index(folder):
-    assert (folder / "cmdline").read_text().split("\0")[-2] == "unified-0/1"
+    assert words(psutil.Process(int(folder.name)))[-2:] == [WORKER, "unified-0/1"]
     assert (folder / "comm").read_text() == "unified-0/1\n"
 
 

@@ -1,5 +1,6 @@
 """`streamserve serve`: serve one or several models over HTTP."""
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ def serve(
     9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and variables override the file.
     The table [models.NAME] of the file has settings of that model, which override these.
     """
+    from streamserve.fleet.worker_process import prepared_fork_server
     from streamserve.settings.cluster import check_visible_keys
     from streamserve.settings.several import resolve_served, served_to_toml
 
@@ -36,6 +38,10 @@ def serve(
     if print_config:
         typer.echo(served_to_toml(served), nl=False)
         return
-    from streamserve.cli.run_server import run
+    server = served.first.server
+    preparing = server.fork_workers and server.launcher == "local"
+    # Workers' imports run at the same time as this process's own.
+    with prepared_fork_server() if preparing else contextlib.nullcontext():
+        from streamserve.cli.run_server import run
 
-    run(served)
+        run(served)

@@ -24,7 +24,7 @@ from streamserve.cluster.head_socket import FAILED, connect
 from streamserve.cluster.membership import Begun, Command, Lost, Membership
 from streamserve.cluster.worker_host import LaunchLeased, WorkerHost
 from streamserve.fleet.tasks import TaskSupervisor
-from streamserve.fleet.worker_process import start_worker
+from streamserve.fleet.worker_process import prepared_fork_server, start_worker
 from streamserve.protocol.cluster import (
     End,
     Forward,
@@ -84,6 +84,10 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until `stop`. Raises JoinError if the head refuses this machine for good."""
+        with prepared_fork_server():
+            await self._run()
+
+    async def _run(self) -> None:
         loops = (self._receive, self._host.relay, self._tick, self._beat, self._watch_connection)
         for loop in loops:
             self._tasks.spawn(loop())

@@ -1,27 +1,34 @@
 """The launcher of child processes: workers on this machine, reached through a socket in a private folder."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from streamserve.fleet.control_socket import ControlSocket
 from streamserve.fleet.launcher import Launch, Launched, MachineState
 from streamserve.fleet.process_state import ProcessState
-from streamserve.fleet.worker_process import SharedWeightsMemory
+from streamserve.fleet.worker_process import SharedWeightsMemory, prepared_fork_server
 from streamserve.protocol.config import WorkerConfig
 
 
 class LocalLauncher:
-    """Starts `workers` with `launch`; by default they share the memory of their weights. Messages go through
-    the `control` socket."""
+    """Starts `workers` with `launch`; by default they share the memory of their weights, and with `fork` they
+    are forked where that is possible. Messages go through the `control` socket."""
 
-    def __init__(self, workers: Mapping[str, ProcessState[Any]], launch: Launch | None = None) -> None:
+    def __init__(
+        self, workers: Mapping[str, ProcessState[Any]], launch: Launch | None = None, fork: bool = True
+    ) -> None:
         self.control = ControlSocket(workers)
         self._workers = workers
         self._made_at = time.monotonic()
         self._weights = SharedWeightsMemory()
-        self._launch = launch or self._weights.start_worker
+        self._launch = launch or partial(self._weights.start_worker, fork=fork)
+        self._resources = contextlib.ExitStack()
+        if fork and not launch:
+            self._resources.enter_context(prepared_fork_server())
 
     @property
     def endpoint(self) -> str:
@@ -46,3 +53,4 @@ class LocalLauncher:
     async def close(self) -> None:
         self.control.close()
         self._weights.close()
+        self._resources.close()

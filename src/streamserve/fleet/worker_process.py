@@ -11,28 +11,32 @@ import contextlib
 import mmap
 import os
 import signal
-import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 
+from streamserve.fleet.child_process import ChildProcess, start_program
 from streamserve.fleet.events import Heartbeat, Retire, Start, WorkerDead, WorkerLost
+from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.launcher import Launch, Launched
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 from streamserve.protocol.lease import LEASE
 
 STOP_SECONDS = 10.0
+GPU_DRIVER = Path("/dev/nvidiactl")
 
-WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
 """By default a worker's idle threads sleep. Spinning ones take the cores from the threads they wait for, this
-process included, and made steps ten times slower on a machine with other load."""
+process included, and made steps ten times slower on a machine with other load. NumPy multiplies no large
+matrices there: a pool of threads for it, started by its import, would only be in the way of forks."""
 
 
 class WorkerProcess:
     """A started process and its journal."""
 
-    def __init__(self, process: asyncio.subprocess.Process, journal: mmap.mmap) -> None:
+    def __init__(self, process: ChildProcess, journal: mmap.mmap) -> None:
         self._process = process
         self._journal = journal
 
@@ -57,27 +61,23 @@ class WorkerProcess:
 
     def extend(self, until: float) -> None:
         """Tell a process with a lease until when it may run, on this machine's clock."""
-        stdin = self._process.stdin
-        if stdin is not None and not stdin.is_closing():
-            stdin.write(LEASE.pack(until))
+        self._process.write(LEASE.pack(until))
 
     async def dead(self) -> None:
         """Return at once: `watch` sees the end of a child process."""
 
     def kill(self) -> None:
         """Kill the process, unless it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
 
     async def stop(self, grace: float = 0.0) -> None:
         """Wait for the end of a process that is exiting. Its standard input is closed after `grace` seconds,
         which tells it to exit; it is killed `STOP_SECONDS` later."""
-        assert self._process.stdin is not None
         try:
             if grace:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), grace)
-            self._process.stdin.close()
+            self._process.close_input()
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         except TimeoutError:
             self.kill()
@@ -188,9 +188,9 @@ class SharedWeightsMemory:
         names = ("streamserve-weights", "streamserve-draft-weights")
         self._files = [os.fdopen(os.memfd_create(name, flags), "rb+", buffering=0) for name in names]
 
-    async def start_worker(self, config: WorkerConfig) -> WorkerProcess:
+    async def start_worker(self, config: WorkerConfig, fork: bool = True) -> WorkerProcess:
         """Start a worker that shares the memory. Raises OSError if that is not possible now."""
-        return await start_worker(config, tuple(file.fileno() for file in self._files))
+        return await start_worker(config, tuple(file.fileno() for file in self._files), fork)
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
@@ -198,28 +198,42 @@ class SharedWeightsMemory:
             file.close()
 
 
-async def start_worker(config: WorkerConfig, weights: tuple[int, ...] = ()) -> WorkerProcess:
-    """Start a worker, with the descriptors of memory for shared `weights`. Raises OSError if that is not
-    possible now."""
+async def start_worker(
+    config: WorkerConfig, weights: tuple[int, ...] = (), fork: bool = True
+) -> WorkerProcess:
+    """Start a worker, with the descriptors of memory for shared `weights`. With `fork`, it is forked where
+    that is possible. Raises OSError if it cannot be started now."""
     journal, descriptor = _journal()
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "streamserve.workers",
-            config.worker,  # for lists of processes; the worker does not read it
-            stdin=asyncio.subprocess.PIPE,
-            env=worker_environment(),
-            start_new_session=True,  # Ctrl-C is handled by this process, which stops the workers
-            pass_fds=(descriptor, *weights),
+        process = await start_program(
+            "worker",
+            config.worker,
+            worker_environment(),
+            (descriptor, *weights),
+            fork=fork and not may_use_gpu(config),
         )
     finally:
         os.close(descriptor)
-    assert process.stdin is not None
     data = msgspec.msgpack.encode(msgspec.structs.replace(config, journal=descriptor, weights=weights))
-    process.stdin.write(len(data).to_bytes(4, "little") + data)
+    process.write(len(data).to_bytes(4, "little") + data)
     return WorkerProcess(process, journal)
+
+
+@contextlib.contextmanager
+def prepared_fork_server() -> Iterator[None]:
+    """Import what workers need, in the background, for those that start within the block."""
+    server = fork_server()
+    server.hold(worker_environment())
+    try:
+        yield
+    finally:
+        server.release()
+
+
+def may_use_gpu(config: WorkerConfig) -> bool:
+    """Return whether a worker may use a GPU, whose driver must not be forked."""
+    device = config.model.device
+    return device.startswith("cuda") or (device == "auto" and GPU_DRIVER.exists())
 
 
 def worker_environment() -> dict[str, str]:
@@ -245,8 +259,10 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
 
 
-def _status(code: int) -> str:
+def _status(code: int | None) -> str:
     """Return an exit status in words."""
+    if code is None:
+        return "an unknown status"
     if code >= 0:
         return f"exit status {code}"
     try:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def make_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
     """Return what makes the launcher of a server of this model."""
     if server.launcher == "local":
-        return LocalLauncher
+        return partial(LocalLauncher, fork=server.fork_workers)
     key = server.join_key
     join = JoinConfig(
         endpoint=server.listen,

@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeVar
 
+from streamserve.fleet.worker_process import prepared_fork_server
 from streamserve.llm.async_llm import AsyncLLM, new_request_id
 from streamserve.llm.items import Item
 from streamserve.protocol.errors import RequestError
@@ -122,6 +123,10 @@ class LLM:
         return llm
 
     def _start(self, settings: Settings) -> None:
+        with prepared_fork_server() if settings.server.fork_workers else nullcontext():
+            self._start_workers(settings)
+
+    def _start_workers(self, settings: Settings) -> None:
         self._llm = AsyncLLM(settings)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_and_close, args=(self._loop,), name="streamserve", daemon=True)

@@ -1,14 +1,16 @@
 """Ask for the memory of several models in a process that loads torch and ends."""
 
 import asyncio
-import sys
+import os
 from collections.abc import Sequence
 
 import msgspec
 
+from streamserve.fleet.child_process import start_program
 from streamserve.fleet.worker_process import worker_environment
 from streamserve.llm.async_llm import threads_of_worker
 from streamserve.protocol.errors import CheckpointError, StartError
+from streamserve.protocol.fork import Program
 from streamserve.protocol.model_memory import MemoryPlan, MemoryRequest, PlannedModel, PlanRefused
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import worker_bound
@@ -21,29 +23,31 @@ async def plan_memory(models: Sequence[Settings], budget: int | None) -> MemoryP
     Raises CheckpointError naming the model that cannot be served in it, StartError if the process fails.
     """
     request = MemoryRequest(tuple(_planned(settings) for settings in models), budget)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "streamserve.workers.memory_plan",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=worker_environment(),
-        start_new_session=True,
-    )
-    try:
-        output, _ = await process.communicate(msgspec.msgpack.encode(request))
-    except BaseException:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        raise StartError(f"the memory of the models could not be planned: exit status {process.returncode}")
+    status, output = await _run("memory_plan", msgspec.msgpack.encode(request))
+    if status:
+        raise StartError(f"the memory of the models could not be planned: exit status {status}")
     answer: MemoryPlan | PlanRefused = msgspec.msgpack.decode(output, type=MemoryPlan | PlanRefused)
     if isinstance(answer, PlanRefused):
         raise CheckpointError(answer.error)
     return answer
+
+
+async def _run(program: Program, request: bytes) -> tuple[int | None, bytes]:
+    """Run a program with a request as its input; return its exit status and output."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as pipe:
+        try:
+            process = await start_program(program, "", worker_environment(), stdout=writing)
+        finally:
+            os.close(writing)
+        process.write(request)
+        process.close_input()
+        try:
+            output = await asyncio.to_thread(pipe.read)
+        except BaseException:
+            process.kill()
+            raise
+        return await process.wait(), output
 
 
 def _planned(settings: Settings) -> PlannedModel:

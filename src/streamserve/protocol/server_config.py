@@ -335,6 +335,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "times"
         ),
     ] = ()
+    fork_workers: Annotated[
+        bool,
+        about(
+            "start workers on this machine by forking a process that has imported what they need; "
+            "--no-fork-workers: start each as a new process, which takes about a second longer"
+        ),
+    ] = True
     log_level: Annotated[LogLevel, about("minimum level of log messages")] = "info"
     log_format: Annotated[LogFormat, about("format of log lines: text, or JSON objects")] = "text"
     access_log: Annotated[bool, about("log every HTTP request")] = False

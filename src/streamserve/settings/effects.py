@@ -185,6 +185,13 @@ NEEDS = (
         "only machines that join need it: give launcher = 'join'",
     ),
     Need(
+        ("fork_workers",),
+        "`launcher = local`",
+        lambda configured: configured.server.launcher == "local",
+        "agents of other machines start the workers: leave it out",
+        values=(False,),
+    ),
+    Need(
         ("ray_address", "ray_resources"),
         "`launcher = ray`",
         lambda configured: configured.server.launcher == "ray",

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,12 +47,14 @@ def _read(stream: BinaryIO, size: int) -> bytes:
     return data
 
 
-def exit_with_parent(descriptor: int, parent: int, folder: Path | None, lease: Lease | None = None) -> None:
-    """End this process when `parent` has ended in any way, or closes its end of the pipe, or when the `lease`
-    is over that the parent extends through the pipe. A fork of the parent may keep the pipe open. Also
-    removes what a dead parent left in `folder`."""
+def exit_with_parent(
+    descriptor: int, parent_lives: Callable[[], bool], folder: Path | None, lease: Lease | None = None
+) -> None:
+    """End this process when its parent has ended in any way, or closes its end of the pipe, or when the
+    `lease` is over that the parent extends through the pipe. A fork of the parent may keep the pipe open.
+    Also removes what a dead parent left in `folder`."""
     seconds = LEASE_SECONDS if lease else PARENT_SECONDS
-    while os.getppid() == parent:
+    while parent_lives():
         ready, _, _ = select.select([descriptor], [], [], seconds)
         # An unbuffered read: the lock of a buffered one would block an orderly exit.
         data = os.read(descriptor, 4096) if ready else None
@@ -78,13 +81,19 @@ def name_process(worker: str) -> None:
 def main() -> int:
     """Run the worker that standard input describes; return the exit status."""
     parent = os.getppid()
+    return run_worker(lambda: os.getppid() == parent)
+
+
+def run_worker(parent_lives: Callable[[], bool]) -> int:
+    """Run the worker that standard input describes, for as long as its parent lives; return the exit
+    status."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream:  # what follows stays there
         config = read_config(stream)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)
     name_process(config.worker)
     lease = Lease() if config.leased else None
-    arguments = (sys.stdin.fileno(), parent, folder_of(config.endpoint), lease)
+    arguments = (sys.stdin.fileno(), parent_lives, folder_of(config.endpoint), lease)
     threading.Thread(target=exit_with_parent, args=arguments, daemon=True).start()
     faulthandler.enable()  # a fault in native code leaves a traceback in the log
     gc.disable()  # imports make many objects and no garbage: collections would take a seventh of their time

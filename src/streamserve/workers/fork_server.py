@@ -1,0 +1,180 @@
+"""The fork server: a small process that has imported what workers import, and forks one for each request.
+
+    server process ── Fork, descriptors ──▶ fork server ── fork ──▶ worker (workers/__main__.py)
+                   ◀── Forked, pidfd ──────            ◀─ status ──
+                   ── Wait ──▶ ◀── Ended ──
+
+Importing torch takes a second, forking a hundredth of one. A process can be forked safely only while it has
+one thread, so the fork server computes nothing, opens no ZeroMQ context, and refuses to fork once it has
+more. It ends with the process that started it; what it has forked stays.
+"""
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import select
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from setproctitle import getproctitle, setproctitle
+
+from streamserve.protocol.fork import (
+    OWN_DESCRIPTORS,
+    Ended,
+    Fork,
+    Forked,
+    Imported,
+    Unable,
+    Wait,
+    identity,
+    receive,
+    send,
+)
+from streamserve.protocol.runtime_folder import sweep
+
+PARENT_SECONDS = 1.0
+"""Interval of checks whether the parent still runs: a fork of it may keep the socket open."""
+FOLDER_SECONDS = 2.0
+"""How long to wait for the end of a parent that may be dying."""
+PRELOADED = (
+    "streamserve.workers.worker",
+    "streamserve.workers.draft_worker",
+    "streamserve.execution.footprint",
+)
+"""The modules that programs import."""
+
+
+def main() -> int:
+    """Serve on the socket that is standard input; in each forked process, run its program instead. Returns
+    the exit status."""
+    parent = os.getppid()
+    getproctitle()  # finds its memory while the environment is as it was
+    gc.disable()  # a collection in a forked process would copy all memory that it shares with this one
+    connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    libraries = preload()
+    gc.freeze()
+    program = None
+    with contextlib.suppress(OSError):  # the process that started this one may have ended
+        send(connection, Imported(libraries))
+        program = serve(connection, parent)
+    if program:
+        gc.enable()
+        return program()
+    sweep_after(parent)
+    return 0
+
+
+def sweep_after(parent: int) -> None:
+    """Remove the runtime folder of a `parent` that was killed before it had workers, which would do that."""
+    deadline = time.monotonic() + FOLDER_SECONDS
+    while os.getppid() == parent:  # it has all its files until it is no process any more
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+    sweep(Path(tempfile.gettempdir()))
+
+
+def preload() -> dict[str, tuple[int, ...]]:
+    """Import what programs import; return the identities of native libraries by their paths."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+    from streamserve.execution.native.build import BuildFailed, cached_library
+    from streamserve.execution.native.library import kernels
+    from streamserve.execution.native.packaged import packaged_library
+
+    with contextlib.suppress(BuildFailed):
+        library = packaged_library() or cached_library()
+        if library and kernels():
+            return {str(library): identity(library)}
+    return {}
+
+
+def serve(connection: socket.socket, parent: int) -> Callable[[], int] | None:
+    """Answer requests until the other side, the process `parent`, ends. In a forked process, return its
+    program. Raises OSError."""
+    while True:
+        ready, _, _ = select.select([connection], [], [], PARENT_SECONDS)
+        if not ready and os.getppid() == parent:
+            continue
+        data, descriptors = receive(connection) if ready else (b"", [])
+        if not data:
+            return None
+        match msgspec.msgpack.decode(data, type=Fork | Wait):
+            case Wait(pid):
+                send(connection, Ended(exit_status(pid)))
+            case Fork() as request:
+                threads = len(os.listdir("/proc/self/task"))
+                if threads > 1:
+                    send(connection, Unable(f"the fork server has {threads} threads"))
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    connection.close()
+                    return become(request, descriptors)
+                pidfd = os.pidfd_open(pid)
+                send(connection, Forked(pid), (pidfd,))
+                for descriptor in (pidfd, *descriptors):
+                    os.close(descriptor)
+
+
+def exit_status(pid: int) -> int | None:
+    """Return the exit status of a forked process that has ended."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def become(request: Fork, descriptors: list[int]) -> Callable[[], int]:
+    """Make a forked process what a started one would be; return its program."""
+    os.setsid()
+    parent = place(descriptors, request.descriptors)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.umask(request.umask)
+    os.chdir(request.folder)
+    os.sched_setaffinity(0, request.processors)
+    setproctitle(request.title)
+    tempfile.tempdir = None  # found again, in this environment
+    import numpy
+
+    numpy.random.seed()  # the random module seeds itself
+    alive = select.poll()
+    alive.register(parent, select.POLLIN)
+    if request.program == "worker":
+        from streamserve.workers.__main__ import run_worker
+
+        return lambda: run_worker(lambda: not alive.poll(0))
+    from streamserve.workers.memory_plan import main as run_plan
+
+    def run() -> int:
+        run_plan()
+        return 0
+
+    return run
+
+
+def place(descriptors: list[int], numbers: tuple[int, ...]) -> int:
+    """Give the received descriptors their numbers: 0 to 2 for the standard streams, then `numbers`, which the
+    program inherits as a started one does. Return the pidfd of the requesting process."""
+    above = max((*descriptors, *numbers)) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    streams, (parent,), others = moved[:3], moved[3:OWN_DESCRIPTORS], moved[OWN_DESCRIPTORS:]
+    for descriptor, number in zip((*streams, *others), (0, 1, 2, *numbers), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return parent
+
+
+if __name__ == "__main__":
+    sys.exit(main())
