@@ -169,10 +169,18 @@ def test_a_forked_worker_has_the_folder_and_processors_of_its_parent(
         os.sched_setaffinity(0, processors)
 
 
-def test_a_fork_server_with_a_replaced_library_is_replaced(tmp_path: Path) -> None:
+def test_all_models_are_forked_by_one_server(checkpoint: Path, own_server: ForkServer) -> None:
+    for _ in range(3):
+        with LLM(str(checkpoint), backend="native") as llm:
+            parents = worker_of(llm).ppid(), own_server.pid
+        assert parents[0] == parents[1] == own_server.pid
+
+
+def test_a_library_is_another_one_once_it_was_replaced(tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
     library.write_bytes(b"1")
     known = fork.identity(library)
+    os.utime(library, (1, 1))
     assert fork.identity(library) == known
     (tmp_path / "new").write_bytes(b"2")
     (tmp_path / "new").replace(library)

@@ -107,12 +107,13 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def identity(file: Path) -> tuple[int, ...]:
-    """Return what changes when a file is replaced or written; empty if there is none."""
+    """Return what changes when a file is replaced; empty if there is none. Not its time, which uses of the
+    library renew."""
     try:
         status = file.stat()
     except OSError:
         return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:

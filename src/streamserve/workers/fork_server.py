@@ -60,13 +60,14 @@ def main() -> int:
     connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     libraries = preload()
     gc.freeze()
-    program = None
+    forked = None
     with contextlib.suppress(OSError):  # the process that started this one may have ended
         send(connection, Imported(libraries))
-        program = serve(connection, parent)
-    if program:
+        forked = serve(connection, parent)
+    if forked:
+        connection.close()
         gc.enable()
-        return program()
+        return become(*forked)()
     sweep_after(parent)
     return 0
 
@@ -96,9 +97,9 @@ def preload() -> dict[str, tuple[int, ...]]:
     return {}
 
 
-def serve(connection: socket.socket, parent: int) -> Callable[[], int] | None:
+def serve(connection: socket.socket, parent: int) -> tuple[Fork, list[int]] | None:
     """Answer requests until the other side, the process `parent`, ends. In a forked process, return its
-    program. Raises OSError."""
+    request and descriptors. Raises OSError."""
     while True:
         ready, _, _ = select.select([connection], [], [], PARENT_SECONDS)
         if not ready and os.getppid() == parent:
@@ -106,22 +107,29 @@ def serve(connection: socket.socket, parent: int) -> Callable[[], int] | None:
         data, descriptors = receive(connection) if ready else (b"", [])
         if not data:
             return None
-        match msgspec.msgpack.decode(data, type=Fork | Wait):
-            case Wait(pid):
-                send(connection, Ended(exit_status(pid)))
-            case Fork() as request:
-                threads = len(os.listdir("/proc/self/task"))
-                if threads > 1:
-                    send(connection, Unable(f"the fork server has {threads} threads"))
-                    continue
-                pid = os.fork()
-                if pid == 0:
-                    connection.close()
-                    return become(request, descriptors)
-                pidfd = os.pidfd_open(pid)
-                send(connection, Forked(pid), (pidfd,))
-                for descriptor in (pidfd, *descriptors):
-                    os.close(descriptor)
+        request = msgspec.msgpack.decode(data, type=Fork | Wait)
+        if isinstance(request, Wait):
+            send(connection, Ended(exit_status(request.pid)))
+            continue
+        try:
+            if not (pid := fork()):
+                return request, descriptors
+        except OSError as error:
+            send(connection, Unable(str(error)))
+        else:
+            pidfd = os.pidfd_open(pid)
+            send(connection, Forked(pid), (pidfd,))
+            os.close(pidfd)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def fork() -> int:
+    """Fork; raises OSError if that is not possible."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise OSError(f"the fork server has {threads} threads")
+    return os.fork()
 
 
 def exit_status(pid: int) -> int | None:
