@@ -10,17 +10,13 @@ from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Edit, Open
 from streamserve.fleet.worker_state import Topology, mixed, unified
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import expected, model_info
-from tests.simulate.test_simulation import assert_all_answered, texts
+from tests.simulate.answering import assert_all_answered, texts
+from tests.simulate.curves import CURVE
 
-CURVE = CostCurve(
-    tokens=(1.0, 64.0), kv_bytes=(0.0, 1e6), seconds=((0.01, 0.02), (0.05, 0.06)), pair_seconds=0.0,
-    token_seconds=1e-3, byte_seconds=1e-8, kv_token_bytes=100,
-)  # fmt: skip
 ENGINE = EngineConfig(num_blocks=80, block_size=4, max_model_len=96, max_num_seqs=8)
 TOPOLOGIES = [unified(3), mixed(1, 1, 1), mixed(1, 1, 2), mixed(2, 2, 1)]
 PREFIXES = 6
