@@ -1,5 +1,6 @@
 """Options of the tests: small counts by default, full ones with --full; and files of recorded figures."""
 
+import gc
 import itertools
 import json
 import os
@@ -8,7 +9,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,22 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
     if config.getoption("--full") and config.option.timeout is None:
         config.option.timeout = FULL_TIMEOUT
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is imported and collected out of garbage collections, each of which would look at it all."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for leaks when Python exits
 
 
 @pytest.hookimpl(trylast=True)

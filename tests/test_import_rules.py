@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,16 @@ ALLOWED: dict[str, set[str]] = {
 PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def imports(file: Path) -> set[str]:
     """Modules that a file imports anywhere in it, dotted."""
     modules: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -75,8 +82,8 @@ def imports(file: Path) -> set[str]:
 
 def imported_names(file: Path) -> set[str]:
     """Modules that a file imports, and names that it imports from modules, which may be modules too."""
-    nodes = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom))
-    return imports(file) | {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+    froms = [node for node in nodes(file) if isinstance(node, ast.ImportFrom)]
+    return imports(file) | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 
 def files(package: str) -> list[Path]:
@@ -172,7 +179,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         }
         calls = {
             node.func.id
-            for node in ast.walk(ast.parse(file.read_text()))
+            for node in nodes(file)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert not calls & {"eval", "exec", "compile"}, file
