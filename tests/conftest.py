@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from streamserve import __version__
+from tests import command_server
 from tests.small_runs import cases_left_out, group_cases
 
 STARTED = pytest.StashKey[float]()
@@ -42,7 +43,7 @@ FULL_TIMEOUT = 3600.0
 # The time of an example depends on other load on the machine.
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 # Small runs try the same examples every time, so that what passed passes again; full ones look for others.
-hypothesis.settings.register_profile("small", max_examples=15, derandomize=True, **ANY_TIME)
+hypothesis.settings.register_profile("small", max_examples=8, derandomize=True, **ANY_TIME)
 hypothesis.settings.register_profile("full", max_examples=200, **ANY_TIME)
 
 
@@ -148,6 +149,7 @@ def record(request: pytest.FixtureRequest) -> Callable[..., None]:
 def no_process_left() -> Iterator[None]:
     """No worker or server outlives the tests."""
     yield
+    command_server.close_all()
     remaining = [
         child for child in psutil.Process().children(recursive=True) if "streamserve" in _command(child)
     ]

@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ import psutil
 
 from tests.checkpoints import make_checkpoint
 from tests.cluster.fakes import key_file
+from tests.command_server import Command
 from tests.serving import Served, serving
 
 LEASE = 4.0
@@ -31,7 +31,7 @@ class Machine:
     checkpoint: Path
     key: Path
     port: int
-    agent: subprocess.Popen[bytes]
+    agent: Command
 
     def workers(self) -> dict[int, str]:
         """The names of running workers, by process id."""
@@ -69,9 +69,9 @@ def machine(
     checkpoint: Path, folder: Path, keep: float = 60.0, slots: int = 2, joins: int = 0
 ) -> Iterator[Machine]:
     key, port = key_file(folder), free_port()
-    agent = subprocess.Popen(
+    agent = Command(
         [
-            sys.executable, "-m", "streamserve", "worker", "--join", f"tcp://127.0.0.1:{joins or port}",
+            "worker", "--join", f"tcp://127.0.0.1:{joins or port}",
             "--key", str(key), "--workers", str(slots), "--keep-workers", str(keep),
         ],
         stdout=subprocess.DEVNULL,

@@ -38,7 +38,7 @@ def make_pair(topology: Topology) -> Simulation:
     )
 
 
-@pytest.mark.each_pair
+@pytest.mark.each_value
 @pytest.mark.parametrize("stop", [False, True], ids=["kill", "stop"])
 @pytest.mark.parametrize("victims", VICTIMS, ids=["prefill", "decode", "both"])
 @pytest.mark.parametrize("event", EVENTS)

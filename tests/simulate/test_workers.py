@@ -13,6 +13,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
+from tests.conftest import Scale
 from tests.engine.drive import expected, model_info
 from tests.simulate.answering import assert_all_answered, texts
 from tests.simulate.curves import CURVE
@@ -50,6 +51,7 @@ def prefix_hits(simulation: Simulation) -> int:
     return sum(worker.engine.report().prefix_hits for worker in simulation.workers.values())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
 @pytest.mark.parametrize("router", [*ROUTERS, "classes:20,50"])
 def test_every_router_uses_all_workers(router: str, topology: Topology) -> None:
@@ -65,8 +67,8 @@ def test_every_router_uses_all_workers(router: str, topology: Topology) -> None:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
-def test_a_killed_worker_costs_time_never_text(topology: Topology) -> None:
-    for victim in topology.names:
+def test_a_killed_worker_costs_time_never_text(topology: Topology, scale: Scale) -> None:
+    for victim in topology.names[:: scale.pick(2, 1)]:
         simulation = make_simulation(topology, "flowguard")
         opened = make_requests(4)
         for number, request in enumerate(opened):
