@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.artifact_cache import make_once
+
 SPECIAL_TOKENS = ("<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN_ID = 3
 """The id of `<|im_end|>`, which ends a reply."""
@@ -51,19 +53,31 @@ def make_checkpoint(
 
     `overrides` are fields of the architecture's config. Weights are scaled so that logits spread like a
     trained model's, and biases and norm weights are random too. With a vocabulary of 300 tokens or more the
-    folder also holds a byte-level tokenizer with a chat template.
+    folder also holds a byte-level tokenizer with a chat template. Equal arguments are made once (see
+    artifact_cache.py); the files in `folder` are copies, which a test may change.
     """
+    fields = {**_SIZES, **overrides}
+
+    def make(made: Path) -> None:
+        _make_model(made, architecture, dtype, seed, max_shard_size, fields)
+
+    make_once(Path(folder), Path(__file__), [architecture, dtype, seed, max_shard_size, fields], make)
+    return Path(folder)
+
+
+def _make_model(
+    folder: Path, architecture: str, dtype: str, seed: int, max_shard_size: str, fields: dict[str, Any]
+) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = AutoConfig.for_model(architecture, **{**_SIZES, **overrides})
+    config = AutoConfig.for_model(architecture, **fields)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _randomize(model, torch.Generator().manual_seed(seed))
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
     if config.vocab_size >= 300:
-        _write_tokenizer(Path(folder), config.vocab_size)
-    return Path(folder)
+        _write_tokenizer(folder, config.vocab_size)
 
 
 def reference_model(folder: Path, dtype: str = "float32") -> Any:

@@ -1,5 +1,6 @@
 """Options of the tests: small counts by default, full ones with --full; and files of recorded figures."""
 
+import gc
 import itertools
 import json
 import os
@@ -8,7 +9,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from streamserve import __version__
 from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.worker_process import prepared_fork_server
+from tests import command_server
 from tests.small_runs import cases_left_out, group_cases
 
 STARTED = pytest.StashKey[float]()
@@ -43,7 +45,7 @@ FULL_TIMEOUT = 3600.0
 # The time of an example depends on other load on the machine.
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 # Small runs try the same examples every time, so that what passed passes again; full ones look for others.
-hypothesis.settings.register_profile("small", max_examples=15, derandomize=True, **ANY_TIME)
+hypothesis.settings.register_profile("small", max_examples=8, derandomize=True, **ANY_TIME)
 hypothesis.settings.register_profile("full", max_examples=200, **ANY_TIME)
 
 
@@ -87,6 +89,22 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
     if config.getoption("--full") and config.option.timeout is None:
         config.option.timeout = FULL_TIMEOUT
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is imported and collected out of garbage collections, each of which would look at it all."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for leaks when Python exits
 
 
 @pytest.hookimpl(trylast=True)
@@ -135,6 +153,7 @@ def no_process_left() -> Iterator[None]:
     with prepared_fork_server():
         yield
     fork_server().end_unless_held()
+    command_server.close_all()
     remaining = [
         child for child in psutil.Process().children(recursive=True) if "streamserve" in _command(child)
     ]

@@ -3,19 +3,20 @@
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 
+from tests.command_server import Command
+
 
 @dataclass
 class Served:
     """A running server: its process, URL, and what it printed until it was ready."""
 
-    process: subprocess.Popen[str]
+    process: Command
     url: str
     banner: str
     seconds: float
@@ -30,12 +31,7 @@ class Served:
 def serving(*arguments: str) -> Iterator[Served]:
     """Start a server on a free port; it is ended, and must end, when the block does."""
     started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "streamserve", "serve", *arguments, "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    process = Command(["serve", *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True)
     try:
         banner = ""
         while "curl" not in banner:

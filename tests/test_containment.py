@@ -28,7 +28,7 @@ from tests.api.serving import until as until_true
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.draft_service.network import drafting
-from tests.test_pairs import fleet, serving, until, wait_until_idle
+from tests.pairs import fleet, serving, until, wait_until_idle
 
 PHASES = ("prefill", "decode", "draft", "verify", "swap", "transfer")
 READY_SECONDS = 10.0

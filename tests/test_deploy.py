@@ -20,27 +20,12 @@ from streamserve.protocol.curve import parse_endpoint
 from streamserve.settings.cluster import resolve_join
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
-from tests.api.test_metrics import REPORT
+from tests.api.reports import REPORT
 from tests.cluster.fakes import key_file
+from tests.deploying import DEPLOY, KUBERNETES, KUBERNETES_VERSION, documents, named, options
 
-ROOT = Path(__file__).parents[1]
-DEPLOY = ROOT / "deploy"
-KUBERNETES = DEPLOY / "kubernetes"
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-KUBERNETES_VERSION = "1.31"
-
-
-def documents() -> list[dict[str, Any]]:
-    """Return the Kubernetes objects."""
-    values = ("kustomization.yaml", "prometheus-adapter.yaml")
-    files = [file for file in sorted(KUBERNETES.glob("*.yaml")) if file.name not in values]
-    return [document for file in files for document in yaml.safe_load_all(file.read_text())]
-
-
-def named(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [d for d in documents() if (d["kind"], d["metadata"]["name"]) == (kind, name)]
-    return found
 
 
 def pods() -> list[dict[str, Any]]:
@@ -57,16 +42,6 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for unit in UNITS:
         (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
         yield unit.name, shlex.split(line.partition("=")[2])[1:]
-
-
-def options(arguments: list[str]) -> dict[str, str]:
-    """Return the values of flags, as --name=value or --name value."""
-    values: dict[str, str] = {}
-    for position, argument in enumerate(arguments):
-        if argument.startswith("--"):
-            name, separator, value = argument.removeprefix("--").partition("=")
-            values[name] = value if separator else arguments[position + 1]
-    return values
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import yaml
 from streamserve.cli.main import app
 from streamserve.settings.cluster import check_visible_keys
 from streamserve.settings.resolve import resolve
-from tests.test_deploy import DEPLOY, KUBERNETES_VERSION, documents, named, options
+from tests.deploying import DEPLOY, KUBERNETES_VERSION, documents, named, options
 
 JOB, SERVICE, POLICY = yaml.safe_load_all((DEPLOY / "kuberay" / "rayjob.yaml").read_text())
 CLUSTER = JOB["spec"]["rayClusterSpec"]

@@ -21,9 +21,9 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.settings.resolve import resolve
 from streamserve.text.reranker import INSTRUCTION
+from tests.api.refusing import refused
+from tests.api.routes import OF_VECTORS
 from tests.api.serving import Served, served, until
-from tests.api.test_openapi import OF_VECTORS
-from tests.api.test_refusals import refused
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.embedders import make_embedder, make_judge, reference_embedding, reference_logits, write_modules

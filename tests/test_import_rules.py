@@ -1,13 +1,15 @@
-"""Import rules: which package may import which, and which stay free of tensors."""
+"""Import rules: which package may import which, which stay free of tensors, and what tests may share."""
 
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "streamserve"
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "streamserve"
 
 ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
@@ -60,16 +62,28 @@ ALLOWED: dict[str, set[str]] = {
 PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserve"}
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def imports(file: Path) -> set[str]:
     """Modules that a file imports anywhere in it, dotted."""
     modules: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file}: imports are absolute"
             modules.add(node.module or "")
     return modules
+
+
+def imported_names(file: Path) -> set[str]:
+    """Modules that a file imports, and names that it imports from modules, which may be modules too."""
+    froms = [node for node in nodes(file) if isinstance(node, ast.ImportFrom)]
+    return imports(file) | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 
 def files(package: str) -> list[Path]:
@@ -165,7 +179,23 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         }
         calls = {
             node.func.id
-            for node in ast.walk(ast.parse(file.read_text()))
+            for node in nodes(file)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert not calls & {"eval", "exec", "compile"}, file
+
+
+def test_test_files_import_no_other_test_file() -> None:
+    """What test files share is in conftest.py or in helper modules."""
+    files = sorted(TESTS.rglob("*.py"))
+    names = {".".join(file.relative_to(TESTS.parent).with_suffix("").parts) for file in files}
+    test_files = {name for name in names if name.rpartition(".")[2].startswith("test_")}
+    assert f"tests.{Path(__file__).stem}" in test_files
+    for file in files:
+        assert not imported_names(file) & test_files, file.relative_to(TESTS)
+
+
+def test_imports_of_test_files_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("import tests.test_a\nfrom tests import test_b\nfrom tests.api.test_c import name\n")
+    assert {"tests.test_a", "tests.test_b", "tests.api.test_c"} <= imported_names(file)

@@ -3,23 +3,19 @@ tests/simulate has the same in virtual time."""
 
 import asyncio
 import os
-import random
 import signal
 import time
 from collections.abc import Callable
-from contextlib import aclosing
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from streamserve.engine.observer import LifecycleEvent
-from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.test_pairs import NUMBERS, Request, answers, fleet, make_requests, serving, until, wait_until_idle
+from tests.events import SETTINGS, send_until, undisturbed
+from tests.pairs import NUMBERS, Request, fleet, make_requests, serving, until, wait_until_idle
 
 ROUNDS, STREAMS = 2, 16
 ALWAYS = (
@@ -27,10 +23,6 @@ ALWAYS = (
     ("first chunk", ("prefill-0",), signal.SIGSTOP),
 )
 """Cases that also run without --full, once."""
-SETTINGS = {
-    "draft": "self:1", "speculation_policy": "fixed:2", "num_blocks": 22, "max_model_len": 256,
-    "eviction": "swap", "swap_space": 0.01, "stuck_after": 1.0,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -38,57 +30,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("events"))
 
 
-async def answer_prompt_stream(llm: AsyncLLM, number: int) -> list[int]:
-    """Return the answer to a prompt stream with one edit."""
-    rng = random.Random(number)
-    params = SamplingParams(temperature=1.0, seed=number, max_tokens=20, ignore_eos=True)
-    text = [rng.randrange(5, 200) for _ in range(60)]
-    prompt = await llm.open(params, request_id=f"a{number}")
-    await prompt.edit(text, 0)
-    text = text[:20] + [rng.randrange(5, 200) for _ in range(30)]
-    await prompt.edit(text, 0)
-    tokens: list[int] = []
-    async with aclosing(prompt.answer([*text, 7], params)) as items:
-        async for item in items:
-            tokens += item.tokens if isinstance(item, Delta) else ()
-    return tokens
-
-
-async def all_answers(llm: AsyncLLM, requests: list[Request]) -> list[object]:
-    """Return the answers to the requests, and to four prompt streams."""
-    return list(
-        await asyncio.gather(
-            answers(llm, requests), *(answer_prompt_stream(llm, number) for number in range(4))
-        )
-    )
-
-
-async def undisturbed(checkpoint: Path, requests: list[Request]) -> list[object]:
-    """Return the answers of one worker without faults."""
-    async with serving(checkpoint, **SETTINGS) as llm:
-        return await all_answers(llm, requests)
-
-
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path, scale: Scale) -> tuple[list[Request], list[object]]:
     """The requests, and the answers of one worker without faults."""
     requests = make_requests(12, scale.seed)
     return requests, asyncio.run(undisturbed(checkpoint, requests))
-
-
-async def send_until(
-    reached: Path, llm: AsyncLLM, requests: list[Request], expected: list[object]
-) -> "asyncio.Task[list[object]]":
-    """Return the task of the requests that wait at the event. Whether they reach it depends on when they
-    arrive: those that are answered without it are sent again."""
-    deadline = time.monotonic() + 60
-    while True:
-        working = asyncio.create_task(all_answers(llm, requests))
-        await until(lambda: working.done() or reached.exists())  # noqa: B023 (called here)
-        if not working.done():
-            return working
-        assert working.result() == expected
-        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("signals", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])

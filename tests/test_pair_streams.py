@@ -14,7 +14,7 @@ from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint
-from tests.test_pairs import fleet, serving, until
+from tests.pairs import fleet, serving, until
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Stream pairs as users run them: the same text as one worker's, also when workers die."""
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -14,27 +13,29 @@ import msgspec
 import pytest
 
 from streamserve.fleet.events import Send
-from streamserve.fleet.fleet import Fleet
-from streamserve.llm.async_llm import AsyncLLM, worker_model
+from streamserve.llm.async_llm import worker_model
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.simulate.test_hostile import TAMPERED
+from tests.pairs import (
+    NEEDS_NIXL,
+    OneWorkers,
+    answers,
+    asked_once,
+    fleet,
+    make_requests,
+    serving,
+    until,
+    wait_until_idle,
+)
+from tests.simulate.tampering import TAMPERED
 
-NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 ROUNDS = 2
-NUMBERS = Grammar(kind="regex", text="[0-9]{2,6}(,[0-9]{2,6}){0,5}")
-Request = tuple[list[int], SamplingParams]
-Answers = list[dict[int, list[tuple[int, float]]]]
-OneWorkers = Callable[[list[Request]], Awaitable[Answers]]
 
 
 @pytest.fixture(scope="module")
@@ -42,106 +43,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("pairs"))
 
 
-@contextlib.asynccontextmanager
-async def serving(checkpoint: Path, **settings: object) -> AsyncGenerator[AsyncLLM, None]:
-    settings = {"threads": 1, "profile": False, "num_blocks": 400, "max_chunk": 32} | settings
-    llm = AsyncLLM(resolve(str(checkpoint), settings))
-    await llm.start()
-    try:
-        await until(lambda: all(worker.ready for worker in fleet(llm).workers.values()))
-        yield llm
-    finally:
-        await llm.close()
-
-
-def fleet(llm: AsyncLLM) -> Fleet:
-    return llm._runtime.fleet
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
-def make_requests(count: int, seed: int) -> list[Request]:
-    """Short and long prompts, some with a common prefix, greedy and sampled, one or several choices, free or
-    with a grammar."""
-    rng = random.Random(seed)
-    shared_prefix = [rng.randrange(5, 200) for _ in range(48)]
-    result = []
-    for number in range(count):
-        suffix = [rng.randrange(5, 200) for _ in range(rng.randint(1, 120))]
-        prompt = shared_prefix + suffix if number % 3 == 0 else suffix
-        result.append(
-            (
-                prompt,
-                SamplingParams(
-                    temperature=rng.choice((0.0, 1.0)), seed=number, n=rng.choice((1, 1, 3)),
-                    max_tokens=rng.choice((1, 2, 24, 60)), ignore_eos=number % 2 == 0, logprobs=2,
-                    frequency_penalty=rng.choice((0.0, 0.5)),
-                    grammar=NUMBERS if number % 5 == 4 else None,
-                ),
-            )
-        )  # fmt: skip
-    return result
-
-
-async def answers(llm: AsyncLLM, requests: list[Request]) -> Answers:
-    """Token ids and their log-probabilities of every choice, all requests at once."""
-
-    async def answer_one(number: int, prompt: list[int], params: SamplingParams) -> dict[int, list]:
-        choices: dict[int, list] = {choice: [] for choice in range(params.n)}
-        usage = None
-        async with aclosing(llm.submit(prompt, params, request_id=f"r{number}")) as items:
-            async for item in items:
-                if isinstance(item, Delta):
-                    assert item.logprobs is not None
-                    choices[item.choice] += [
-                        (token, round(entry.logprob, 4))
-                        for token, entry in zip(item.tokens, item.logprobs, strict=True)
-                    ]
-                elif isinstance(item, Usage):
-                    usage = item
-        assert usage is not None
-        assert usage.prompt_tokens == len(prompt)
-        assert usage.completion_tokens == sum(map(len, choices.values()))
-        return choices
-
-    return list(await asyncio.gather(*(answer_one(n, *request) for n, request in enumerate(requests))))
-
-
-def asked_once(checkpoint: Path) -> OneWorkers:
-    """Return a function that returns the answers of one worker, asked once for the same requests."""
-    known: dict[str, Answers] = {}
-
-    async def ask(requests: list[Request]) -> Answers:
-        key = repr(requests)
-        if key not in known:
-            async with serving(checkpoint) as llm:
-                known[key] = await answers(llm, requests)
-        return known[key]
-
-    return ask
-
-
 @pytest.fixture(scope="module")
 def one_workers(checkpoint: Path) -> OneWorkers:
     return asked_once(checkpoint)
-
-
-async def wait_until_idle(llm: AsyncLLM) -> None:
-    """Wait until no request, block or transfer reservation is left."""
-    state = fleet(llm)
-    assert not state.requests
-
-    def idle() -> bool:
-        reports = [worker.report for worker in state.workers.values()]
-        occupied = any(report is None or report.blocks_live for report in reports)
-        return not occupied and not len(state.transfers.reservations)
-
-    await until(idle)
 
 
 @pytest.mark.parametrize(

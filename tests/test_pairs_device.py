@@ -18,8 +18,8 @@ from streamserve.transfer.pools import Pools
 from streamserve.workers.kv_ports import transport_of
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.execution.test_kv_cache import SPEC
-from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
+from tests.execution.kv_spec import SPEC
+from tests.pairs import answers, fleet, make_requests, serving, until, wait_until_idle
 
 
 @pytest.fixture(scope="module")

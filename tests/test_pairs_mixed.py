@@ -14,8 +14,8 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.test_lifecycle_events import answer_prompt_stream
-from tests.test_pairs import NEEDS_NIXL, Request, make_requests, serving, until, wait_until_idle
+from tests.events import answer_prompt_stream
+from tests.pairs import NEEDS_NIXL, Request, make_requests, serving, until, wait_until_idle
 
 
 @pytest.fixture(scope="module")

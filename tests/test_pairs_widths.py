@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
+from tests.pairs import answers, fleet, make_requests, serving, until, wait_until_idle
 
 ALWAYS = ("int8", "auto")
 """The case that also runs without --full."""

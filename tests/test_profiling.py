@@ -15,7 +15,7 @@ from streamserve.execution.profile.profile import Profile, user_profiles
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.execution.test_profile import profile_of
+from tests.execution.profiles import profile_of
 from tests.serving import serving
 
 SMALL = ("--backend", "reference", "--threads", "1", "--max-model-len", "64", "--max-num-batched-tokens=4")

@@ -12,7 +12,7 @@ from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
+from tests.pairs import answers, fleet, make_requests, serving, until, wait_until_idle
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from typer.main import get_command
 
 from streamserve import __version__, embedded
 from streamserve.cli.answers import only_adapter
@@ -22,6 +23,8 @@ from streamserve.settings.resolve import resolve, to_toml
 from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}
+COMMAND = get_command(app)
+"""The command line, built once: it takes longer than most commands that are refused."""
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
 
 def test_a_size_as_a_flag() -> None:
     command = ["serve", "embedded", "--kv-cache-bytes", "2GB", "--print-config"]
-    assert "kv_cache_bytes = 2000000000\n" in CliRunner().invoke(app, command).output
+    assert "kv_cache_bytes = 2000000000\n" in CliRunner().invoke(COMMAND, command).output
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
@@ -140,7 +143,7 @@ def test_a_size_as_a_flag() -> None:
 )
 def test_sampling_flags_are_checked_before_a_model_is_loaded(command: str, flag: str, value: str) -> None:
     words = ["hello"] if command == "generate" else []
-    result = CliRunner().invoke(app, [command, *words, f"--{flag}={value}", "--print-config"])
+    result = CliRunner().invoke(COMMAND, [command, *words, f"--{flag}={value}", "--print-config"])
     assert result.exit_code == 2
     assert f"--{flag} must be between" in result.output
 
@@ -170,26 +173,28 @@ def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
 def test_every_option_has_a_help_text() -> None:
     assert all(option.help for option in options())
     shown = (
-        CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+        CliRunner()
+        .invoke(COMMAND, ["serve", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        .output
     )
     for option in options():
         assert f"--{option.name.replace('_', '-')}" in shown
 
 
 def test_print_config_prints_toml_and_exits() -> None:
-    result = CliRunner().invoke(app, ["serve", "embedded", "--port", "77", "--print-config"])
+    result = CliRunner().invoke(COMMAND, ["serve", "embedded", "--port", "77", "--print-config"])
     assert result.exit_code == 0
     assert "port = 77\n" in result.output
 
 
 def test_version() -> None:
     for words in (["version"], ["--version"]):
-        result = CliRunner().invoke(app, words)
+        result = CliRunner().invoke(COMMAND, words)
         assert (result.output.strip(), result.exit_code) == (__version__, 0)
 
 
 def test_a_bad_setting_is_exit_status_2() -> None:
-    result = CliRunner().invoke(app, ["serve", "embedded", "--port", "77777", "--print-config"])
+    result = CliRunner().invoke(COMMAND, ["serve", "embedded", "--port", "77777", "--print-config"])
     assert result.exit_code == 2
     assert "port = 77777" in result.output
 
@@ -293,7 +298,7 @@ COMMANDS: dict[Use, tuple[str, ...]] = {
 @pytest.mark.parametrize("use", COMMANDS)
 def test_a_command_refuses_the_flags_that_do_not_act_in_it(use: Use) -> None:
     """Each flag is either listed and taken, or refused by name with the place where it acts."""
-    shown = CliRunner().invoke(app, [*COMMANDS[use][:1], "--help"]).output
+    shown = CliRunner().invoke(COMMAND, [*COMMANDS[use][:1], "--help"]).output
     listed = {
         name for option in options() for name in [option.name] if f"--{name.replace('_', '-')} " in shown
     }
@@ -302,7 +307,7 @@ def test_a_command_refuses_the_flags_that_do_not_act_in_it(use: Use) -> None:
     assert {"port", "api_key", "idle_unload"} <= {option.name for option in others}
     for option in others:
         values = {bool: [], int: ["1"], float: ["1.5"]}.get(option.kind, ["x"])
-        done = CliRunner().invoke(app, [*COMMANDS[use], f"--{option.name.replace('_', '-')}", *values])
+        done = CliRunner().invoke(COMMAND, [*COMMANDS[use], f"--{option.name.replace('_', '-')}", *values])
         assert done.exit_code == 2, option.name
         assert f"{option.name}: it has no effect in " in done.output, option.name
         assert "it acts in `streamserve serve`" in done.output

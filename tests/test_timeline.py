@@ -11,7 +11,7 @@ from streamserve.settings import resolve as settings
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
 from tests.checkpoints import make_checkpoint
-from tests.test_pairs import answers, make_requests, serving
+from tests.pairs import answers, make_requests, serving
 
 
 @pytest.fixture(scope="module")

@@ -19,17 +19,8 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
+from tests.pairs import OneWorkers, answers, asked_once, fleet, make_requests, serving, until, wait_until_idle
 from tests.serving import serving as served
-from tests.test_pairs import (
-    OneWorkers,
-    answers,
-    asked_once,
-    fleet,
-    make_requests,
-    serving,
-    until,
-    wait_until_idle,
-)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 TABLE = {"vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 2048}

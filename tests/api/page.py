@@ -18,7 +18,7 @@ from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import Script, Served
-from tests.api.test_tools import CALL
+from tests.api.tool_calls import CALL
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [

@@ -26,8 +26,8 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
+from tests.api.refusing import refused
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
-from tests.api.test_refusals import refused
 
 CHATS = "/v1/chat/completions"
 BODY: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}

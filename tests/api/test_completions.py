@@ -1,28 +1,12 @@
 """POST /v1/completions as OpenAI's client and vLLM's users know it, on the real engine."""
 
-import json
 from typing import Any
 
 import pytest
 
 from streamserve.text.tokenizer import Tokenizer
+from tests.api.completing import PROMPT, complete, events
 from tests.api.serving import Served
-
-PROMPT = "the quick brown fox"
-
-
-def complete(server: Served, **body: Any) -> Any:
-    """One choice's JSON."""
-    response = server.post("/v1/completions", **{"prompt": PROMPT, **body})
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]
-
-
-def events(server: Served, **body: Any) -> list[Any]:
-    """The events of a stream, [DONE] excluded."""
-    lines = server.post("/v1/completions", **{"prompt": PROMPT, "stream": True, **body}).text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 def test_a_completion_has_openais_shape(server: Served, tokenizer: Tokenizer) -> None:

@@ -6,17 +6,16 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Iterator
 
-import httpx
 import pytest
 
 from streamserve.api.generator import Item
 from streamserve.api.http.connection import Timeouts
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
+from tests.api.raw_connection import HEAD, connected
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 READ, WRITE = 0.4, 0.4
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 BODY = json.dumps({"prompt": "hi"}).encode()
 
 
@@ -24,12 +23,6 @@ BODY = json.dumps({"prompt": "hi"}).encode()
 def short_timeouts(generator: ScriptedGenerator) -> Iterator[Served]:
     with scripted(generator, timeouts=Timeouts(READ, WRITE)) as server:
         yield server
-
-
-def connected(server: Served) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0))
-    client.settimeout(60)
-    return client
 
 
 def read_all(client: socket.socket) -> bytes:

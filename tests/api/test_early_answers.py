@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.api.serving import Served, until
-from tests.api.test_stream_lifecycle import WORDS
-from tests.api.test_stream_socket import call, send, socket
+from tests.api.stream_socket import call, send, socket
+from tests.api.words import WORDS
 from tests.conftest import Scale
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}

@@ -14,8 +14,8 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.reports import IncidentReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
+from tests.api.raw_connection import HEAD, connected
 from tests.api.serving import ScriptedGenerator, ScriptedHealth, Served, scripted, until
-from tests.api.test_connection import HEAD, connected
 
 COMPLETIONS = "/v1/completions"
 

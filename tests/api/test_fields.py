@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from streamserve.text.tokenizer import Tokenizer
+from tests.api.completing import PROMPT, complete, events
 from tests.api.serving import Served
-from tests.api.test_completions import PROMPT, complete, events
 
 CHATS = "/v1/chat/completions"
 USER = {"role": "user", "content": PROMPT}

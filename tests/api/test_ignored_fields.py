@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.api.refusing import CHATS, COMPLETIONS, USER, refused
 from tests.api.serving import Served
-from tests.api.test_refusals import CHATS, COMPLETIONS, USER, refused
 
 CONTINUOUS = "stream_options.continuous_usage_stats"
 RESPONSES = "/v1/responses"

@@ -16,7 +16,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import Script, ScriptedGenerator, Served, scripted
-from tests.api.test_tools import CALL, PARAMETERS, TEMPLATE, says
+from tests.api.tool_calls import CALL, PARAMETERS, TEMPLATE, says
 from tests.text.folders import byte_level_folder
 
 ROUTE, COUNT = "/v1/messages", "/v1/messages/count_tokens"

@@ -16,7 +16,7 @@ from streamserve.api.settings import ApiSettings
 from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator
-from tests.api.test_tools import TEMPLATE
+from tests.api.tool_calls import TEMPLATE
 from tests.conftest import Scale
 from tests.text.folders import byte_level_folder
 

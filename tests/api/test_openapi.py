@@ -10,6 +10,7 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.ops.docs import GROUPS
 from streamserve.api.ops.openapi import component_schemas
 from streamserve.api.routes import Operation
+from tests.api.routes import OF_VECTORS
 from tests.api.serving import Served
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -22,8 +23,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/detokenize", {"tokens": [70]}),
 ]
 BROWSER_PATHS = ["/v1/models", "/v1/models/tiny", "/health", "/version", "/load"]
-
-OF_VECTORS = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import SloOutcome
 from streamserve.text.output import Delta, Usage
+from tests.api.reports import REPORT
 from tests.api.serving import ScriptedGenerator, Served, scripted
-from tests.api.test_metrics import REPORT
 
 SCRIPTS = {name: text.decode() for name, text in FILES.items() if name.endswith(".js")}
 STYLES = {name: text.decode() for name, text in FILES.items() if name.endswith(".css")}

@@ -28,9 +28,9 @@ from tests.api.page import (
     say,
     stored,
 )
+from tests.api.reports import REPORT
 from tests.api.serving import ScriptedGenerator, Served, scripted
-from tests.api.test_metrics import REPORT
-from tests.api.test_tools import TEMPLATE, WEATHER
+from tests.api.tool_calls import TEMPLATE, WEATHER
 from tests.text.folders import byte_level_folder
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator, Served, scripted
-from tests.api.test_tools import TEMPLATE, says
+from tests.api.tool_calls import TEMPLATE, says
 from tests.text.folders import byte_level_folder
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))

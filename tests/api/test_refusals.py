@@ -4,31 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from streamserve.api.settings import ApiSettings
 from streamserve.text.tokenizer import Tokenizer
+from tests.api.refusing import CHATS, COMPLETIONS, USER, refused
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 from tests.text.folders import byte_level_folder
 
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
 HUGE = 10**300
-USER = {"role": "user", "content": "hi"}
-
-
-def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error of a response, once its shape is checked."""
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/json"
-    body = response.json()
-    assert set(body) == {"error"}
-    error: dict[str, Any] = body["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error" if status < 500 else "server_error"
-    return error
 
 
 @pytest.mark.parametrize(

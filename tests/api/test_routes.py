@@ -13,8 +13,8 @@ from streamserve.api import routes
 from streamserve.api.app import create_app
 from streamserve.api.ops.openapi import openapi_document
 from streamserve.api.routes import Operation, bound
+from tests.api.refusing import refused
 from tests.api.serving import ScriptedGenerator, Served
-from tests.api.test_refusals import refused
 
 UNDOCUMENTED = {
     ("GET", "/"),

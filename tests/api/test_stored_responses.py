@@ -13,9 +13,9 @@ from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.text.tokenizer import Tokenizer
+from tests.api.refusing import refused
 from tests.api.serving import ScriptedGenerator, Served, scripted
-from tests.api.test_refusals import refused
-from tests.api.test_tools import CALL, TEMPLATE, WEATHER, says
+from tests.api.tool_calls import CALL, TEMPLATE, WEATHER, says
 from tests.text.folders import byte_level_folder
 
 ROUTE = "/v1/responses"

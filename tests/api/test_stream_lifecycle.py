@@ -17,28 +17,10 @@ from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol import keys
 from streamserve.settings.resolve import resolve
 from tests.api.serving import ON_PAIRS, ScriptedGenerator, Served, scripted, served, until
+from tests.api.words import WORDS
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
-WORDS = [
-    "the",
-    " quick ",
-    "br",
-    "own",
-    " Grüße",
-    " 日",
-    "本 ",
-    "🙂",
-    "e\u0301",
-    "\n",
-    "  ",
-    "12",
-    "3,",
-    " don",
-    "'t",
-    "<|im_",
-    "end|>",
-]
 TTL = 5.0
 MAX_STREAMS = 96
 """Streams at once; an expired stream keeps its slot for TTL seconds."""

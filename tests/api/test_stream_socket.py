@@ -1,9 +1,6 @@
 """Prompt streams over one WebSocket: the bodies of the routes, many concurrent streams."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -12,25 +9,10 @@ from websockets.sync.client import ClientConnection, connect
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol import keys
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
+from tests.api.stream_socket import call, send, socket
 
 GREEDY = {"temperature": 0, "max_tokens": 8}
 KEY = "a-key-of-sixteen-characters"
-
-
-@contextmanager
-def socket(server: Served, **headers: str) -> Iterator[ClientConnection]:
-    url = server.url.replace("http", "ws", 1) + "/v1/streams/ws"
-    with connect(url, additional_headers=headers, max_size=None) as websocket:
-        yield websocket
-
-
-def send(websocket: ClientConnection, method: str, **fields: Any) -> None:
-    websocket.send(json.dumps({"method": method, **fields}))
-
-
-def call(websocket: ClientConnection, method: str, **fields: Any) -> dict[str, Any]:
-    send(websocket, method, **fields)
-    return dict(json.loads(websocket.recv(timeout=30)))
 
 
 def test_several_streams_at_once(server: Served) -> None:

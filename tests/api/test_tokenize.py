@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from streamserve.text.tokenizer import Tokenizer
+from tests.api.refusing import USER, refused
 from tests.api.serving import ScriptedGenerator, Served, scripted
-from tests.api.test_refusals import USER, refused
 from tests.text.folders import byte_level_folder
 
 

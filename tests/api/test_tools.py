@@ -1,7 +1,7 @@
 """Tools as OpenAI's client uses them: rendered by the template, called by the model or by force, streamed."""
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,39 +9,18 @@ import jsonschema
 import msgspec
 import pytest
 
-from streamserve.api.generator import Generator, Item
+from streamserve.api.generator import Generator
 from streamserve.api.settings import ApiSettings
 from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta, Usage
 from streamserve.text.tokenizer import Tokenizer
-from tests.api.serving import Script, ScriptedGenerator, Served, scripted, served
+from tests.api.serving import ScriptedGenerator, Served, scripted, served
+from tests.api.tool_calls import CALL, PARAMETERS, TEMPLATE, WEATHER, says
 from tests.checkpoints import make_checkpoint
 from tests.text.folders import byte_level_folder
 
-TEMPLATE = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool.function | tojson }}\n{% endfor %}"
-    "Write <tool_call>{{ '{' }}name, arguments{{ '}' }}</tool_call> to call.<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
-    "{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}"
-    "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-    "$defs": {"city": {"enum": ["Paris", "Rome"]}},
-}
-WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 TIME: Any = {"type": "function", "function": {"name": "get_time", "description": "Now."}}
 MESSAGES: Any = [{"role": "user", "content": "Weather?"}]
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def _set_template(folder: Path, template: str) -> None:
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
-
-
-def says(*pieces: str, finish: Any = "stop") -> Script:
-    """A model that says these pieces."""
-
-    async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        for choice in range(params.n):
-            for piece in pieces:
-                yield Delta(choice, piece, (72,))
-            yield Delta(choice, tokens=(3,), finish=finish)
-        yield Usage(len(prompt), len(pieces) + 1)
-
-    return script
 
 
 @pytest.fixture(scope="module")

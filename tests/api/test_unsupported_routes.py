@@ -6,8 +6,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.api.refusing import refused
 from tests.api.serving import Served
-from tests.api.test_refusals import refused
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.campaigns.outcome import DEATH, TRACEBACK, WRONG_TEXT, Outcome, TrialFailure
 from tests.campaigns.process_output import first_fault
 from tests.draft_service.network import Drafting, drafting
-from tests.fuzz.test_draft_service import KeyedService, Peer, honest_drafter, nonsense, raw_bytes, tree_for
+from tests.fuzz.draft_peers import KeyedService, Peer, honest_drafter, nonsense, raw_bytes, tree_for
 
 MESSAGES = 200
 PROMPTS = 5

@@ -20,7 +20,7 @@ from tests.campaigns.mutate import mutated, mutated_bytes, value
 from tests.campaigns.outcome import UNEXPECTED_5XX, Outcome, TrialFailure
 from tests.campaigns.real_server import RealServer, ServerCampaign, health_latency
 from tests.campaigns.settings import FOLDER, models
-from tests.fuzz.test_sockets import INVALID_HTTP, VALUES
+from tests.fuzz.invalid_http import INVALID_HTTP, VALUES
 
 EXCHANGES = 40
 LEAVE_SECONDS = 1.5

@@ -33,8 +33,8 @@ from streamserve.protocol.messages import (
     encode,
 )
 from tests.cluster.network import Link
-from tests.fleet.test_fleet import READY
-from tests.fleet.test_launching import FakeWorker
+from tests.fleet.fake_worker import FakeWorker
+from tests.fleet.fakes import READY
 
 TOKEN_SECONDS = 0.005
 

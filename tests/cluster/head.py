@@ -19,7 +19,7 @@ import msgspec
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.logs import configure_logging
 from streamserve.settings.resolve import resolve
-from tests.test_pairs import Request, answers, fleet, make_requests, until, wait_until_idle
+from tests.pairs import Request, answers, fleet, make_requests, until, wait_until_idle
 
 
 def say(line: str) -> None:

@@ -25,8 +25,8 @@ from tests.checkpoints import make_checkpoint
 from tests.cluster.machines import Machines, machines
 from tests.cluster.namespaces import WireProcess
 from tests.cluster.ray_machines import HERE, ray_machines
-from tests.test_lifecycle_events import SETTINGS, send_until, undisturbed
-from tests.test_pairs import NUMBERS, fleet, make_requests, serving, until, wait_until_idle
+from tests.events import SETTINGS, send_until, undisturbed
+from tests.pairs import NUMBERS, fleet, make_requests, serving, until, wait_until_idle
 
 EVENTS = (*get_args(LifecycleEvent), "draining")
 STREAMS = 16

@@ -4,7 +4,6 @@ with keys. The workers are fakes; their token number n is n."""
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import aclosing
 
 import msgspec
 import pytest
@@ -13,39 +12,15 @@ import zmq.asyncio
 
 from streamserve.cluster.listener import ClusterListener
 from streamserve.cluster.registry import JOIN_BURST
-from streamserve.fleet.events import Open
 from streamserve.fleet.view import router_view
 from streamserve.protocol import cluster as messages
 from streamserve.protocol.cluster import CLUSTER_VERSION, Knock, Refused, decode_from_head, encode
 from streamserve.protocol.curve import parse_endpoint
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Token
-from streamserve.protocol.sampling import SamplingParams
-from tests.cluster.fakes import Cluster, cluster, new_pair
+from tests.cluster.asking import TOKENS, ask, ask_many, peer, until
+from tests.cluster.fakes import cluster, new_pair
 from tests.conftest import Scale
 from tests.fuzz.zmtp import INVALID_OPENINGS, handshakes
-
-TOKENS = 120
-
-
-async def ask(made: Cluster, name: str, tokens: int = TOKENS) -> list[int]:
-    answer: list[int] = []
-    request = Open(name, [1, 2], SamplingParams(seed=1, max_tokens=tokens))
-    async with aclosing(made.runtime.submit(request)) as steps:
-        async for events in steps:
-            answer += [event.token for event in events if isinstance(event, Token)]
-    return answer
-
-
-async def ask_many(made: Cluster, count: int = 16) -> list[asyncio.Task[list[int]]]:
-    tasks = [asyncio.create_task(ask(made, f"r{number}")) for number in range(count)]
-    await until(lambda: sum(len(r.outputs[0]) for r in made.runtime.fleet.requests.values()) > 4 * count)
-    return tasks
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 async def test_workers_start_on_machines_that_join_and_stop_with_the_head() -> None:
@@ -246,17 +221,6 @@ async def test_an_address_in_use_is_named_once() -> None:
         with pytest.raises(OSError, match="Address already in use") as raised:
             ClusterListener(endpoint, new_pair(), {}, 1.0)
         assert str(raised.value) == f"cannot listen at {endpoint}: Address already in use"
-
-
-def peer(made: Cluster, context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
-    """A socket with an allowed key, connected to the head."""
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.CURVE_SERVERKEY, made.pair.public)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, made.pair.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, made.pair.secret)
-    socket.connect(made.launcher.endpoint)
-    return socket
 
 
 async def test_hostile_holders_of_a_key_are_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,8 +12,8 @@ from streamserve.cluster.hosted import Files, files_of
 from streamserve.cluster.placement import Place, choose, without_kept
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoint
+from tests.cluster.asking import TOKENS, ask, ask_many, until
 from tests.cluster.fakes import Cluster, cluster, new_pair
-from tests.cluster.test_join import TOKENS, ask, ask_many, until
 
 
 async def ready(made: Cluster) -> None:

@@ -16,8 +16,8 @@ from tests.cluster.machines import machines
 from tests.cluster.namespaces import why_not_permitted
 from tests.cluster.ray_machines import HERE
 from tests.conftest import Scale
-from tests.test_lifecycle_events import SETTINGS, all_answers, send_until, undisturbed
-from tests.test_pairs import NUMBERS, fleet, make_requests, serving, until, wait_until_idle
+from tests.events import SETTINGS, all_answers, send_until, undisturbed
+from tests.pairs import NUMBERS, fleet, make_requests, serving, until, wait_until_idle
 
 REFUSED = why_not_permitted()
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)

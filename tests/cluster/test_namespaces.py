@@ -16,7 +16,7 @@ from tests.checkpoints import make_checkpoint
 from tests.cluster.machines import Process, machines
 from tests.cluster.namespaces import why_not_permitted
 from tests.conftest import Scale
-from tests.test_pairs import answers, make_requests, serving
+from tests.pairs import answers, make_requests, serving
 
 REFUSED = why_not_permitted()
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)

@@ -20,7 +20,7 @@ from tests.cluster.machines import machines
 from tests.cluster.namespaces import why_not_permitted
 from tests.cluster.ray_machines import HERE
 from tests.conftest import Scale
-from tests.test_pairs import Answers, answers, fleet, make_requests, serving, until, wait_until_idle
+from tests.pairs import Answers, answers, fleet, make_requests, serving, until, wait_until_idle
 
 MISSING = "" if nixl_package() else NIXL_MISSING
 NEEDS_NIXL = pytest.mark.skipif(bool(MISSING), reason=MISSING)

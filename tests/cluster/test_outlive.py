@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.checkpoints import make_checkpoint
-from tests.cluster.fakes import key_file
 from tests.cluster.network import Link
-from tests.processes import words, workers_below
-from tests.serving import Served, serving
+from tests.cluster.outliving import LEASE, free_port, machine, make_target, metric, until
+from tests.serving import Served
 
-LEASE = 4.0
 CLIENTS = 6
 TOKENS = 300
 SHARED = [7 + n % 200 for n in range(64)]
@@ -31,57 +25,7 @@ TOPOLOGIES = {"two workers": ("--workers", "2"), "a pair": ("--pairs", "1")}
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("outlive"), vocab_size=320, max_position_embeddings=1024)
-
-
-@dataclass
-class Machine:
-    """An agent of this machine, and how heads are started that it joins."""
-
-    checkpoint: Path
-    key: Path
-    port: int
-    agent: subprocess.Popen[bytes]
-
-    def workers(self) -> dict[int, str]:
-        """The names of running workers, by process id."""
-        return {process.pid: words(process)[-1] for process in workers_below(self.agent.pid)}
-
-    @contextmanager
-    def head(self, *arguments: str, port: int = 0) -> Iterator[Served]:
-        endpoint = f"tcp://127.0.0.1:{port or self.port}"
-        given = (
-            "--launcher", "join", "--listen", endpoint, "--join-key", str(self.key),
-            "--join-lease", str(LEASE), "--threads", "1", "--no-profile", "--num-blocks", "400",
-        )  # fmt: skip
-        with serving(str(self.checkpoint), *given, *arguments) as served:
-            yield served
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def machine(
-    checkpoint: Path, folder: Path, keep: float = 60.0, slots: int = 2, joins: int = 0
-) -> Iterator[Machine]:
-    key, port = key_file(folder), free_port()
-    agent = subprocess.Popen(
-        [
-            sys.executable, "-m", "streamserve", "worker", "--join", f"tcp://127.0.0.1:{joins or port}",
-            "--key", str(key), "--workers", str(slots), "--keep-workers", str(keep),
-        ],
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield Machine(checkpoint, key, port, agent)
-    finally:
-        agent.terminate()
-        agent.wait(30)
+    return make_target(tmp_path_factory.mktemp("outlive"))
 
 
 def body(number: int, **fields: object) -> dict[str, object]:
@@ -141,18 +85,6 @@ class Client:
                         self.text += choices[0]["text"] if choices else ""
         except httpx.HTTPError:
             pass
-
-
-def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def metric(served: Served, name: str) -> float:
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"streamserve:{name}"))
 
 
 def killed_under_load(served: Served) -> list[Client]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.adapters import write_adapter
 from tests.checkpoints import make_checkpoint
-from tests.cluster.test_outlive import checkpoint, machine, metric, until  # noqa: F401
+from tests.cluster.outliving import machine, make_target, metric, until
 from tests.serving import Served
 
 PROMPT = [7 + n % 200 for n in range(40)]
@@ -30,6 +30,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "a chat": ("chat/completions", CHAT | {"ignore_eos": True, "logprobs": True, "top_logprobs": 1}),
     "a tool": ("chat/completions", CHAT | {"tools": [TOOL], "tool_choice": "required"}),
 }
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_target(tmp_path_factory.mktemp("outlive"))
 
 
 def whole(served: Served, kind: str, key: str = "") -> dict[str, Any]:
@@ -71,7 +76,7 @@ class Reader:
 
 @pytest.mark.parametrize("topology", [("--workers", "1"), ("--pairs", "1")], ids=["one worker", "a pair"])
 def test_requests_of_each_kind_go_on_with_the_next_head(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     tmp_path: Path,
     topology: tuple[str, ...],
 ) -> None:

@@ -17,7 +17,7 @@ from streamserve.cluster.ray_launcher import RayLauncher, cpus_of_each, groups, 
 from streamserve.fleet.launcher import MachineState
 from streamserve.llm.async_llm import AsyncLLM
 from tests.checkpoints import make_checkpoint
-from tests.test_pairs import answers, fleet, make_requests, serving, until, wait_until_idle
+from tests.pairs import answers, fleet, make_requests, serving, until, wait_until_idle
 
 COUNT = 12
 Head = subprocess.Popen[str]

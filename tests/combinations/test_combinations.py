@@ -46,7 +46,7 @@ def run_row(row: Row, seed: int) -> Counter[str]:
 
 
 def test_every_pair_of_values_gives_the_models_text(scale: Scale, record: Callable[..., None]) -> None:
-    rows = covering().rows if scale.full else covering().rows[::12]
+    rows = covering().rows if scale.full else covering().rows[::24]
     total: Counter[str] = Counter()
     for number, row in enumerate(rows):
         total += run_row(row, scale.seed + number)
@@ -60,7 +60,7 @@ def test_random_combinations_of_three_values_give_the_models_text(
 ) -> None:
     rng = Random(f"three-{scale.seed}")
     rows, refused = [], 0
-    while len(rows) < scale.pick(8, 240):
+    while len(rows) < scale.pick(4, 240):
         row = draw_three(axes("simulated"), rng)
         if refusal(row):
             refused += 1

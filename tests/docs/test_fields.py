@@ -1,36 +1,12 @@
 """The table of fields in the guide to the API is made from the code that obeys, takes and refuses them."""
 
-from collections.abc import Mapping
-
 import msgspec
 import pytest
 
-from streamserve.api.anthropic.other_fields import OTHER_IN_MESSAGES
-from streamserve.api.anthropic.schemas import MessagesRequest
-from streamserve.api.openai.other_fields import OTHER_IN_CHATS, OTHER_IN_COMPLETIONS, OTHER_IN_RESPONSES
-from streamserve.api.openai.response_schemas import ResponseRequest
-from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
+from tests.docs.fields import CLASSES, ROUTES, fields_of
 from tests.docs.pages import DOCS
 
-ROUTES = {
-    "completions": (CompletionRequest, OTHER_IN_COMPLETIONS),
-    "chats": (ChatRequest, OTHER_IN_CHATS),
-    "responses": (ResponseRequest, OTHER_IN_RESPONSES),
-    "messages": (MessagesRequest, OTHER_IN_MESSAGES),
-}
-CLASSES = ("obeyed", "without effect (warning)", "refused (400)")
 UNKNOWN = "| unknown (warning) | all | every other field |"
-
-
-def fields_of(kind: str, route: str) -> set[str]:
-    """The names of a route's fields of one class."""
-    struct, others = ROUTES[route]
-    names: Mapping[str, set[str]] = {
-        CLASSES[0]: set(struct.__struct_fields__),
-        CLASSES[1]: set(others.without_effect),
-        CLASSES[2]: set(others.refused),
-    }
-    return names[kind]
 
 
 def table() -> str:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from streamserve.api.openai import replies, response_schemas
+from tests.docs.fields import CLASSES, ROUTES, fields_of
 from tests.docs.pages import DOCS, ROOT
-from tests.docs.test_fields import CLASSES, ROUTES, fields_of
 from tests.docs.vllm_fields import EVENTS, REPLIES, REQUESTS
 
 ROW = re.compile(r"^\| `(\w+)` \| ([a-z, ]+) \| (refused|without effect) \| .+ \|$", re.MULTILINE)

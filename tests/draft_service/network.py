@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,12 +15,14 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from tests.command_server import Command
+
 
 @dataclass
 class Drafting:
     """A running `streamserve draft`: its address, and all its output."""
 
-    process: subprocess.Popen[str]
+    process: Command
     address: str
     lines: list[str] = field(default_factory=list)
 
@@ -52,14 +53,13 @@ def drafting(model: str, *flags: str, port: int = 0) -> Iterator[Drafting]:
     """Run a service on loopback; stop it at the end of the block, and require that it exits."""
     with tempfile.TemporaryDirectory() as own:  # one that is killed clears nothing away
         listen = [] if "--listen" in flags else ["--listen", f"tcp://127.0.0.1:{port}"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "streamserve", "draft", model, *listen, *flags],
+        process = Command(
+            ["draft", model, *listen, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "TMPDIR": own},
         )
-        assert process.stdout is not None
         service = Drafting(process, "")
         reader = threading.Thread(target=lambda: service.lines.extend(process.stdout), daemon=True)
         try:

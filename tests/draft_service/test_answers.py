@@ -28,7 +28,7 @@ from streamserve.protocol.drafting import (
     Unknown,
     printable,
 )
-from tests.draft_service.test_client import Side, welcome
+from tests.draft_service.client_side import Side, welcome
 
 NAN, INF = math.nan, math.inf
 GOOD = Tree((3, 4, 5, 6), (-1, 0, 0, 1), (1.0, 0.9, 0.5, 0.9), (1.0, 0.9, 0.5, 0.8))

@@ -3,8 +3,8 @@
 from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import DraftRequests, Lost
 from streamserve.protocol.sampling import SamplingParams
+from tests.draft_service.client_side import Side
 from tests.draft_service.service_client import ServiceClient
-from tests.draft_service.test_client import Side
 
 PROMPT = [number % 50 for number in range(40)]
 AHEAD = {"depth": 0, "width": 0, "nodes": 0}

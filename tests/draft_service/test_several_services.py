@@ -50,6 +50,7 @@ def assert_texts(star: Star) -> None:
     assert sum(target.accepted for target in star.targets) > 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("what", WORSE)
 @pytest.mark.parametrize("better", [0, 1])
 def test_sequences_go_to_the_better_service(what: str, better: int) -> None:

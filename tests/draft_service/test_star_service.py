@@ -7,9 +7,10 @@ import pytest
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.types import ServiceConfig
 from streamserve.draft_service.star import Star as Model
+from tests.conftest import Scale
 from tests.draft_service.star import Network, Star
 
-S, Z, SECONDS = 0.01, 0.04, 20.0
+S, Z, SECONDS = 0.01, 0.04, 10.0
 OPEN = Limits(by_model=False)
 
 
@@ -34,7 +35,9 @@ def tokens(star: Star) -> int:
 
 
 @pytest.mark.parametrize("count", range(1, 9))
-def test_one_at_a_time_rounds_idle_time_and_load_are_as_predicted(count):
+def test_one_at_a_time_rounds_idle_time_and_load_are_as_predicted(count, scale: Scale):
+    if not scale.full and count not in (1, 4, 5, 8):
+        pytest.skip("with --full; five targets keep the service busy, four do not")
     star, model = star_of(count), Model(S, Z)
     counters = star.services[0].statistics.counters
     busy, idle, rounds = counters.busy, counters.idle, counters.rounds

@@ -20,7 +20,7 @@ from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import expected, model_info
-from tests.simulate.test_lifecycle_events import RandomDrafter
+from tests.simulate.lifecycle import RandomDrafter
 
 POSITIONS = 256
 TOKEN_BYTES = 64 << 10

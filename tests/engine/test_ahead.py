@@ -17,7 +17,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
 from streamserve.speculation.tree import root
 from tests.engine.drive import Collected, assert_engine_empty, expected, make_engine, submit
-from tests.engine.test_engine import random_requests
+from tests.engine.requests import random_requests
 
 ENDS = tuple(range(90, 97))
 """Tokens that end a text: one in 14."""

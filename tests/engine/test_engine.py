@@ -10,11 +10,12 @@ from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel, DraftVerified, Token
-from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
+from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.simulate.executor import expected_outputs
 from streamserve.speculation.controller import Speculation
 from streamserve.speculation.tree import TokenTree, chain
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
+from tests.engine.requests import random_requests
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_batched_tokens=32, max_chunk=16)
 
@@ -26,24 +27,6 @@ def run_all(config: EngineConfig, requests, drafter=None, eos=(), draft_model=No
         collected.take(engine.handle(request))
     finish(engine, collected)
     return engine, collected
-
-
-def random_requests(rng: random.Random, count: int, max_model_len: int) -> list:
-    """Prompts with shared heads, greedy and sampled, one or several choices."""
-    head = [rng.randrange(VOCAB) for _ in range(40)]
-    requests = []
-    for number in range(count):
-        prompt = head[: rng.choice((0, 8, 30, 40))] + [
-            rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))
-        ]
-        n = rng.choice((1, 1, 1, 2, 4))
-        params = SamplingParams(
-            n=n, temperature=rng.choice((0.0, 1.0)), seed=number, max_tokens=rng.randint(1, 25),
-            prompt_logprobs=rng.choice((None, None, None, 1)),
-            slo=Slo(tpot_ms=rng.choice((None, 900.0, 5e3)), ttft_ms=rng.choice((None, 2e3, 1e5))),
-        )  # fmt: skip
-        requests.append(submit(f"r{number}", prompt, params, arrival=number, priority=rng.choice((0, 0, 1))))
-    return requests
 
 
 def assert_exact(requests, collected: Collected, max_model_len: int) -> None:

@@ -17,7 +17,7 @@ from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.transfer.gate import BlockGate
 from streamserve.workers.journal import StepJournal
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
-from tests.engine.test_transport import GOOD, run_prefill
+from tests.engine.prefill import GOOD, run_prefill
 
 CONFIG = EngineConfig(num_blocks=32, block_size=4, max_model_len=64)
 PROMPT = list(range(20))

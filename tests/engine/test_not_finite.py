@@ -12,7 +12,7 @@ from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Finished
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import VOCAB, Collected, expected, finish, make_engine, submit
-from tests.engine.test_engine import random_requests
+from tests.engine.requests import random_requests
 
 BAD = 95
 """The token whose KV is not finite."""

@@ -3,75 +3,22 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
-from streamserve.engine.engine import Engine
-from streamserve.execution.load import load
-from streamserve.protocol.config import Backend, ModelConfig
-from streamserve.protocol.messages import Admitted, Submit, Token
+from streamserve.protocol.config import Backend
 from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import make_checkpoint, reference_model
 from tests.conftest import Scale
+from tests.exact.generating import MAX_OUTPUT, MODELS, Case, generate, make_engine, make_prompts
 
-MAX_OUTPUT = 64
-MAX_PROMPT = 1500
 CLOSE = 1e-4
 """Reference logits closer than this are a tie that float32 may decide either way."""
-
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"rope_parameters": {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
-    }},
-    "mistral": {"sliding_window": 48, "head_dim": 16},
-    "qwen2": {"tie_word_embeddings": True},
-    "qwen3": {"head_dim": 32},
-    "phi3": {"sliding_window": 300, "rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096,
-        "factor": 8.0, "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5], "long_factor": [3.0] * 8,
-    }},
-    "granite": {
-        "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.4,
-        "logits_scaling": 0.9,
-    },
-    "smollm3": {"no_rope_layer_interval": 2},
-    "olmo2": {},
-    "olmo3": {"sliding_window": 48, "num_hidden_layers": 4},
-    "gemma2": {
-        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "attn_logit_softcapping": 3.0,
-        "final_logit_softcapping": 6.0,
-    },
-    "gemma3_text": {
-        "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 48, "sliding_window_pattern": 2,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-    },
-    "qwen2_moe": {
-        "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48,
-        "shared_expert_intermediate_size": 80, "num_hidden_layers": 3, "mlp_only_layers": [1],
-    },
-    "qwen3_moe": {
-        "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "head_dim": 32,
-        "norm_topk_prob": True,
-    },
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48},
-    "gpt_oss": {
-        "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 48,
-        "swiglu_limit": 1.5, "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "truncate": False,
-            "original_max_position_embeddings": 256,
-        },
-    },
-}  # fmt: skip
 
 
 EVERY_CASE = ("llama", "mistral", "qwen2", "qwen3")
@@ -82,17 +29,6 @@ RIGHT_SINCE = {"gemma2": (5, 21), "gpt_oss": (5, 19)}
 
 MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
 """Models whose rows meet others in their experts: with the kernels they run in every case."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """The settings of an engine, and its number of concurrent requests."""
-
-    chunk: int = 512
-    concurrency: int = 3
-    blocks: int = 1024
-    preempt_every: int = 0
-    longest: int = MAX_PROMPT
 
 
 CASES = {
@@ -153,61 +89,6 @@ def reference(checkpoint: Path) -> Any:
         pytest.skip("transformers before {}.{} computes this model otherwise".format(*since))
     torch.set_num_threads(1)
     return reference_model(checkpoint)
-
-
-def make_engine(checkpoint: Path, case: Case, backend: Backend = "auto") -> Engine:
-    config = ModelConfig(
-        path=str(checkpoint), dtype="float32", backend=backend, threads=1, num_blocks=case.blocks,
-        max_model_len=MAX_PROMPT + MAX_OUTPUT, max_num_seqs=32, max_num_batched_tokens=max(512, case.chunk),
-        max_chunk=case.chunk, preempt_every=case.preempt_every,
-    )  # fmt: skip
-    loaded = load(config)
-    return Engine(loaded.engine_config, loaded.model_info, loaded.executor, lambda: 0.0)
-
-
-def make_prompts(rng: random.Random, count: int, longest: int, vocabulary: int) -> list[list[int]]:
-    """Make prompts of 1 to `longest` tokens, half of them with a shared prefix."""
-    head = [rng.randrange(4, vocabulary) for _ in range(longest // 2)]
-    prompts = []
-    for number in range(count):
-        length = (1, longest)[number] if number < 2 else int(longest ** rng.random())
-        prompt = [rng.randrange(4, vocabulary) for _ in range(max(1, length))]
-        prompts.append((head + prompt)[:longest] if number % 2 else prompt)
-    return prompts
-
-
-@dataclass
-class Outcome:
-    """Each prompt's tokens with their log-probabilities, and how many prompt tokens were found cached."""
-
-    tokens: list[list[int]]
-    logprobs: list[list[float]]
-    cached: int = 0
-
-
-def generate(engine: Engine, prompts: list[list[int]], params: SamplingParams, concurrency: int) -> Outcome:
-    """Run all prompts, `concurrency` at a time; nothing may be left in the engine afterwards."""
-    outcome = Outcome([[] for _ in prompts], [[] for _ in prompts])
-    waiting, active = list(enumerate(prompts)), set()
-    while waiting or active:
-        while waiting and len(active) < concurrency:
-            number, prompt = waiting.pop(0)
-            seeded = msgspec.structs.replace(params, seed=number)
-            engine.handle(Submit(str(number), 0, prompt, seeded, {0: []}, float(number)))
-            active.add(number)
-        for event in engine.step():
-            if isinstance(event, Admitted):
-                outcome.cached += event.cached
-            if isinstance(event, Token):
-                outcome.tokens[int(event.request)].append(event.token)
-                if event.logprob is not None:
-                    outcome.logprobs[int(event.request)].append(event.logprob)
-                if event.finish:
-                    active.discard(int(event.request))
-    while engine.has_work:
-        engine.step()
-    assert engine.report().blocks_live == 0
-    return outcome
 
 
 @torch.no_grad()

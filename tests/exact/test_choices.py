@@ -10,7 +10,7 @@ from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.exact.test_against_transformers import Case, make_engine, make_prompts
+from tests.exact.generating import Case, make_engine, make_prompts
 
 CHOICES = 4
 MAX_OUTPUT = 40

@@ -26,7 +26,7 @@ from tests.adapters import opened, write_adapter
 from tests.campaigns.settings.workload import GRAMMARS
 from tests.conftest import Scale
 from tests.engine.drive import Collected
-from tests.engine.test_prompt_edits import StreamClient, run_scripts
+from tests.engine.edits import StreamClient, run_scripts
 from tests.exact.speculating import make_pair
 
 LONGEST, CONTEXT = 110, 160
@@ -205,7 +205,7 @@ def trial(
     described = name, bool(adapters), widths, settings, policy
     engine = make_engine(model, adapters, policy, **widths, **settings)
     clients = [Client(rng, number, [a.fingerprint for a in adapters]) for number in range(CLIENTS)]
-    collect.setattr("tests.engine.test_prompt_edits.Collected", WithLogprobs)
+    collect.setattr("tests.engine.edits.Collected", WithLogprobs)
     counts, found = run_scripts(rng, engine, clients)
     assert isinstance(found, WithLogprobs)
     plain, expected = make_engine(model, adapters, "off", **widths), WithLogprobs()

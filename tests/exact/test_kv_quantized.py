@@ -14,7 +14,7 @@ from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.exact.test_against_transformers import Outcome, generate, make_prompts
+from tests.exact.generating import Outcome, generate, make_prompts
 
 LONGEST = 300
 MAX_OUTPUT = 40

@@ -16,7 +16,7 @@ from streamserve.speculation.controller import Speculation
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.engine.drive import Collected
-from tests.engine.test_prompt_edits import StreamClient, run_scripts
+from tests.engine.edits import StreamClient, run_scripts
 
 LONGEST = 60
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from streamserve.engine.plan import Span
 from streamserve.execution.attention import QUERY_TILE, ReferenceAttention
 from streamserve.execution.kv_cache import KVCache
-from streamserve.execution.layout import SpanRows, lay_out
+from streamserve.execution.layout import lay_out
+from tests.execution.dense_attention import dense
+from tests.execution.kv_spec import SPEC
 from tests.execution.strategies import Step, steps
-from tests.execution.test_kv_cache import SPEC
 
 DIM = SPEC.head_dim
 
@@ -41,47 +42,6 @@ def attend_step(step: Step, kv_heads: int, group: int, windows: tuple[int | None
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
     outputs = [attention.run(layer, q, k, v) for layer in range(len(windows))]
     return layout, q, cache, outputs
-
-
-def visible_slots(part: SpanRows, row: int, window: int | None) -> list[int]:
-    """The sequence's own slot numbers that a query row sees, by the words of the contract."""
-    span = part.span
-    linear = span.start + len(span.tokens)
-    if row < len(span.tokens):
-        slots = list(range(span.start + row + 1))
-        positions = slots
-    else:
-        path = span.tree.path(row - len(span.tokens) + 1)[1:]
-        slots = [*range(linear), *(linear - 1 + node for node in path)]
-        positions = [*range(linear), *(linear + depth for depth in range(len(path)))]
-    latest = positions[-1]
-    return [s for s, p in zip(slots, positions, strict=True) if window is None or p > latest - window]
-
-
-def dense(
-    part: SpanRows,
-    row: int,
-    q: torch.Tensor,
-    layer: torch.Tensor,
-    window: int | None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Softmax attention of one query row [heads, dim], in float64, one head at a time. `sinks` [heads] are
-    further scores, whose weights multiply nothing."""
-    block_size = layer.shape[3]
-    slots = visible_slots(part, row, window)
-    blocks = [part.span.blocks[slot // block_size] for slot in slots]
-    kv = torch.stack([layer[b, :, :, s % block_size] for b, s in zip(blocks, slots, strict=True)], dim=2)
-    keys, values = kv.double()
-    group = len(q) // len(keys)
-    heads = []
-    for head, query in enumerate(q.double()):
-        scores = keys[head // group] @ query * len(query) ** -0.5
-        if sinks is not None:
-            scores = torch.cat([scores, sinks[head : head + 1].double()])
-        weights = torch.softmax(scores, dim=0)[: len(slots)]
-        heads.append(weights @ values[head // group])
-    return torch.stack(heads)
 
 
 @settings(max_examples=60, deadline=None)

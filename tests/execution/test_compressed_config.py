@@ -18,6 +18,7 @@ from streamserve.execution.stored.config import read_stored_formats
 from streamserve.execution.stored.formats import LINEARS, StoredFormats
 from streamserve.protocol.errors import CheckpointError
 from tests.execution.compressing import INT8_ACTIVATIONS
+from tests.execution.json_values import JSON
 
 BASE: dict[str, Any] = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
@@ -127,13 +128,6 @@ def paths(value: object, *prefix: str) -> list[tuple[str, ...]]:
     if not isinstance(value, dict):
         return [prefix]
     return [prefix, *(path for key, inner in value.items() for path in paths(inner, *prefix, key))]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=4,
-)
 
 
 def read_or_refusal(config: dict[str, Any]) -> StoredFormats | str:

@@ -33,7 +33,7 @@ from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import reference_model
 from tests.execution.compressing import INT8_ACTIVATIONS, compress, parameters, stored_format
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Task, run_alone
-from tests.execution.native.test_integers import reference
+from tests.execution.native.integer_reference import reference
 
 CASES: dict[str, dict[str, Any]] = {
     "W4A16": {"num_bits": 4, "strategy": "group", "group_size": 32},

@@ -15,7 +15,7 @@ from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.scheduling.cost import Line, SwapCost
 from streamserve.settings.resolve import resolve
 from tests.checkpoints import make_checkpoint
-from tests.execution.test_profile import profile_of
+from tests.execution.profiles import profile_of
 
 BLOCK_BYTES = 1 << 20
 

@@ -32,9 +32,9 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.speculation.tree import root
 from tests.execution.compressing import stored_format
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS
-from tests.execution.native.test_model import logits_of
+from tests.execution.native.forwarding import logits_of
 from tests.execution.storing import CASES, dense_of, weights_of, write
-from tests.execution.test_model import TEXT, logits_by_transformers
+from tests.execution.variants import TEXT, logits_by_transformers
 from tests.ggufs import write_gguf
 
 Shared = Callable[..., Path]

@@ -12,58 +12,33 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import load_file
 
-from streamserve.engine.plan import Span
 from streamserve.execution.checkpoint import SINGLE
 from streamserve.execution.drafters.choice import choose_draft
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.execution.gguf.blocks import FORMATS, unpack
 from streamserve.execution.gguf.checkpoint import GgufCheckpoint
-from streamserve.execution.layout import lay_out
-from streamserve.execution.load import load, make_attention
+from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import kernels
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat, join, widen
 from streamserve.execution.rope import inverse_frequencies
 from streamserve.execution.shapes import EMBEDDING, matrix_bytes, matrix_shapes
-from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import reference_model
-from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Task, run_alone
-from tests.execution.native.test_integers import reference
-from tests.execution.test_model import LINEAR, LLAMA3, TEXT, logits_by_transformers
+from tests.execution.drive import Task, run_alone
+from tests.execution.gguf_loading import Shared, config, logits_of, refusal
+from tests.execution.native.integer_reference import reference
+from tests.execution.variants import LINEAR, LLAMA3, logits_by_transformers
 from tests.ggufs import Type, dequantized_folder, random_blocks, write_gguf
 
-Shared = Callable[..., Path]
-BLOCKS = [11, 3, 5, 15, 0, 1, 9, 2, 14, 4, 6, 13, 12, 7, 8]
 SIZES = {"hidden_size": 256, "intermediate_size": 512}
 """Rows of whole blocks of 256."""
 
 SIGMOID = gguf.ExpertGatingFuncType.SIGMOID
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="no kernels on this machine")
-
-
-def config(path: Path, **fields: Any) -> ModelConfig:
-    return ModelConfig(path=str(path), threads=1, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, **fields)
-
-
-def refusal(path: Path, **fields: Any) -> str:
-    with pytest.raises(CheckpointError) as error:
-        load(config(path, **fields))
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
-
-
-@torch.inference_mode()
-def logits_of(loaded: Loaded) -> torch.Tensor:
-    """The logits [60, vocabulary] for TEXT."""
-    attention = make_attention(loaded.cache, loaded.model.spec, loaded.pool)
-    layout = lay_out([Span(0, 0, TEXT[0].tolist(), BLOCKS)], BLOCK_SIZE)
-    attention.plan(layout)
-    tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
-    return loaded.model.logits(loaded.model.forward(tokens, positions, attention)).float()
 
 
 def greedy(loaded: Loaded, count: int = 30) -> Sequence[int]:

@@ -10,9 +10,9 @@ import torch
 
 from streamserve.execution.load import load
 from streamserve.execution.spec import read_spec
-from tests.execution.test_gguf import Shared, config, logits_of, refusal
-from tests.execution.test_gguf_refusals import entry
-from tests.execution.test_model import logits_by_transformers
+from tests.execution.gguf_entries import entry
+from tests.execution.gguf_loading import Shared, config, logits_of, refusal
+from tests.execution.variants import logits_by_transformers
 from tests.ggufs import write_gguf
 
 YARN = {"rope_type": "yarn", "rope_theta": 500_000.0, "factor": 4.0, "original_max_position_embeddings": 128}

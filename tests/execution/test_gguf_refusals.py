@@ -11,25 +11,9 @@ import pytest
 from streamserve.execution.load import load
 from streamserve.gguf.files import open_gguf
 from streamserve.protocol.errors import CheckpointError
-from tests.execution.test_gguf import Shared, config, refusal
+from tests.execution.gguf_entries import entry
+from tests.execution.gguf_loading import Shared, config, refusal
 from tests.ggufs import write_gguf
-
-
-def entry(key: str, value: Any) -> Callable[[gguf.GGUFWriter], None]:
-    """Return what sets an entry, or with None takes it away."""
-
-    def change(writer: gguf.GGUFWriter) -> None:
-        writer.kv_data[0].pop(key, None)
-        kinds = {
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-        }
-        if value is not None:
-            kinds.get(type(value), writer.add_array)(key, value)
-
-    return change
 
 
 def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callable[[gguf.GGUFWriter], None]:

@@ -6,37 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from numpy.typing import NDArray
 
 from streamserve.execution.kv_vectors import dequantize_vectors, quantize_vectors, vector_bytes
+from tests.execution.kv_reference import SMALLEST, reference_bytes, reference_numbers
 
 DTYPES = [torch.float32, torch.bfloat16]
-SMALLEST = float(np.finfo(np.float32).tiny)
-
-
-def reference(vector: torch.Tensor) -> tuple[NDArray[np.int8], np.float32]:
-    """The integers and the scale of one vector [dim]."""
-    numbers = vector.float().numpy()
-    if not np.isfinite(numbers).all():
-        return np.zeros(len(numbers), np.int8), np.float32(np.nan)
-    scale = np.abs(numbers).max() / np.float32(127)
-    if scale < SMALLEST:
-        return np.zeros(len(numbers), np.int8), np.float32(0)
-    return np.rint(numbers / scale).astype(np.int8), scale
-
-
-def reference_bytes(vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors [..., dim] as int8 [..., dim + 4]."""
-    rows = [reference(vector) for vector in vectors.reshape(-1, vectors.shape[-1])]
-    stored = [np.concatenate((integers, scale[None].view(np.int8))) for integers, scale in rows]
-    return torch.from_numpy(np.stack(stored)).view(*vectors.shape[:-1], -1)
-
-
-def reference_numbers(vectors: torch.Tensor) -> torch.Tensor:
-    """What is read where `vectors` [..., dim] were written, in their dtype."""
-    rows = [reference(vector) for vector in vectors.reshape(-1, vectors.shape[-1])]
-    numbers = np.stack([integers.astype(np.float32) * scale for integers, scale in rows])
-    return torch.from_numpy(numbers).to(vectors.dtype).view(vectors.shape)
 
 
 finite = arrays.arrays(

@@ -17,7 +17,7 @@ from streamserve.protocol.sampling import SamplingParams
 from tests.adapters import ALL, ATTENTION, FUSED, MLP, merge, opened, write_adapter
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.exact.test_architectures import MODELS
+from tests.exact.pair_models import MODELS
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Task
 from tests.ggufs import write_gguf
 

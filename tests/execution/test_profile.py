@@ -30,40 +30,13 @@ from streamserve.execution.profile.measure import (
     run_rounds,
     subject_of,
 )
-from streamserve.execution.profile.profile import (
-    MAX_BYTES,
-    Machine,
-    Profile,
-    ProfileStore,
-    Subject,
-    user_profiles,
-)
+from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, user_profiles
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.protocol.config import EngineConfig, ModelConfig
-from streamserve.scheduling.cost import fit
 from streamserve.speculation.tree import root
+from tests.execution.profiles import SUBJECT, profile_of
 
 SMALL = Effort((1, 2, 8), (0, 20, 6144), span=4, matrix_rows=(2,), rounds=2, seconds=60.0)
-SUBJECT = Subject(Machine("Some CPU @ 2.0GHz", 4, 2), "0123456789abcdef01", "bfloat16", "native-01234567")
-
-
-def profile_of(subject: Subject = SUBJECT, **fields: object) -> Profile:
-    values = {
-        "subject": subject,
-        "model": "some model",
-        "measured": "2026-01-01T00:00:00+00:00",
-        "quick": False,
-        "stable": True,
-        "rounds": 3,
-        "bandwidth": 1e10,
-        "matrix_rate": 1e12,
-        "multiplier_rate": 2e12,
-        "weight_bytes": 1000,
-        "kv_token_bytes": 64,
-        "cost": fit((1, 2), (0, 640), [[0.1, 0.2], [0.15, 0.3]]),
-        "floor": ((0.1, 0.1), (0.1, 0.1)),
-    }
-    return Profile(**{**values, **fields})
 
 
 @pytest.fixture(params=["auto", "reference"])

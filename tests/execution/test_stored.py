@@ -25,8 +25,8 @@ from streamserve.protocol.config import ModelConfig
 from tests.conftest import Scale
 from tests.execution.compressing import stored_format
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Task, run_alone
-from tests.execution.native.test_integers import reference
-from tests.execution.native.test_model import logits_of
+from tests.execution.native.forwarding import logits_of
+from tests.execution.native.integer_reference import reference
 from tests.execution.storing import (
     CASES,
     FLOATS,

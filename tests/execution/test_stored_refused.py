@@ -28,8 +28,8 @@ from streamserve.execution.stored.formats import FUSED_LINEARS, LINEARS, StoredF
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from tests.execution.compressing import stored_format
+from tests.execution.json_values import JSON
 from tests.execution.storing import awq, fp8_blocks, fp8_compressed, gptq
-from tests.execution.test_compressed_config import JSON
 
 AWQ, GPTQ, REORDERED = "awq, groups of 64", "gptq by activation", "compressed-tensors by activation"
 BLOCKS, TENSOR = "fp8 in blocks", "fp8 by tensor"

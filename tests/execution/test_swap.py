@@ -10,7 +10,7 @@ from streamserve.execution.memory import size_swap
 from streamserve.execution.swap import HostPool
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from tests.execution.test_kv_cache import SPEC
+from tests.execution.kv_spec import SPEC
 
 
 def cache(num_blocks: int = 6, quantized: bool = False) -> KVCache:

@@ -19,8 +19,8 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.weight_arena import HEADER_BYTES, WeightArena
 from streamserve.protocol.config import ModelConfig
 from tests.checkpoints import make_checkpoint
-from tests.execution.native.test_model import forward
-from tests.execution.test_model import TEXT
+from tests.execution.native.forwarding import forward
+from tests.execution.variants import TEXT
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="the kernels are not available")
 

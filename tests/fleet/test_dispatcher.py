@@ -8,7 +8,7 @@ from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.requests import OpenRequest
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
-from tests.fleet.test_fleet import OPEN, W, started
+from tests.fleet.fakes import OPEN, W, started
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from streamserve.fleet.kept_outputs import MAX_OUTPUTS, KeptOutputStore
 from streamserve.protocol.kept import KEPT_SECONDS, digest_of
 from streamserve.protocol.messages import KeptOutput, KeptOutputs, KeptToken, Token
 from streamserve.protocol.sampling import Pooling, SamplingParams
-from tests.fleet.test_fleet import OPEN, READY, W, send_events, started, submitted
+from tests.fleet.fakes import OPEN, READY, W, send_events, started, submitted
 
 DIGEST = b"d" * 16
 MODEL = READY.model.kv_name

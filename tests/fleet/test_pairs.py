@@ -4,16 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import (
-    Close,
-    Command,
-    Open,
-    Refuse,
-    Send,
-    WorkerDead,
-    WorkerLost,
-    WorkerMessage,
-)
+from streamserve.fleet.events import Close, Command, Open, Refuse, Send, WorkerDead, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import pairs, total
 from streamserve.protocol.messages import (
@@ -30,13 +21,10 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.protocol.transfers import CacheAddress, Join, Push, Release, TransferReservation
-from tests.api.test_metrics import REPORT
-from tests.fleet.test_fleet import READY
-
-P, D = "prefill-0", "decode-0"
-OPEN = Open("r", [1, 2, 3], SamplingParams(seed=1, max_tokens=9))
-CACHE = CacheAddress("here", 1, 9, "fake/4/1")
+from streamserve.protocol.transfers import Join, Push, Release
+from tests.api.reports import REPORT
+from tests.fleet.fakes import READY
+from tests.fleet.pair_fakes import OPEN, D, P, reservation
 
 
 def started() -> tuple[Fleet, int]:
@@ -64,10 +52,6 @@ def send_events(fleet: Fleet, worker: str, *events: Event, incarnation: int = 1)
 
 def send_updates(fleet: Fleet, worker: str, *updates: TransferUpdate, incarnation: int = 1) -> list[Command]:
     return fleet.handle(WorkerMessage(worker, incarnation, Transfers(list(updates))), 1.0)
-
-
-def reservation(attempt: int, request: str = "r", id: str = "decode-0/1/0") -> TransferReservation:
-    return TransferReservation(id, request, attempt, (0,), 3, 0, [5], CACHE)
 
 
 def test_a_reservation_goes_to_the_writer_and_arrived_kv_joins() -> None:

@@ -15,8 +15,8 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
-from tests.fleet.test_fleet import READY
-from tests.simulate.test_chat import ENGINE, FIRST, assert_both_answered
+from tests.fleet.fakes import READY
+from tests.simulate.chat import ENGINE, FIRST, assert_both_answered
 
 NAMES = [bytes([number]) * 16 for number in range(4)]
 

@@ -12,8 +12,8 @@ from streamserve.fleet.worker_state import costs_of, pairs, pools, unified
 from streamserve.protocol.messages import Cancel, Events, Progress, Submit
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.routing import Arrival, Decision, RouteCandidate
-from tests.fleet.test_fleet import READY
-from tests.simulate.test_workers import CURVE
+from tests.fleet.fakes import READY
+from tests.simulate.curves import CURVE
 
 PARAMS = SamplingParams(seed=1, max_tokens=9, slo=Slo(ttft_ms=500.0))
 STREAM = Open("s", [], PARAMS, open=True)

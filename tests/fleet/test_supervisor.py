@@ -12,8 +12,8 @@ from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, counted, pairs, total, unified
 from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.reports import RemoteReport, StepParts
-from tests.api.test_metrics import REPORT
-from tests.fleet.test_fleet import READY
+from tests.api.reports import REPORT
+from tests.fleet.fakes import READY
 
 
 def started(topology: Topology, **options) -> WorkerSupervisor:

@@ -15,8 +15,8 @@ from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.messages import Admitted, Events, Finished, Pushed, Reserved, Token, Transfers, Work
 from streamserve.protocol.sampling import SamplingParams
-from tests.fleet.test_fleet import READY
-from tests.fleet.test_pairs import OPEN, D, P, reservation
+from tests.fleet.fakes import READY
+from tests.fleet.pair_fakes import OPEN, D, P, reservation
 
 
 @dataclass

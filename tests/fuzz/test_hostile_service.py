@@ -14,16 +14,20 @@ import zmq
 
 from streamserve.protocol.drafting import MAX_REPLY_BYTES, Drafts, Hello, Unknown, decode_to_service, encode
 from tests.conftest import Scale
+from tests.drafting import all_answers, local_texts, make_requests, make_target_and_draft, targets
 from tests.fuzz.draft_messages import HostileService
 from tests.fuzz.zmtp import INVALID_OPENINGS, handshakes
 from tests.processes import workers_below
-from tests.test_draft_service import all_answers, local_texts, make_requests, pair, targets
 
-__all__ = ["pair"]
 SERVICES = 12
 """Hostile services that a target knows: while some are on probation it uses the others."""
 SECONDS, FULL_SECONDS = 1, 90
 """Duration of the requests, in a small run and in a full one."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return make_target_and_draft(tmp_path_factory.mktemp("pair"))
 
 
 class Services(threading.Thread):

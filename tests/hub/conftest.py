@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import command_server
 from tests.checkpoints import make_checkpoint
 from tests.ggufs import write_gguf
 from tests.hub.server import FakeHub, Repository, folder_content, serving
@@ -77,9 +77,10 @@ def models(environment: dict[str, str]) -> Run:
     """Return a function that runs `streamserve models` with arguments, and variables as keywords."""
 
     def run(*arguments: str, input: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "streamserve", "models", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, input=input, env=environment | variables, timeout=120
+        # What lists or shows a model imports torch.
+        reads = arguments[0] in ("list", "show")
+        return command_server.run(
+            ["models", *arguments], input=input, env=environment | variables, torch=reads
         )
 
     return run

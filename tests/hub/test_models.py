@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import command_server
 from tests.hub.conftest import NOT_LOADED, TOKEN, Run
 from tests.hub.server import FakeHub, Repository
 
@@ -212,7 +213,7 @@ def test_a_hub_that_cannot_be_reached_is_named(models: Run) -> None:
 
 
 def test_a_quantization_on_the_hub_is_generated_with(environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "streamserve", "generate", "the quick", "--model", "tests/gguf:Q8_0"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    command = ["generate", "the quick", "--model", "tests/gguf:Q8_0", "--no-profile"]
+    done = command_server.run(command, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -23,7 +23,7 @@ from streamserve.speculation.controller import Speculation
 from tests.adapters import ALL, ATTENTION, FUSED, opened, write_adapter
 from tests.conftest import Scale
 from tests.engine.drive import Collected
-from tests.engine.test_prompt_edits import StreamClient, run_scripts
+from tests.engine.edits import StreamClient, run_scripts
 from tests.matrix.cells import ARCHITECTURES, REFUSED, Written, diagonal, everything, write_cell
 
 LONGEST = 60

@@ -31,7 +31,7 @@ from streamserve.simulate.simulation import ClientEvent, Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.draft_service.simulated import ServiceDrafter
 from tests.engine.drive import assert_engine_empty, expected, model_info
-from tests.simulate.test_lifecycle_events import RandomDrafter
+from tests.simulate.lifecycle import RandomDrafter
 
 MAX_MODEL_LEN = 96
 MAX_VIRTUAL_SECONDS = 2000.0

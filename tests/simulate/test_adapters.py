@@ -15,7 +15,7 @@ from streamserve.simulate.executor import expected_outputs
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info
-from tests.simulate.test_simulation import ENGINE, texts, topologies
+from tests.simulate.answering import ENGINE, texts, topologies
 
 GIVEN = tuple(Adapter(name, f"/adapters/{name}", f"hash of {name}") for name in ("a", "b"))
 LATER = Adapter("c", "/adapters/c", "hash of c")

@@ -6,16 +6,13 @@ from streamserve.fleet import kv_writeback as writebacks
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.worker_state import Topology, pairs, pools
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import assert_engine_empty, expected, model_info, submit
-from tests.simulate.test_simulation import texts
+from tests.simulate.chat import ENGINE, FIRST, assert_both_answered
 
-ENGINE = EngineConfig(num_blocks=120, block_size=4, max_model_len=400, max_num_seqs=8)
-FIRST = Open("first", [number % 90 for number in range(100)], SamplingParams(seed=1, max_tokens=30))
 ANSWER = expected(FIRST.prompt, FIRST.params, 0, 400)
 
 
@@ -30,17 +27,6 @@ def run_simulation(
     again = Open("again", FIRST.prompt + ANSWER + more, SamplingParams(seed=2, max_tokens=9, **params))
     assert_both_answered(simulation, again)
     return simulation
-
-
-def assert_both_answered(simulation: Simulation, second: Open) -> None:
-    """Run both requests one after the other and check their texts, and that nothing is leaked."""
-    simulation.at(1.5, FIRST)
-    simulation.at(5.0, second)
-    received = texts(simulation.run())
-    for request in (FIRST, second):
-        assert received[request.request, 0] == expected(request.prompt, request.params, 0, 400)
-    for worker in simulation.workers.values():
-        assert_engine_empty(worker.engine)
 
 
 def hits(simulation: Simulation, worker: str) -> int:

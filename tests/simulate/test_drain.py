@@ -11,7 +11,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
-from tests.simulate.test_simulation import ENGINE, assert_all_answered
+from tests.simulate.answering import ENGINE, assert_all_answered
 
 
 def run_simulation(

@@ -7,7 +7,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import expected, model_info
-from tests.simulate.test_simulation import texts
+from tests.simulate.answering import texts
 
 ENGINE = EngineConfig(num_blocks=40, block_size=4, max_model_len=96)
 STUCK_AFTER = 1.0

@@ -1,36 +1,16 @@
 """Transfer reservations that were tampered with in flight: refused, and their prompts computed again."""
 
-from collections.abc import Callable
-
 import pytest
-from msgspec.structs import replace
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Send
 from streamserve.fleet.worker_state import pairs
-from streamserve.protocol.transfers import Push, TransferReservation
+from streamserve.protocol.transfers import Push
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
-from tests.simulate.test_lifecycle_events import ENGINE, check, submit_requests
-
-Tamper = Callable[[TransferReservation], list[TransferReservation]]
-"""What arrives instead of a reservation."""
-
-TAMPERED: dict[str, Tamper] = {
-    "forged": lambda reservation: [replace(reservation, id="forged")],
-    "forged and genuine": lambda reservation: [
-        reservation,
-        replace(reservation, id="forged", blocks=reservation.blocks[::-1]),
-    ],
-    "of another": lambda reservation: [replace(reservation, request="unknown")],
-    "stale": lambda reservation: [replace(reservation, attempt=reservation.attempt - 1)],
-    "duplicated": lambda reservation: [reservation, reservation],
-    "truncated": lambda reservation: [replace(reservation, blocks=reservation.blocks[:-1])],
-    "shortened": lambda reservation: [replace(reservation, tokens=reservation.tokens - 1)],
-    "outside": lambda reservation: [replace(reservation, blocks=[10**6, *reservation.blocks[1:]])],
-    "elsewhere": lambda reservation: [replace(reservation, to=replace(reservation.to, path="decode-0/9"))],
-}
+from tests.simulate.lifecycle import ENGINE, check, submit_requests
+from tests.simulate.tampering import TAMPERED, Tamper
 
 
 class Tampered(Simulation):

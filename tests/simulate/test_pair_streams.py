@@ -16,7 +16,7 @@ from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.conftest import Scale
 from tests.engine.drive import assert_engine_empty, expected, model_info
-from tests.simulate.test_streams import texts
+from tests.simulate.streaming import texts
 
 MAX_MODEL_LEN = 160
 MAX_VIRTUAL_SECONDS = 600.0

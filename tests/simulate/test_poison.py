@@ -20,7 +20,7 @@ from streamserve.simulate.simulation import ClientEvent, Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.conftest import Scale
 from tests.engine.drive import assert_engine_empty, expected, model_info
-from tests.simulate.test_lifecycle_events import RandomDrafter
+from tests.simulate.lifecycle import RandomDrafter
 
 MAX_ATTEMPTS = 3
 ENGINE = EngineConfig(

@@ -16,7 +16,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
-from tests.simulate.test_simulation import assert_all_answered
+from tests.simulate.answering import assert_all_answered
 
 MAX_MODEL_LEN, BLOCK = 96, 4
 MIN_BLOCKS = MAX_MODEL_LEN // BLOCK + 2

@@ -16,7 +16,7 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import expected, model_info
-from tests.simulate.test_simulation import ENGINE, assert_all_answered, texts
+from tests.simulate.answering import ENGINE, assert_all_answered, texts
 
 TOPOLOGIES = (unified(1), pairs(1), pools(1, 2), mixed(1, 1, 1), mixed(1, 2, 1))
 BOUND = 7

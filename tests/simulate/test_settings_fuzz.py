@@ -17,8 +17,8 @@ from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.conftest import Scale
 from tests.engine.drive import model_info
+from tests.simulate.answering import assert_all_answered
 from tests.simulate.settings_fuzz import ENGINE_FIELDS, FLEET_FIELDS, trial
-from tests.simulate.test_simulation import assert_all_answered
 
 
 def test_every_setting_is_drawn() -> None:
@@ -28,7 +28,7 @@ def test_every_setting_is_drawn() -> None:
 
 def test_random_settings_change_no_text(scale: Scale, record: Callable[..., None]) -> None:
     total: Counter[str] = Counter()
-    trials = scale.pick(20, 500)
+    trials = scale.pick(10, 500)
     for seed in range(scale.seed, scale.seed + trials):
         total.update(vars(trial(seed)))
     record(trials=trials, **total)

@@ -7,18 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Deliver, Open, Refuse
-from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
-from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Token
+from streamserve.fleet.events import Close, Open, Refuse
+from streamserve.fleet.worker_state import Topology, pairs, unified
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.simulate.simulation import ClientEvent, Simulation
+from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
-from tests.engine.drive import assert_engine_empty, expected, model_info
-
-ENGINE = EngineConfig(
-    num_blocks=60, block_size=4, max_model_len=96, max_num_seqs=8, max_num_batched_tokens=32
-)
+from tests.engine.drive import assert_engine_empty, model_info
+from tests.simulate.answering import ENGINE, assert_all_answered, texts, topologies
 
 
 def simulate(
@@ -43,37 +38,6 @@ def simulate(
     return simulation, opened, simulation.run()
 
 
-def texts(received: list[ClientEvent]) -> dict[tuple[str, int], list[int]]:
-    tokens: dict[tuple[str, int], list[int]] = {}
-    for item in received:
-        assert isinstance(item.message, Deliver), item.message
-        for event in item.message.events:
-            if isinstance(event, Token):
-                tokens.setdefault((event.request, event.choice), []).append(event.token)
-    return tokens
-
-
-def assert_all_answered(simulation: Simulation, opened: list[Open], received: list[ClientEvent]) -> None:
-    tokens = texts(received)
-    for request in opened:
-        for choice in range(request.params.n):
-            assert tokens[request.request, choice] == expected(request.prompt, request.params, choice, 96)
-    assert not simulation.fleet.requests
-    assert not len(simulation.fleet.transfers.reservations)
-    for worker in simulation.workers.values():
-        assert_engine_empty(worker.engine)
-    for state in simulation.fleet.workers.values():
-        assert not state.prompts
-        assert not state.incoming
-        assert not state.decoding
-
-
-topologies = st.one_of(
-    st.builds(unified, st.integers(1, 3)),
-    st.builds(pairs, st.integers(1, 3)),
-    st.builds(pools, st.integers(1, 3), st.integers(1, 3)),
-    st.builds(mixed, st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),
-)
 wires = st.sampled_from((0.0, 0.003, 0.1))
 
 

@@ -6,14 +6,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Deliver, Edit, Open
+from streamserve.fleet.events import Edit, Open
 from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import Progress, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import assert_engine_empty, expected, model_info
+from tests.simulate.streaming import texts
 
 
 def run_simulation(seed: int, kills: int, topology: Topology):
@@ -50,22 +50,6 @@ def run_simulation(seed: int, kills: int, topology: Topology):
     for _ in range(kills):
         simulation.kill(rng.uniform(1.2, 4), rng.choice(topology.names))
     return simulation, streams, simulation.run()
-
-
-def texts(received) -> tuple[dict[tuple[str, int], list[int]], int, int]:
-    """Return the final tokens, and the numbers of progress and withdrawal events."""
-    tokens, progress, withdrawn = {}, 0, 0
-    for item in received:
-        assert isinstance(item.message, Deliver), item.message
-        for event in item.message.events:
-            if isinstance(event, Token):
-                tokens.setdefault((event.request, event.choice), []).append(event.token)
-            elif isinstance(event, Withdrawn):
-                withdrawn += 1
-                for key in [key for key in tokens if key[0] == event.request]:
-                    del tokens[key]
-            progress += isinstance(event, Progress)
-    return tokens, progress, withdrawn
 
 
 def check(seed: int, kills: int, topology: Topology) -> tuple[int, int]:

@@ -10,17 +10,14 @@ from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Edit, Open
 from streamserve.fleet.worker_state import Topology, mixed, unified
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
+from tests.conftest import Scale
 from tests.engine.drive import expected, model_info
-from tests.simulate.test_simulation import assert_all_answered, texts
+from tests.simulate.answering import assert_all_answered, texts
+from tests.simulate.curves import CURVE
 
-CURVE = CostCurve(
-    tokens=(1.0, 64.0), kv_bytes=(0.0, 1e6), seconds=((0.01, 0.02), (0.05, 0.06)), pair_seconds=0.0,
-    token_seconds=1e-3, byte_seconds=1e-8, kv_token_bytes=100,
-)  # fmt: skip
 ENGINE = EngineConfig(num_blocks=80, block_size=4, max_model_len=96, max_num_seqs=8)
 TOPOLOGIES = [unified(3), mixed(1, 1, 1), mixed(1, 1, 2), mixed(2, 2, 1)]
 PREFIXES = 6
@@ -54,6 +51,7 @@ def prefix_hits(simulation: Simulation) -> int:
     return sum(worker.engine.report().prefix_hits for worker in simulation.workers.values())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
 @pytest.mark.parametrize("router", [*ROUTERS, "classes:20,50"])
 def test_every_router_uses_all_workers(router: str, topology: Topology) -> None:
@@ -69,8 +67,8 @@ def test_every_router_uses_all_workers(router: str, topology: Topology) -> None:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: "-".join(topology.names))
-def test_a_killed_worker_costs_time_never_text(topology: Topology) -> None:
-    for victim in topology.names:
+def test_a_killed_worker_costs_time_never_text(topology: Topology, scale: Scale) -> None:
+    for victim in topology.names[:: scale.pick(2, 1)]:
         simulation = make_simulation(topology, "flowguard")
         opened = make_requests(4)
         for number, request in enumerate(opened):

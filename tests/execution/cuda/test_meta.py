@@ -18,7 +18,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.mixture import choose
 from streamserve.execution.shapes import matrix_shapes, weight_shapes
 from streamserve.execution.spec import ModelSpec
-from tests.execution.cuda.test_engine import AROUND, MIXTURE, SPEC
+from tests.execution.cuda.specs import AROUND, MIXTURE, SPEC
 
 META = torch.device("meta")
 ROWS = 5

@@ -21,7 +21,7 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
 from tests.conftest import Scale
-from tests.exact.test_against_transformers import MODELS
+from tests.exact.generating import MODELS
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Driver, Task
 from tests.execution.storing import CASES, dense_of
 from tests.ggufs import dequantized_folder, write_gguf

@@ -27,7 +27,7 @@ from streamserve.protocol.transfers import Join, Push
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory, SharedMemoryTransport
 from tests.conftest import Scale
-from tests.execution.test_kv_cache import SPEC
+from tests.execution.kv_spec import SPEC
 
 Shared = Callable[..., Path]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

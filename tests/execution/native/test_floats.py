@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streamserve.execution.native.library import Path, kernels
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.quantization import GROUPS, QuantizedWeight, WeightFormat, quantize
-from tests.execution.native.test_integers import fused, make
+from tests.execution.native.integer_reference import fused, make
 
 FORMATS = [WeightFormat(8, group, symmetric=True, floating=True) for group in (*GROUPS, None)]
 NOT_NUMBERS = (0x7F, 0xFF)

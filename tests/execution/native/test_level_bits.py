@@ -15,9 +15,9 @@ from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.paths import numerics_of
 from streamserve.execution.quantization import parse_format, quantize
 from tests.conftest import Scale
-from tests.execution.native.test_attention import Sequence
-from tests.execution.native.test_integers import make, reference
-from tests.execution.native.test_model import logits_of
+from tests.execution.native.forwarding import logits_of
+from tests.execution.native.integer_reference import make, reference
+from tests.execution.native.sequences import Sequence
 
 RUNNABLE = runnable(processor_flags())
 BUILT = Folder(__file__).resolve().parents[3] / "build" / "levels"

@@ -23,9 +23,9 @@ from streamserve.execution.spec import read_spec
 from streamserve.execution.weights import LinearMakers, load_model
 from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
-from tests.execution.native.test_attention import Sequence
-from tests.execution.native.test_model import BLOCKS, forward
-from tests.execution.test_model import TEXT, VARIANTS
+from tests.execution.native.forwarding import BLOCKS, forward
+from tests.execution.native.sequences import Sequence
+from tests.execution.variants import TEXT, VARIANTS
 
 DTYPES = [torch.bfloat16, torch.float32]
 USUAL = ("llama", "gemma2", "qwen3_moe", "gpt_oss")

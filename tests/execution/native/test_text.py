@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.execution.drive import Driver, Task, run_alone
-from tests.execution.test_executor import KINDS, executor_of, prompt_of, random_trees
+from tests.execution.executing import KINDS, executor_of, prompt_of, random_trees
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.packaged import file_name
 from streamserve.execution.quantization import parse_format, quantize
-from tests.execution.native.test_attention import Sequence
-from tests.execution.native.test_model import logits_of
+from tests.execution.native.forwarding import logits_of
+from tests.execution.native.sequences import Sequence
 from tests.execution.native.wheel import built_wheel
 
 RUNNABLE = runnable(processor_flags())

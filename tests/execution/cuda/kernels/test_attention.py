@@ -15,7 +15,7 @@ from streamserve.execution.cuda.plain.attention import attend as plain_attend
 from streamserve.execution.kv_vectors import quantize_vectors
 from streamserve.speculation.tree import root
 from tests.conftest import Scale
-from tests.execution.cuda.test_attention import Case, make_case, random_case, random_tree, run_layer
+from tests.execution.cuda.attention_cases import Case, make_case, random_case, random_tree, run_layer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = ("8 bits", "sinks", "8 bits and sinks")
