@@ -1,17 +1,20 @@
 """Which test files run, and in which order: first those that a change can affect.
 
-`pytest` without paths leaves out files that passed here while nothing that they depend on changed since. All of them
-run with `--all`, with `--full`, where CI is set, and in a fresh clone. Files that failed come first, then those with
-the fewest imports between them and a change, then the others. Within each of these groups the longest comes first,
-so that no process of pytest-xdist is left with a long file at the end.
+`pytest` without paths leaves out files that passed here, while nothing that they depend on changes. All of
+them run with `--all`, with `--full`, where CI is set, and in a fresh clone. Files that failed come first, then
+those with the fewest imports between them and a change, then the others. Within each of these groups the
+longest comes first, so that no process of pytest-xdist is left with a long file at the end.
+
+    python -m tests.selection    store the durations of the last runs here in tests/durations.json
 """
 
+import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +108,20 @@ def durations(state: State, tree: Tree) -> dict[str, float]:
     """Return the seconds of each test file: measured here, on another machine, or estimated by its size."""
     known = msgspec.json.decode(DURATIONS.read_bytes(), type=dict[str, float]) if DURATIONS.exists() else {}
     estimates = {name: tree.files[name].stamp[1] * SECONDS_PER_BYTE for name in tree.tests()}
-    return {name: state.seconds.get(name, known.get(name, estimates[name])) for name in estimates}
+    return {name: state.seconds.get(name, known.get(name, round(estimates[name], 1))) for name in estimates}
 
 
 def environment() -> str:
     """Return a hash of what a result depends on besides the files: Python, packages, processor, settings."""
-    packages = sorted(f"{each.name} {each.version}\n" for each in distributions())
-    settings = [f"{name}={value}\n" for name, value in sorted(os.environ.items()) if name.startswith("STREAMSERVE_")]
-    processor = [line for line in _lines(Path("/proc/cpuinfo")) if line.startswith(("model name", "flags"))][:2]
-    return digest_of([platform.python_version(), platform.machine(), *processor, *packages, *settings])
+    folders = [Path(folder) for folder in sys.path if Path(folder).is_dir()]
+    packages = sorted(found.name for folder in folders for found in folder.glob("*.dist-info"))
+    names = sorted(name for name in os.environ if name.startswith("STREAMSERVE_"))
+    settings = [f"{name}={os.environ[name]}" for name in names]
+    processor = [line for line in _lines(Path("/proc/cpuinfo")) if line.startswith(("model name", "flags"))][
+        :2
+    ]
+    parts = [platform.python_version(), platform.machine(), *processor, *packages, *settings]
+    return digest_of(f"{part}\n" for part in parts)
 
 
 def _lines(path: Path) -> list[str]:
@@ -126,7 +134,9 @@ def load(path: Path, environment: str) -> State:
         state = msgspec.json.decode(path.read_bytes(), type=State)
     except (OSError, msgspec.DecodeError):
         return State(environment=environment)
-    return state if state.environment == environment else State(environment=environment, seconds=state.seconds)
+    return (
+        state if state.environment == environment else State(environment=environment, seconds=state.seconds)
+    )
 
 
 def save(path: Path, state: State) -> None:
@@ -297,3 +307,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+def main() -> None:
+    """Write the durations that were measured on this machine to the file for all."""
+    tree, state = read(), load(STATE, environment())
+    seconds = dict(sorted(durations(state, tree).items()))
+    DURATIONS.write_text(json.dumps(seconds, indent=1) + "\n")
+    print(f"{DURATIONS.relative_to(ROOT)}: {len(seconds)} files, {sum(seconds.values()):.0f} s")
+
+
+if __name__ == "__main__":
+    main()

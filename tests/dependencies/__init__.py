@@ -4,8 +4,8 @@
     tree.closure(["tests/engine/test_engine.py"])    the files that it can reach, itself included
     tree.content(["benchmarks/star.py"])             a hash of their paths and bytes
 
-A result still holds while the content of what made it is the same. The closure comes from the text of the files:
-it contains more than a run reads, never less, as far as `references.py` recognizes what a file names.
+A result holds while the content of what made it is the same. The closure comes from the text of the files. It
+contains more than a run reads, and never less, as far as `references.py` recognizes what a file names.
 """
 
 from tests.dependencies.tree import ROOT, Tree, content, read

@@ -1,12 +1,13 @@
 """What the text of a Python file refers to: modules, programs, and files by their path.
 
-Nothing is imported. Imports inside functions and for type checkers count too, and so do the names of modules in
-strings: `"streamserve.workers"` after `-m`, `monkeypatch.setattr("streamserve.x.y")`, code for another process.
+Nothing is imported. Imports inside functions and for type checkers count too, and so do names of modules in
+strings: `"streamserve.workers"` after `-m`, `monkeypatch.setattr("streamserve.x.y")`, code of processes.
 """
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -69,6 +70,8 @@ def references(text: str, package: str, is_package: bool) -> References:
                 modules |= _named_in(value)
                 programs |= set(STARTED.findall(value))
                 paths |= {value} if len(value) < MAX_PATH and FILE.fullmatch(value) else set()
+    if package.partition(".")[0] == COMMAND:  # it names its command in messages, and starts single modules
+        programs.discard(COMMAND)
     return References(sorted(modules), sorted(programs), sorted(paths), exports, dynamic)
 
 
@@ -95,10 +98,9 @@ def _source(node: ast.ImportFrom, package: str) -> str:
 
 
 def _programs(elements: list[ast.expr]) -> set[str]:
-    """Return the literals that follow `-m` in a command, and the command itself at its beginning."""
+    """Return the literals that follow `-m` in a command, and the command of the package itself."""
     values = [_last_literal(element) for element in elements]
-    pairs = zip(values, values[1:], strict=False)
-    return {name for flag, name in pairs if flag == "-m" and name} | ({COMMAND} & set(values[:1]))
+    return {name for flag, name in pairwise(values) if flag == "-m" and name} | ({COMMAND} & set(values))
 
 
 def _last_literal(element: ast.expr) -> str:

@@ -1,7 +1,7 @@
 """The files of the repository and what each depends on directly; closures and their hashes.
 
-Reading all files again takes seconds. A cache in build/ has what was read of each file, by size and time of change,
-so that the next reading takes a fraction of a second.
+Reading all files takes seconds. A cache in build/ has what was read of each file, by size and time of change:
+with it, reading takes a fraction of a second.
 """
 
 import hashlib
@@ -26,14 +26,16 @@ ROOTS = ("src/", "", "scripts/")
 RESULTS = ("tests/results", "benchmarks/results", "tests/durations.json")
 """What runs write. No result depends on another one: only tests of pages read them."""
 SHOWS_RESULTS = ("benchmarks/figures", "tests/docs")
-"""What renders results and checks that; whoever writes a result has it rendered, and does not depend on it."""
+"""What renders results and checks that. Programs that write results start it, and do not depend on it."""
 READS_EVERYTHING = ("tests/docs", "tests/test_language.py")
 """Tests whose files name any file of the repository."""
 NAMES_ONLY = ("src", "tests/dependencies", "tests/selection.py")
 """Code whose strings name files of the repository without reading them."""
 EVERYWHERE = "pyproject.toml"
 """Dependencies and settings of the tools: everything depends on it."""
-RENDERED = re.compile(rb"(<!-- figures: \S+ -->\n).*?(?=<!-- end -->)|(<!--=[\w.-]+-->).*?(?=<!--/-->)", re.DOTALL)
+RENDERED = re.compile(
+    rb"(<!-- figures: \S+ -->\n).*?(?=<!-- end -->)|(<!--=[\w.-]+-->).*?(?=<!--/-->)", re.DOTALL
+)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -53,8 +55,8 @@ class _Cache(msgspec.Struct):
 class Tree:
     """All files, by their path from `root`, and the direct dependencies of each.
 
-    `near` are imports and files beside the code. `far` are what it can reach without naming it: programs, whole
-    folders, pyproject.toml. A change is more likely to be noticed through the former.
+    `near`: imports, and data next to the code. `far`: what a file can reach without importing it, such as
+    programs, whole folders and pyproject.toml. Tests notice a change sooner through the former.
     """
 
     root: Path
@@ -132,7 +134,9 @@ def content(*paths: str) -> str:
 
 def read(root: Path = ROOT, cache: Path | None = CACHE) -> Tree:
     """Read the repository; with `cache`, only what has changed since the last reading."""
-    rules = digest_of(file.read_text() for file in (Path(__file__), Path(__file__).with_name("references.py")))
+    rules = digest_of(
+        file.read_text() for file in (Path(__file__), Path(__file__).with_name("references.py"))
+    )
     stored = _stored(cache, rules)
     files: dict[str, Source] = {}
     for name, stamp in sorted(_listed(root)):
@@ -276,14 +280,20 @@ class _Index:
         names = module.split(".")
         for length in range(len(names), 0, -1):  # of `package.module.Class.attribute`, the module
             if file := self._file(".".join(names[:length])):
-                return {file, *self.packages(file), *self._exported(file, member or "".join(names[length:][:1]))}
+                return {
+                    file,
+                    *self.packages(file),
+                    *self._exported(file, member or "".join(names[length:][:1])),
+                }
         return set()
 
     def _exported(self, file: str, member: str) -> set[str]:
         """Return the files of a name that a package imports when it is asked for; of all if none is named."""
         source = self._files[file].references
         exports = source.exports if source else {}
-        named = list(exports.values()) if member in ("", "*") else [exports[member]] if member in exports else []
+        named = (
+            list(exports.values()) if member in ("", "*") else [exports[member]] if member in exports else []
+        )
         return {other for name in named for other in self._module(*name.partition(":")[::2])}
 
     def _file(self, module: str) -> str | None:
