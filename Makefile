@@ -28,10 +28,8 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept, also where the environment says otherwise: tests start hundreds of processes of Python.
 export PYTHONDONTWRITEBYTECODE :=
-# What is slow to make is kept between clones, by content: mypy's and Triton's results. The compiled kernels are there
-# too.
-CACHES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/streamserve
-export MYPY_CACHE_DIR ?= $(CACHES)/mypy
+# Next to the compiled kernels, for all clones: mypy compares the content of files, not where they are.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/streamserve/mypy
 
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)

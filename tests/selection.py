@@ -1,7 +1,7 @@
 """Which test files run, and in which order: first those that a change can affect.
 
 `pytest` without paths leaves out files that passed here, while nothing that they depend on changes. All of
-them run with `--all`, with `--full`, where CI is set, and in a fresh clone. Files that failed come first, then
+them run with `--all` and `--full`, where CI is set, and in a fresh clone. Files that failed come first, then
 those with the fewest imports between them and a change, then the others. Within each of these groups the
 longest comes first, so that no process of pytest-xdist is left with a long file at the end.
 
@@ -74,7 +74,7 @@ def make_plan(
     failed = [name for name in contents if name in state.failed and name not in passed]
     affected = [name for name in contents if name not in passed]
     left_out = sorted(passed) if select else []
-    near = _nearest(state.seconds, [name for name in affected if name not in failed], distances)
+    near = _nearest(state.seconds, set(affected) - set(failed), distances) if state.passed else []
 
     def place(name: str) -> tuple[int, float, str]:
         group = 0 if name in failed else 1 if name in near else 2 if name not in passed else 3

@@ -21,7 +21,8 @@ def plan(select: bool = True, distances: dict[str, int] | None = None, **state: 
 
 
 def test_in_a_fresh_clone_all_run_the_longest_first() -> None:
-    assert plan().order == ["tests/test_b.py", "tests/test_c.py", "tests/test_a.py"]
+    near = {"tests/test_a.py": 0}
+    assert plan(distances=near).order == ["tests/test_b.py", "tests/test_c.py", "tests/test_a.py"]
     assert plan().left_out == []
 
 
