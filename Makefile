@@ -2,7 +2,7 @@
 #   make serve                       set up, and serve the packaged model
 #   make serve MODEL=path ARGS="--port 9000"
 #   make check                       lint, types and the tests that need no worker process
-#   make test                        lint, types and all tests with small counts
+#   make test                        lint, types, pages and the tests that a change can affect; ARGS=--all: all of them
 #   make verify                      the full counts, results in tests/results/; goes on where it was
 #   make gpu-check                   all kernels and whole models on an NVIDIA GPU, in minutes, without a network
 #   make gpu-wheels                  what gpu-check needs there besides PyTorch and Triton, in build/gpu-wheels
@@ -28,11 +28,14 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept, also where the environment says otherwise: tests start hundreds of processes of Python.
 export PYTHONDONTWRITEBYTECODE :=
+# Next to the compiled kernels, for all clones: mypy compares the content of files, not where they are.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/streamserve/mypy
 
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
 
-.PHONY: help install serve check test style types pytest lint verify gpu-check gpu-wheels wheel campaign docs figures clean
+.PHONY: help install serve check test style types pages pytest lint verify gpu-check gpu-wheels wheel campaign docs \
+	figures durations clean
 
 help:
 	@sed -n '2,12s/^# *//p' Makefile
@@ -66,11 +69,15 @@ style: $(VENV)/.developing
 types: $(VENV)/.developing
 	$(BIN)/mypy
 
+# Before minutes of tests: the pages have the numbers of the result files.
+pages: $(VENV)/.developing
+	@$(BIN)/python -m benchmarks.figures --check || (echo "run: make figures" && exit 1)
+
 check: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(CHECKED) tests/test_import_rules.py $(ARGS)
 
-# Types are checked while tests run: without its cache, as in a fresh clone, mypy keeps a core busy for a minute.
-test: style
+# Types are checked while tests run: without its cache, as on a new machine, mypy keeps a core busy for a minute.
+test: style pages
 	@$(MAKE) --no-print-directory --jobs 2 types pytest
 
 pytest: $(VENV)/.developing
@@ -122,6 +129,10 @@ docs: $(VENV)/.docs
 
 figures: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.figures
+
+# The order of tests on machines that have not run them yet: seconds by file, of the last runs here.
+durations: $(VENV)/.developing
+	$(BIN)/python -m tests.selection
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

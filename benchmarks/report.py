@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import render_pages
 from streamserve import __version__, embedded
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.loaded import open_source
@@ -64,8 +65,8 @@ def git(*arguments: str) -> str:
 
 
 def write(name: str, settings: Mapping[str, Any], figures: Any, models: Sequence[str]) -> Path:
-    """Write `results/NAME.json` with machine, commit, settings and the models that were run; returns its
-    path."""
+    """Write `results/NAME.json` with machine, commit, settings and the models that were run, and render the
+    pages that show it; returns its path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     report = {
@@ -79,6 +80,7 @@ def write(name: str, settings: Mapping[str, Any], figures: Any, models: Sequence
         "figures": figures,
     }
     path.write_text(json.dumps(report, indent=2) + "\n")
+    render_pages()
     return path
 
 

@@ -24,6 +24,7 @@ from streamserve.fleet.worker_process import prepared_fork_server
 from tests import command_server
 from tests.small_runs import cases_left_out, group_cases
 
+pytest_plugins = ("tests.selection",)
 STARTED = pytest.StashKey[float]()
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
@@ -31,14 +32,6 @@ MARKERS = (
     "each_value: without --full, run the fewest cases in which every value of every parameter occurs",
     "each_pair: without --full, run the fewest cases in which every pair of values of two parameters occurs",
 )
-SLOW_FILES = (
-    "test_pairs.py", "test_draft_service.py", "execution/cuda/test_parallel.py",
-    "execution/cuda/test_compile.py", "effects/test_effects.py", "combinations/test_combinations.py",
-    "combinations/test_live.py", "exact/test_against_transformers.py", "api/test_page_browser.py",
-    "test_embeddings.py", "test_examples.py", "api/test_stream_lifecycle.py",
-    "execution/cuda/kernels/test_attention.py", "matrix/test_checkpoints.py", "exact/test_speculation.py",
-)  # fmt: skip
-"""Files whose tests start first: no process of pytest-xdist has one left when the others end."""
 FULL_TIMEOUT = 3600.0
 """Seconds that a test may take with --full; for small counts see pyproject.toml."""
 
@@ -109,9 +102,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Move slow files to the start, and skip cases that a small run leaves out."""
-    slow = {Path(__file__).parent / name: number for number, name in enumerate(SLOW_FILES)}
-    items.sort(key=lambda item: slow.get(item.path, len(slow)))
+    """Skip cases that a small run leaves out."""
     if config.getoption("--full"):
         return
     for marker, strength in (("each_value", 1), ("each_pair", 2)):

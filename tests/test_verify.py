@@ -1,15 +1,19 @@
-"""`make verify` in parts: every test file is in one, and a part that has passed at a commit is not run
-again."""
+"""`make verify` in parts: every test file is in one, a part counts while nothing it depends on changes, and a
+complete run is recorded at one commit or not at all."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import verify
-from tests.campaigns.ledger import REPOSITORY, product_commit
-from tests.verify import Part, groups, helpers, parts
+from tests.campaigns.families import FAMILIES
+from tests.campaigns.ledger import REPOSITORY, machine
+from tests.dependencies import Tree, read
+from tests.verify import LIMIT_MINUTES, Part, Verification, groups, parts
 
 
 def test_every_test_file_is_in_exactly_one_part() -> None:
@@ -37,73 +41,147 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else list(path.rglob("test_*.py"))
 
 
-class Recorder:
-    """Runs parts as they are scripted: the exit status, or an interruption."""
+def test_a_part_depends_on_the_files_that_it_can_reach() -> None:
+    tree, every = read(), parts([])
+    exact = tree.closure(every["exact"].roots)
+    assert {"src/streamserve/engine/engine.py", "tests/exact/test_lora.py", "tests/conftest.py"} <= set(exact)
+    assert "tests/results/verify.json" not in exact
+    assert "src/streamserve/api/app.py" not in tree.closure(every["engine"].roots)
+    assert {"README.md", "src/streamserve/api/app.py"} <= set(tree.closure(every["readme"].roots))
+    for name in FAMILIES:
+        assert "tests/campaigns/outcome.py" in tree.closure(every[f"campaign-{name}"].roots)
 
-    def __init__(self, **statuses: int | None) -> None:
-        self.statuses = statuses
-        self.ran: list[str] = []
 
-    def __call__(self, part: Part) -> dict[str, Any]:
+@dataclass
+class Repository:
+    """Three parts, each of one file, in a folder; runs are scripted."""
+
+    folder: Path
+    statuses: dict[str, int | None] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    while_running: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        for name in "abc":
+            self.write(name, "")
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / "tests").mkdir(exist_ok=True)
+        (self.folder / "tests" / f"{name}.py").write_text(text)
+
+    def verify(self, selected: str = "abc", fresh: bool = False) -> bool:
+        """Run the parts; returns whether all of them count."""
+        self.ran.clear()
+        self.lines.clear()
+        return Verification(
+            {name: Part((name,), roots=(f"tests/{name}.py",)) for name in "abc"},
+            self.folder / "working.json",
+            self.complete,
+            self._run,
+            self._tree,
+            lambda: self.changed,
+            self.lines.append,
+        ).verify(selected, fresh)
+
+    @property
+    def complete(self) -> Path:
+        return self.folder / "verify.json"
+
+    def _tree(self) -> Tree:
+        return read(self.folder, None)
+
+    def _run(self, part: Part) -> dict[str, Any]:
         (name,) = part.command
         self.ran.append(name)
-        status = self.statuses[name]
+        status = self.statuses.get(name, 0)
         if status is None:
             raise KeyboardInterrupt
-        return {"commit": "c", "exit_status": status, "seconds": 1.0, "passed": 3}
+        self.while_running()
+        return {"exit_status": status, "seconds": 60.0, "passed": 3}
 
 
 @pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "product_commit", lambda paths: "c")
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
 
 
-PARTS = {name: Part((name,)) for name in ("a", "b", "c")}
-
-
-@pytest.mark.usefixtures("clean")
-def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
-    path = tmp_path / "verify.json"
-    first = Recorder(a=0, b=1, c=None)
-    assert not verify.verify(PARTS, False, path, first, lambda line: None)
-    assert first.ran == ["a", "b", "c"]
-    second = Recorder(b=0, c=0)
-    assert verify.verify(PARTS, False, path, second, lambda line: None)
-    assert second.ran == ["b", "c"], "a has passed"
-    report = json.loads(path.read_text())
+def test_an_interrupted_run_resumes(repository: Repository) -> None:
+    repository.statuses = {"b": 1, "c": None}
+    assert not repository.verify()
+    assert repository.ran == ["a", "b", "c"]
+    assert not repository.complete.exists(), "nothing is recorded"
+    repository.statuses = {}
+    assert repository.verify()
+    assert repository.ran == ["b", "c"], "a has passed"
+    report = json.loads(repository.complete.read_text())
     assert set(report["parts"]) == {"a", "b", "c"}
     assert report["passed"] == 9
+    assert report["seconds"] == 180
+    assert report["machine"] == machine()
+    assert len(report["commit"]) == 40
 
 
-@pytest.mark.usefixtures("clean")
-def test_fresh_runs_all_again(tmp_path: Path) -> None:
-    path = tmp_path / "verify.json"
-    assert verify.verify(PARTS, False, path, Recorder(a=0, b=0, c=0), lambda line: None)
-    again = Recorder(a=0, b=0, c=0)
-    assert verify.verify(PARTS, True, path, again, lambda line: None)
-    assert again.ran == ["a", "b", "c"]
+def test_fresh_runs_all_again(repository: Repository) -> None:
+    assert repository.verify()
+    assert repository.verify(fresh=True)
+    assert repository.ran == ["a", "b", "c"]
 
 
-def test_parts_run_again_after_changes() -> None:
-    result = {"commit": "c", "exit_status": 0}
-    assert verify.passed(result, "c")
-    assert not verify.passed(result, "d")
-    assert not verify.passed({"commit": "c-dirty", "exit_status": 0}, "c-dirty")
-    assert not verify.passed({"commit": "c", "exit_status": 1}, "c")
-    assert not verify.passed(None, "c")
+def test_a_part_runs_again_when_its_files_change_whatever_was_committed(repository: Repository) -> None:
+    assert repository.verify()
+    repository.write("b", "# another\n")
+    assert repository.verify()
+    assert repository.ran == ["b"]
+    repository.write("b", "")
+    assert repository.verify("b")
+    assert repository.ran == ["b"], "only the last result of a part is stored"
 
 
-def test_a_part_depends_on_the_product_the_helpers_and_its_own_tests() -> None:
-    exact = parts([])["exact"].sources
-    assert {"src", "tests/exact", "tests/conftest.py"} <= set(exact)
-    assert not any("test_" in name for name in helpers())
-    assert "tests/engine" not in exact
-    assert len(product_commit(exact).partition("-")[0]) == 40
+def test_a_part_whose_files_change_while_it_runs_does_not_count(repository: Repository) -> None:
+    repository.while_running = lambda: repository.write("a", f"# {len(repository.ran)}\n")
+    assert not repository.verify("a")
+    repository.while_running = lambda: None
+    assert repository.verify("a")
 
 
-@pytest.mark.usefixtures("clean")
-def test_the_table_names_failed_parts(tmp_path: Path) -> None:
-    lines: list[str] = []
-    verify.verify(PARTS, False, tmp_path / "verify.json", Recorder(a=0, b=1, c=0), lines.append)
-    table = lines[-1].splitlines()
-    assert [line.split()[:2] for line in table[1:4]] == [["a", "passed"], ["b", "FAILED"], ["c", "passed"]]
+def test_a_part_counts_on_its_machine_only(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repository.verify()
+    monkeypatch.setattr(verify, "machine", lambda: "another, 2 cores")
+    assert repository.verify()
+    assert repository.ran == ["a", "b", "c"]
+
+
+def test_a_complete_run_is_recorded_at_a_commit_only(repository: Repository) -> None:
+    repository.changed = ["tests/b.py", "README.md"]
+    assert repository.verify()
+    assert not repository.complete.exists()
+    assert "1 files differ from the commit: tests/b.py" in repository.lines[-1]
+    repository.changed = ["README.md"]
+    assert repository.verify()
+    assert repository.ran == [], "the same files are committed now"
+    assert repository.complete.exists()
+    stored = repository.complete.read_text()
+    assert repository.verify()
+    assert repository.complete.read_text() == stored
+    assert "as recorded at commit" in repository.lines[-1]
+
+
+def test_a_failure_leaves_the_last_complete_run(repository: Repository) -> None:
+    assert repository.verify()
+    stored = repository.complete.read_text()
+    repository.write("c", "# another\n")
+    repository.statuses = {"c": 1}
+    assert not repository.verify()
+    assert repository.complete.read_text() == stored
+
+
+def test_the_table_names_failed_parts_and_adds_the_minutes(repository: Repository) -> None:
+    repository.statuses = {"b": 1}
+    repository.verify()
+    table = repository.lines[-1].splitlines()
+    expected = [["a", "passed", "1.0"], ["b", "FAILED", "1.0"], ["c", "passed", "1.0"]]
+    assert [line.split()[:3] for line in table[1:4]] == expected
+    assert table[-1].startswith("3.0 minutes in all;")
+    assert LIMIT_MINUTES == 90

@@ -1,10 +1,12 @@
 """`make verify`: all tests with their full counts and a slice of each campaign, in parts that can be resumed.
 
-    python -m tests.verify                 run the parts that have not passed at this commit
+    python -m tests.verify                 run the parts that have not passed as the files are now
     python -m tests.verify --fresh         run everything again
     python -m tests.verify --part engine   run these parts only; may be given several times
 
-Each part's result is in tests/results/verify.json as soon as it is known, so an interruption costs one part.
+A part counts while nothing that it depends on changes, by content, and on this machine. Its result is in
+build/verify/ as soon as it is known, so an interruption costs one part. When all parts count and their files
+are those of the checked-out commit, tests/results/verify.json is written, and the pages that show it.
 """
 
 import argparse
@@ -13,19 +15,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import render_pages
 from tests.campaigns.families import FAMILIES
-from tests.campaigns.ledger import REPOSITORY, machine, product_commit
+from tests.campaigns.ledger import REPOSITORY, git, machine
+from tests.dependencies import Tree, read
 
+FOLDER = REPOSITORY / "build" / "verify"
 RESULTS = REPOSITORY / "tests" / "results" / "verify.json"
-PRODUCT = ("src", "pyproject.toml", "Makefile", "benchmarks", "examples")
-"""What every result depends on, together with the test helpers and the part's own tests. Pages are checked by
-`make test`."""
-LIMIT_MINUTES = 60
+"""The last complete run: all parts, at one commit, on one machine."""
+LIMIT_MINUTES = 90
 PROCESSES = "3"
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -62,41 +65,35 @@ COUNTS = ("passed", "failed", "error", "skipped")
 
 @dataclass(frozen=True)
 class Part:
-    """A command and the file with its figures; None for a campaign, which writes its own."""
+    """A command and the file with its figures; None for a campaign, which writes its own.
+
+    `roots`: the files and folders that it runs. Its result holds while nothing that these depend on changes.
+    """
 
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
     report: Path | None = None
-    sources: tuple[str, ...] = PRODUCT
-    """The paths that its result depends on: a commit that changes none of them does not run it again."""
+    roots: tuple[str, ...] = ()
 
 
 def parts(arguments: list[str]) -> dict[str, Part]:
     """Return all parts in the order in which they run; `arguments` are for pytest."""
-    folder = REPOSITORY / "build" / "verify"
     result = {
         name: _tests(
-            folder / f"{name}.json", ["--full", *_xdist_flags(PROCESSES, "worksteal")], paths, arguments
+            FOLDER / f"{name}.json", ["--full", *_xdist_flags(PROCESSES, "worksteal")], paths, arguments
         )
         for name, paths in groups().items()
     }
     on_pairs = (("STREAMSERVE_PAIRS", "1"),)
     flags = _xdist_flags("2", "loadfile")
-    result["api-on-pairs"] = _tests(folder / "on-pairs.json", flags, ON_PAIRS, arguments, on_pairs)
-    report, script = folder / "readme.json", "scripts/readme.py"
+    result["api-on-pairs"] = _tests(FOLDER / "on-pairs.json", flags, ON_PAIRS, arguments, on_pairs)
+    report, script = FOLDER / "readme.json", "scripts/readme.py"
     command = (sys.executable, script, "--report", str(report))
-    result["readme"] = Part(command, report=report, sources=(*PRODUCT, *helpers(), script, "README.md"))
+    result["readme"] = Part(command, report=report, roots=(script, "README.md", "Makefile", "src"))
     for name, family in FAMILIES.items():
         command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
-        result[f"campaign-{name}"] = Part(command, sources=(*PRODUCT, "tests/campaigns"))
+        result[f"campaign-{name}"] = Part(command, roots=(family.file,))
     return result
-
-
-def helpers() -> tuple[str, ...]:
-    """Return the files in tests/ that are not tests: any test may use them."""
-    found = (REPOSITORY / "tests").rglob("*.py")
-    names = (file for file in found if not file.name.startswith("test_") and file != Path(__file__))
-    return tuple(sorted(str(file.relative_to(REPOSITORY)) for file in names))
 
 
 def groups() -> dict[str, tuple[str, ...]]:
@@ -119,7 +116,7 @@ def _tests(
     environment: tuple[tuple[str, str], ...] = (),
 ) -> Part:
     command = (sys.executable, "-m", "pytest", *flags, "--results", str(report), *paths, *arguments)
-    return Part(command, environment, report, (*PRODUCT, *helpers(), *paths))
+    return Part(command, environment, report, paths)
 
 
 def run(part: Part) -> dict[str, Any]:
@@ -131,85 +128,135 @@ def run(part: Part) -> dict[str, Any]:
     status = subprocess.run(part.command, cwd=REPOSITORY, env=environment, check=False).returncode
     report = json.loads(part.report.read_text()) if part.report and part.report.exists() else {}
     return {
-        "commit": product_commit(part.sources),
-        "machine": machine(),
         "exit_status": status,
         "seconds": round(time.monotonic() - began, 1),
         **{name: report[name] for name in ("seed", *COUNTS, "figures") if name in report},
     }
 
 
-def passed(result: dict[str, Any] | None, commit: str) -> bool:
-    """Return whether a part need not run again: it passed, at this commit, and nothing was changed since."""
-    return (
-        bool(result) and result["exit_status"] == 0 and result["commit"] == commit and "dirty" not in commit
-    )
+@dataclass
+class Verification:
+    """Runs parts, and stores their results: those so far in `working`, a complete run in `complete`.
+
+    `run` runs a part, `tree` reads the files, `changed` returns those that differ from the commit: tests
+    replace them.
+    """
+
+    parts: dict[str, Part]
+    working: Path = FOLDER / "results.json"
+    complete: Path = RESULTS
+    run: Callable[[Part], dict[str, Any]] = run
+    tree: Callable[[], Tree] = read
+    changed: Callable[[], Collection[str]] = lambda: changed_files()
+    show: Callable[[str], None] = print
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        stored = json.loads(self.working.read_text()) if self.working.exists() else {}
+        self.results = {name: result for name, result in stored.items() if name in self.parts}
+
+    def counts(self, name: str, content: str) -> bool:
+        """Return whether a part need not run again: it passed here, and nothing it depends on changed."""
+        result = self.results.get(name, {})
+        return bool(
+            result.get("exit_status") == 0 and result["content"] == content and result["machine"] == machine()
+        )
+
+    def verify(self, selected: Collection[str], fresh: bool = False) -> bool:
+        """Run the selected parts that do not count; returns whether all of them do now. Ctrl-C ends it."""
+        contents = self._contents()
+        for number, name in enumerate(selected, 1):
+            step, content = f"[{number}/{len(selected)}] {name}", contents[name]
+            if not fresh and self.counts(name, content):
+                self.show(f"{step}: passed, and nothing that it depends on has changed")
+                continue
+            self.show(step)
+            try:
+                result = self.run(self.parts[name])
+            except KeyboardInterrupt:
+                self.show("interrupted: completed parts are recorded")
+                break
+            contents = self._contents()
+            self.results[name] = {
+                "content": content if contents[name] == content else "changed while it ran",
+                "commit": git("rev-parse", "HEAD"),
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "machine": machine(),
+                **result,
+            }
+            _write(self.working, self.results)
+        self.show(self.table(selected, contents))
+        if all(self.counts(name, content) for name, content in contents.items()):
+            self._record()
+        return all(self.counts(name, contents[name]) for name in selected)
+
+    def table(self, selected: Collection[str], contents: Mapping[str, str]) -> str:
+        """Return the results of these parts as lines of text, with the minutes of each and of all."""
+        lines = [f"{'part':28}{'result':12}{'minutes':>8}" + "".join(f"{name:>9}" for name in COUNTS)]
+        seconds = 0.0
+        for name in selected:
+            result = self.results.get(name)
+            if result is None:
+                lines.append(f"{name:28}not run")
+                continue
+            seconds += result["seconds"]
+            state = "passed" if result["exit_status"] == 0 else "FAILED"
+            state += "" if result["content"] == contents[name] else " *"
+            counts = "".join(f"{result.get(count, ''):>9}" for count in COUNTS)
+            lines.append(f"{name:28}{state:12}{result['seconds'] / 60:8.1f}{counts}")
+        beyond = f", more than {LIMIT_MINUTES}" if seconds > LIMIT_MINUTES * 60 else ""
+        return "\n".join([*lines, f"{seconds / 60:.1f} minutes in all{beyond}; *: of other files than now"])
+
+    def _contents(self) -> dict[str, str]:
+        """Return the content of what each part depends on, as the files are now."""
+        tree = self.tree()
+        return {name: tree.content(part.roots) for name, part in self.parts.items()}
+
+    def _record(self) -> None:
+        """Write the complete run, unless its files are of no commit, or it is recorded already."""
+        roots = [root for part in self.parts.values() for root in part.roots]
+        differing = sorted(set(self.changed()) & set(self.tree().closure(roots)))
+        if differing:
+            self.show(
+                f"all parts passed. Commit and run this again to record it: {len(differing)} files differ "
+                f"from the commit: {', '.join(differing[:5])}"
+            )
+            return
+        recorded = json.loads(self.complete.read_text()) if self.complete.exists() else {}
+        if recorded.get("parts") == self.results:
+            self.show(f"all parts passed, as recorded at commit {recorded['commit'][:12]}")
+            return
+        report = {
+            "commit": git("rev-parse", "HEAD"),
+            "date": max(result["date"] for result in self.results.values()),
+            "machine": machine(),
+            "seconds": round(sum(result["seconds"] for result in self.results.values()), 1),
+            **{name: sum(result.get(name, 0) for result in self.results.values()) for name in COUNTS},
+            "parts": self.results,
+        }
+        _write(self.complete, report)
+        self.show(f"verified at commit {report['commit'][:12]}: {self.complete.name} is written")
+        if self.complete == RESULTS:
+            render_pages()
 
 
-def read(path: Path = RESULTS) -> dict[str, Any]:
-    """Return the results by part."""
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    results: dict[str, Any] = stored.get("parts", {})
-    return results
+def changed_files() -> list[str]:
+    """Return the files that differ from the checked-out commit, those that it does not have included."""
+    tracked = git("diff", "--name-only", "HEAD")
+    return [*tracked.splitlines(), *git("ls-files", "--others", "--exclude-standard").splitlines()]
 
 
-def write(results: dict[str, Any], path: Path = RESULTS) -> None:
-    """Write the results by part, and their sums."""
-    sums = {name: sum(result.get(name, 0) for result in results.values()) for name in COUNTS}
-    seconds = round(sum(result["seconds"] for result in results.values()), 1)
-    commits = sorted({result["commit"] for result in results.values()})
-    report = {"commits": commits, "seconds": seconds, **sums, "parts": results}
+def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def verify(
-    selected: dict[str, Part],
-    fresh: bool,
-    path: Path = RESULTS,
-    run: Callable[[Part], dict[str, Any]] = run,
-    show: Callable[[str], None] = print,
-) -> bool:
-    """Run those parts that have not passed at this commit; returns whether all have. Ctrl-C ends it;
-    completed parts are recorded."""
-    results, names = read(path), set(parts([]))
-    results = {name: result for name, result in results.items() if name in names | set(selected)}
-    for number, (name, part) in enumerate(selected.items(), 1):
-        if not fresh and passed(results.get(name), product_commit(part.sources)):
-            show(f"[{number}/{len(selected)}] {name}: passed at this commit")
-            continue
-        show(f"[{number}/{len(selected)}] {name}")
-        try:
-            results[name] = run(part)
-        except KeyboardInterrupt:
-            show("interrupted: completed parts are recorded")
-            break
-        write(results, path)
-    show(table(selected, results))
-    return all(results.get(name, {}).get("exit_status") == 0 for name in selected)
-
-
-def table(selected: dict[str, Part], results: dict[str, Any]) -> str:
-    """Return the results as lines of text."""
-    lines = [f"{'part':26}{'result':12}{'minutes':>8}" + "".join(f"{name:>9}" for name in COUNTS)]
-    for name, part in selected.items():
-        result = results.get(name)
-        if result is None:
-            lines.append(f"{name:26}not run")
-            continue
-        state = "passed" if result["exit_status"] == 0 else "FAILED"
-        state += "" if result["commit"] == product_commit(part.sources) else " *"
-        counts = "".join(f"{result.get(count, ''):>9}" for count in COUNTS)
-        lines.append(f"{name:26}{state:12}{result['seconds'] / 60:8.1f}{counts}")
-    minutes = sum(results[name]["seconds"] for name in selected if name in results) / 60
-    beyond = f", more than {LIMIT_MINUTES}" if minutes > LIMIT_MINUTES else ""
-    return "\n".join([*lines, f"{minutes:.1f} minutes in all{beyond}; *: at another commit"])
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> int:
     """Run the command; returns 1 if a part failed or was not run."""
     parser = argparse.ArgumentParser(prog="python -m tests.verify", description=__doc__.splitlines()[0])
-    parser.add_argument("--fresh", action="store_true", help="also run parts that have passed at this commit")
+    parser.add_argument(
+        "--fresh", action="store_true", help="also run parts that have passed as they are now"
+    )
     parser.add_argument("--part", action="append", metavar="NAME", help="run this part only")
     parser.add_argument("arguments", nargs="*", help="arguments for pytest, after --")
     arguments = parser.parse_args()
@@ -217,10 +264,8 @@ def main() -> int:
     unknown = set(arguments.part or ()) - all_parts.keys()
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(all_parts)}")
-    selected = {
-        name: part for name, part in all_parts.items() if not arguments.part or name in arguments.part
-    }
-    return 0 if verify(selected, arguments.fresh) else 1
+    selected = [name for name in all_parts if not arguments.part or name in arguments.part]
+    return 0 if Verification(all_parts).verify(selected, arguments.fresh) else 1
 
 
 if __name__ == "__main__":

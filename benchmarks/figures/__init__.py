@@ -16,3 +16,18 @@ A number in a sentence has a name too, which the page defines at its end:
 
 `lookup.py` has the grammar of definitions. `--check` writes nothing and names what differs.
 """
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def render_pages() -> None:
+    """Write the tables and numbers of all pages, in a process that reads the result files as they are now.
+
+    Whoever writes a result file calls this. A page that cannot be rendered is reported; the result stays.
+    """
+    command = [sys.executable, "-m", "benchmarks.figures"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], check=False)
+    if done.returncode:
+        print("the pages that show this result are not rendered: make figures", file=sys.stderr)

@@ -69,7 +69,10 @@ def _list() -> None:
         ledger = read(name)
         now, earlier = ledger.now, ledger.earlier
         print(f"{name:16} {family.description}")
-        print(f"{'':16} {now.trials} trials at {ledger.commit[:12] or 'no commit'}, {earlier.trials} before")
+        counting = now.trials if ledger.content == family.content() else 0
+        print(
+            f"{'':16} {counting} trials count, {now.trials + earlier.trials - counting} of earlier versions"
+        )
 
 
 def _replay(family: str, seed: int) -> int:

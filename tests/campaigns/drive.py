@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.families import FAMILIES, open_campaign
-from tests.campaigns.ledger import RESULTS, Ledger, product_commit, read, write
+from tests.campaigns.ledger import RESULTS, Ledger, head, read, write
 from tests.campaigns.outcome import ERROR, UNAVAILABLE, Campaign, Outcome, TrialFailure
 
 WRITE_SECONDS = 20.0
@@ -43,10 +43,10 @@ def run(
 ) -> Run:
     """Run trials for some `seconds`, at least one and at most `trials`, and add them to the family's file.
 
-    Seeds that failed at an earlier commit come first, then new ones, beginning with `seed` if given. Ctrl-C
+    Seeds that failed before a change come first, then new ones, beginning with `seed` if given. Ctrl-C
     ends the run; completed trials are recorded."""
     ledger = read(family, folder)
-    entry = ledger.at(product_commit())
+    entry = ledger.at(FAMILIES[family].content(), head())
     done: list[tuple[int, Outcome]] = []
     began = written = time.monotonic()
     figures: dict[str, Any] = {}

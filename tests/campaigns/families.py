@@ -4,9 +4,12 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tests.campaigns.outcome import Campaign, Outcome
+from tests.dependencies import ROOT, content
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,15 @@ class Family:
     module: str
     description: str
     slice_minutes: float = 1.0
+
+    @property
+    def file(self) -> str:
+        """The module's file, from the repository."""
+        return str(Path(find_spec(self.module).origin).relative_to(ROOT))  # type: ignore[union-attr, arg-type]
+
+    def content(self) -> str:
+        """Return a hash of what its trials depend on: a trial counts while this stays the same."""
+        return content(self.file)
 
 
 FAMILIES = {

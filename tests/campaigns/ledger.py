@@ -1,7 +1,7 @@
-"""The results of campaigns: one small JSON file per family, by commit of the product.
+"""The results of campaigns: one small JSON file per family, by the content of what its trials depend on.
 
-Runs of the same commit are merged. When another commit is run, the earlier ones become totals; the seeds that
-failed there are stored, so that they are replayed first.
+A trial counts while nothing that it depends on changes. When something has changed, earlier trials become
+totals; the seeds that failed are stored, so that they are replayed first.
 """
 
 import json
@@ -19,10 +19,8 @@ from tests.campaigns.outcome import KINDS, Outcome
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = REPOSITORY / "tests" / "results" / "campaigns"
 MAX_FAILURES = 20
-"""Maximum number of failures of a commit that are stored in full; others are only counted."""
+"""Maximum number of failures that are stored in full; others are only counted."""
 MAX_DETAIL = 600
-PRODUCT = ("src", "pyproject.toml")
-"""The paths under test: a commit that changes none of them continues the same entry."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
@@ -35,7 +33,7 @@ class Failure(msgspec.Struct, kw_only=True):
 
 
 class Entry(msgspec.Struct, kw_only=True):
-    """The trials of one commit. `seeds` are ranges, both ends included."""
+    """The trials that count. `seeds` are ranges, both ends included."""
 
     machine: str = ""
     seeds: list[tuple[int, int]] = []
@@ -68,7 +66,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """The sum of the trials of earlier commits; `failing` seeds failed when they were last run."""
+    """The sum of the trials of earlier contents; `failing` seeds failed when they were last run."""
 
     commits: int = 0
     trials: int = 0
@@ -80,27 +78,33 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class Ledger(msgspec.Struct, kw_only=True):
-    """The file of one family."""
+    """The file of one family.
+
+    `content`: of what its trials depend on; empty in files of versions that counted by commit. `commit`: the
+    one that was checked out when the last trial ran.
+    """
 
     family: str
+    content: str = ""
     commit: str = ""
     now: Entry = msgspec.field(default_factory=Entry)
     earlier: Totals = msgspec.field(default_factory=Totals)
 
-    def at(self, commit: str) -> Entry:
-        """Return the entry of `commit`; that of another commit is added to the totals."""
-        if commit != self.commit:
+    def at(self, content: str, commit: str) -> Entry:
+        """Return the entry of `content`; that of another content is added to the totals."""
+        if content != self.content:
             if self.now.trials:
                 self._archive()
-            self.commit, self.now = commit, Entry(machine=machine())
+            self.content, self.now = content, Entry(machine=machine())
+        self.commit = commit
         return self.now
 
     def next_seed(self) -> int:
-        """Return the first seed beyond all that were done at any commit."""
+        """Return the first seed beyond all that were ever done."""
         return max([self.earlier.last_seed, *(last for _, last in self.now.seeds)], default=-1) + 1
 
     def to_replay(self) -> list[int]:
-        """Return the seeds that failed earlier and were not done at this commit."""
+        """Return the seeds that failed earlier and were not done since."""
         return [seed for seed in self.earlier.failing if not contains(self.now.seeds, seed)]
 
     def _archive(self) -> None:
@@ -146,10 +150,12 @@ def write(ledger: Ledger, folder: Path = RESULTS) -> None:
     part.replace(path)
 
 
-def product_commit(paths: Iterable[str] = PRODUCT) -> str:
-    """Return the last commit that changed the product, with "-dirty" if it was changed since."""
-    commit = git("log", "-1", "--format=%H", "--", *paths)
-    return commit + ("-dirty" if git("status", "--porcelain", "--", *paths) else "")
+def head() -> str:
+    """Return the checked-out commit, with "-dirty" if tracked files other than results differ from it."""
+    results = (":!tests/results", ":!benchmarks/results")
+    return git("rev-parse", "HEAD") + (
+        "-dirty" if git("status", "--porcelain", "-uno", "--", ".", *results) else ""
+    )
 
 
 def git(*arguments: str) -> str:

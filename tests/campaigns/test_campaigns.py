@@ -25,6 +25,7 @@ from tests.campaigns.settings.draw import NoGenerator, draw_settings, generators
 from tests.campaigns.settings.special import ALWAYS, Environment, consistent, special
 from tests.campaigns.slopes import slope
 from tests.conftest import Scale
+from tests.dependencies import read
 
 ENVIRONMENT = Environment(Path("/nothing"), ("a-draft",), 2, 512)
 LIVE = ("http", "websocket", "worker_protocol", "draft_protocol", "join_protocol", "soak")
@@ -140,22 +141,22 @@ class Scripted:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Runs a scripted family at a commit, and gives what is in its file then."""
+    """Runs a scripted family with a content of its files, and gives what is in its ledger then."""
 
-    def run_family(family: Scripted, commit: str, trials: int) -> Ledger:
+    def run_family(family: Scripted, content: str, trials: int) -> Ledger:
         @contextmanager
         def open_campaign(_: Family) -> Iterator[Scripted]:
             yield family
 
         monkeypatch.setattr(drive, "open_campaign", open_campaign)
-        monkeypatch.setattr(drive, "product_commit", lambda: commit)
+        monkeypatch.setattr(Family, "content", lambda _: content)
         run("settings", 60, trials=trials, folder=tmp_path)
         return ledger.read("settings", tmp_path)
 
     return run_family
 
 
-def test_seeds_accumulate_over_runs_and_failed_ones_come_first_at_the_next_commit(scripted: Any) -> None:
+def test_seeds_accumulate_over_runs_and_failed_ones_come_first_after_a_change(scripted: Any) -> None:
     first = scripted(Scripted(), "one", 3)
     assert (first.now.seeds, first.now.trials, first.now.refused) == ([(0, 2)], 3, 1)
     second = scripted(Scripted(), "one", 2)
@@ -170,6 +171,25 @@ def test_seeds_accumulate_over_runs_and_failed_ones_come_first_at_the_next_commi
     fourth = scripted(Scripted(broken=False), "three", 1)
     assert fourth.earlier.failing == [], "it passed"
     assert fourth.now.seeds == [(7, 7)]
+
+
+def test_trials_of_a_file_that_counted_by_commit_become_totals(scripted: Any, tmp_path: Path) -> None:
+    scripted(Scripted(), "", 5)
+    path = tmp_path / "settings.json"
+    path.write_text(path.read_text().replace(' "content": "",\n', ""))
+    ledger_after = scripted(Scripted(broken=False), "one", 1)
+    assert ledger_after.earlier.trials == 5
+    assert ledger_after.now.seeds == [(3, 3)], "the seed that failed"
+
+
+def test_a_family_depends_on_its_own_files() -> None:
+    tree = read()
+    assert {family.file for family in FAMILIES.values()} <= tree.files.keys()
+    assert len({family.content() for family in FAMILIES.values()}) == len(FAMILIES)
+    simulated = tree.closure([FAMILIES["simulated_settings"].file])
+    assert "src/streamserve/engine/engine.py" in simulated
+    assert "src/streamserve/api/app.py" not in simulated
+    assert "src/streamserve/api/app.py" in tree.closure([FAMILIES["http"].file])
 
 
 def test_a_run_ends_where_its_family_is_not_permitted(scripted: Any) -> None:

@@ -1,6 +1,7 @@
 """All result files, and what each says about how it was made."""
 
 from benchmarks.figures import files
+from benchmarks.figures.lookup import call
 
 from .base import TABLES, markdown
 
@@ -25,3 +26,10 @@ def _stamps(up: str) -> str:
 
 
 TABLES["stamps"] = _stamps
+
+
+@call("verified")
+def _verified() -> str:
+    """Return commit, machine and date of the last complete run of `make verify`."""
+    document = files.load("verify")
+    return f"commit {document['commit'][:12]} on {files.processor(document)}, {document['date']}"

@@ -8,7 +8,7 @@ from pathlib import Path as Folder
 import pytest
 import torch
 
-from streamserve.execution.native.build import COMMON_FLAGS, BuildFailed, build
+from streamserve.execution.native.build import COMMON_FLAGS, BuildFailed, build, cache_folder
 from streamserve.execution.native.levels import Level, processor_flags, runnable
 from streamserve.execution.native.library import Path, ThreadPool, load_library
 from streamserve.execution.native.linear import NativeLinear
@@ -20,8 +20,8 @@ from tests.execution.native.integer_reference import make, reference
 from tests.execution.native.sequences import Sequence
 
 RUNNABLE = runnable(processor_flags())
-BUILT = Folder(__file__).resolve().parents[3] / "build" / "levels"
-"""Where the libraries are compiled, once."""
+BUILT = cache_folder().with_name("native-levels")
+"""Where the libraries are compiled, once for all clones; they are kept until the kernels change."""
 
 
 def level_flags(level: Level) -> list[str]:
