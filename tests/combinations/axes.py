@@ -1,6 +1,7 @@
 """The axes of the combination matrix. A row has one value of each.
 
-An axis is added by a table here, its default first, a value by an entry. They are combined in test_matrix.py.
+An axis is added by a table here, its default first, a value by an entry. They are combined in
+test_combinations.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -98,8 +98,8 @@ SERVED: dict[str, Any] = {
     "metrics_key": ("a-key",),
     "cors_origin": ("https://app.example",),
 }
-"""Settings that change what the API server is given; `test_everything_the_api_is_given_is_used` holds it to
-use that."""
+"""Settings that change what the API server is given; `test_everything_that_the_api_is_given_is_used` checks
+that it uses them."""
 
 KEY_FILES = ("api_key_file", "admin_key_file", "metrics_key_file")
 """Settings that are files of keys, which the API server is given."""

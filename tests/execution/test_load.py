@@ -1,5 +1,6 @@
 """Loading decides dtype, pool and context length, and says which flag to change where they cannot be had."""
 
+import errno
 import os
 
 import pytest
@@ -89,6 +90,18 @@ def test_fingerprints_differ_by_weights_and_by_the_dtype_computed_in(shared_chec
 def test_threads_are_those_requested_or_all_available(shared_checkpoint, threads):
     load(config(path=str(shared_checkpoint()), num_blocks=50, threads=threads, backend="reference"))
     assert torch.get_num_threads() == (threads or len(os.sched_getaffinity(0)))
+
+
+def test_threads_that_the_system_refuses_are_one_clear_line(shared_checkpoint, monkeypatch):
+    if "native" not in BACKENDS:
+        pytest.skip("there is no compiler")
+
+    def refuse(*_):
+        raise OSError(errno.EAGAIN, "the system refuses 2 threads for the kernels: no more of them")
+
+    monkeypatch.setattr("streamserve.execution.load.ThreadPool", refuse)
+    with pytest.raises(CheckpointError, match=r"refuses 2 threads .*: choose fewer with --threads"):
+        load(config(path=str(shared_checkpoint()), num_blocks=50, threads=2, backend="native"))
 
 
 def test_with_the_kernels_torch_has_one_thread(shared_checkpoint):

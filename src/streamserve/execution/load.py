@@ -257,7 +257,10 @@ def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[in
             f"--kernel-path {name} does not compute the bits of --numerics {source.config.numerics}: leave "
             "one of them out"
         )
-    pool = ThreadPool(library, threads, path, cores[1:threads])
+    try:
+        pool = ThreadPool(library, threads, path, cores[1:threads])
+    except OSError as error:
+        raise CheckpointError(f"{error.strerror}: choose fewer with --threads, or raise the limit") from error
     if name != "auto" and pool.path(source.dtype) != path:
         available = ", ".join(name_of(path) for path in Path if pool.supports(path, source.dtype))
         raise CheckpointError(

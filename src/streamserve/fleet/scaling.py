@@ -4,7 +4,7 @@
     RemoveWorkers ──▶ draining ── no request, no transfer ──▶ gone: Retire
                          └── time is up: their requests continue elsewhere ──┘
 
-What is refused is refused before, by `after_adding` and `after_removing`.
+Invalid changes are refused earlier, by `after_adding` and `after_removing`.
 """
 
 from collections.abc import Collection, Container, Iterator, Sequence

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -236,7 +237,7 @@ class CacheStruct(ctypes.Structure):
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ss_path_supported": (c_int, [c_int, c_int]),
     "ss_multiply_registers": (c_double, [c_void_p, c_int, c_int, c_int]),
-    "ss_pool_new": (c_void_p, [c_int, c_void_p]),
+    "ss_pool_new": (c_void_p, [c_int, c_void_p, POINTER(c_int32)]),
     "ss_pool_delete": (None, [c_void_p]),
     "ss_pack": (c_int, [c_void_p, POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
     "ss_quantize": (
@@ -307,7 +308,7 @@ def kernels() -> ctypes.CDLL | None:
 class ThreadPool:
     """A thread pool that runs kernels together with the caller, on `path` or the best path for each type.
 
-    One call at a time. `cpus`: where to pin the other threads.
+    One call at a time. `cpus`: where to pin the other threads. Raises OSError if the system refuses a thread.
     """
 
     def __init__(
@@ -323,7 +324,11 @@ class ThreadPool:
         self._paths: dict[torch.dtype, Path] = {}
         self._allocate: Callable[[int], torch.Tensor] | None = None
         pins = (c_int32 * len(cpus))(*cpus) if cpus else None
-        self.handle: int = library.ss_pool_new(threads, pins)
+        error = c_int32()
+        self.handle: int = library.ss_pool_new(threads, pins, ctypes.byref(error))
+        if not self.handle:
+            reason = os.strerror(error.value)
+            raise OSError(error.value, f"the system refuses {threads} threads for the kernels: {reason}")
         weakref.finalize(self, library.ss_pool_delete, self.handle)
 
     def memory(self, size: int) -> torch.Tensor:

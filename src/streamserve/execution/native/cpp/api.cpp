@@ -1,5 +1,10 @@
-// The functions that Python calls. None of them throws.
+// The functions that Python calls. None of them throws, since Python could not catch it: `ss_pool_new` returns an
+// error, and if the system refuses memory, the process ends with a message (see Buffer::get).
 #include <sys/mman.h>
+
+#include <cerrno>
+#include <new>
+#include <system_error>
 
 #include "gemm.h"
 #include "layers.h"
@@ -51,10 +56,10 @@ Rows lay_out(Pool& pool, const Linear& linear, const void* x, size_t stride, int
 
 extern "C" {
 
-int ss_path_supported(int path, int type) { return path_supported(path, type); }
+int ss_path_supported(int path, int type) noexcept { return path_supported(path, type); }
 
 // Operations of all threads together; see multiply_registers.
-double ss_multiply_registers(void* pool_, int path, int bits, int rounds) {
+double ss_multiply_registers(void* pool_, int path, int bits, int rounds) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
     double operations = 0;
     pool.run([&](int thread) {
@@ -64,38 +69,49 @@ double ss_multiply_registers(void* pool_, int path, int bits, int rounds) {
     return operations;
 }
 
-void* ss_pool_new(int threads, const int32_t* cpus) { return new Pool(threads, cpus); }
-void ss_pool_delete(void* pool) { delete static_cast<Pool*>(pool); }
+// A pool; or null if the system refuses a thread, with the reason in `error` as an errno.
+void* ss_pool_new(int threads, const int32_t* cpus, int32_t* error) noexcept {
+    try {
+        return new Pool(threads, cpus);
+    } catch (const std::system_error& refused) {
+        *error = refused.code().value();
+    } catch (const std::bad_alloc&) {
+        *error = ENOMEM;
+    }
+    return nullptr;
+}
+void ss_pool_delete(void* pool) noexcept { delete static_cast<Pool*>(pool); }
 
 // pack.h: `rows` [n_padded]; both return whether all numbers are finite.
-int ss_pack(void* pool, const Linear* linear, const void* const* rows, int source, void* to) {
+int ss_pack(void* pool, const Linear* linear, const void* const* rows, int source, void* to) noexcept {
     return pack(*static_cast<Pool*>(pool), *linear, {rows, source}, to);
 }
 
 int ss_quantize(void* pool, const Linear* linear, const void* const* rows, int source, int symmetric, void* to,
-                void* scales, void* zeros) {
+                void* scales, void* zeros) noexcept {
     return quantize(*static_cast<Pool*>(pool), *linear, {rows, source}, symmetric != 0, to,
                     static_cast<bf16*>(scales), static_cast<int8_t*>(zeros));
 }
 
-void ss_pack_integers(void* pool, const Linear* linear, const uint8_t* const* rows, void* to) {
+void ss_pack_integers(void* pool, const Linear* linear, const uint8_t* const* rows, void* to) noexcept {
     pack_integers(*static_cast<Pool*>(pool), *linear, rows, to);
 }
 
 // pack.h: `rows` and `types` [n_padded]; returns a PackResult.
 int ss_pack_blocks(void* pool, const Linear* linear, const uint8_t* const* rows, const int32_t* types, void* to,
-                   void* scales, float* minimums) {
+                   void* scales, float* minimums) noexcept {
     Pool& own = *static_cast<Pool*>(pool);
     return int(pack_blocks(own, *linear, {rows, types}, to, scales, minimums));
 }
 
 // pack.h; returns whether all numbers are finite.
-int ss_unpack_floats(void* pool, const uint8_t* const* rows, const int32_t* types, int count, int k, int type, void* to) {
+int ss_unpack_floats(void* pool, const uint8_t* const* rows, const int32_t* types, int count, int k, int type,
+                     void* to) noexcept {
     return unpack_floats(*static_cast<Pool*>(pool), {rows, types}, count, k, type, to);
 }
 
 // Outputs `rows` [count] of a packed weight to `to` [count, k].
-void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, void* to) {
+void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, void* to) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
     size_t size = size_t(linear->k) * size_of(linear->type);
     pool.run([&](int) {
@@ -108,7 +124,7 @@ void ss_rows(void* pool_, const Linear* linear, const int64_t* rows, int count, 
 // out [rows, n] = x [rows, k] Wᵀ + b, of the weight's type, or float32 if `wide`: then multiplied by `scale`,
 // and with a `cap` other than 0 bounded by it.
 void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, int rows, void* out, int wide,
-               float scale, float cap) {
+               float scale, float cap) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
     Rows in = lay_out(pool, *linear, x, stride, rows);
     Finish finish{Finish::STORE, linear->type, wide != 0, out, size_t(linear->n), {}, scale, cap};
@@ -119,34 +135,35 @@ void ss_linear(void* pool_, const Linear* linear, const void* x, size_t stride, 
 }
 
 void ss_layers(void* pool, const Model* model, const Step* step, const Cache* cache, void* hidden, int first,
-               int last) {
+               int last) noexcept {
     run_layers(*static_cast<Pool*>(pool), *model, *step, *cache, hidden, first, last);
 }
 
 void ss_norm(void* pool, const void* from, const float* weight, int rows, int size, float epsilon, int wide,
-             int path, int type, void* to) {
+             int path, int type, void* to) noexcept {
     norm_rows(*static_cast<Pool*>(pool), from, weight, rows, size, epsilon, wide != 0, path, type, to);
 }
 
 void ss_attend(void* pool, const Step* step, const CacheLayer* cache, const void* qkv, int heads, int window,
-               float scale, float cap, const float* sinks, int path, void* out) {
+               float scale, float cap, const float* sinks, int path, void* out) noexcept {
     write_and_attend(*static_cast<Pool*>(pool), *step, *cache, qkv, heads, window, {scale, cap}, sinks, path, out);
 }
 
-void ss_sample(void* pool, const float* logits, int vocabulary, const Draw* draws, int count, int32_t* tokens) {
+void ss_sample(void* pool, const float* logits, int vocabulary, const Draw* draws, int count,
+               int32_t* tokens) noexcept {
     sample(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, tokens);
 }
 
 void ss_select_draft_tokens(void* pool, const float* logits, int vocabulary, const Draw* draws,
-                            int count, int best, int32_t* tokens, double* scores) {
+                            int count, int best, int32_t* tokens, double* scores) noexcept {
     select_draft_tokens(*static_cast<Pool*>(pool), logits, vocabulary, draws, count, best, tokens, scores);
 }
 
 // Memory that is about to be filled and read in large pieces: fewer, larger pages where the system has them.
-void ss_large_pages(void* from, size_t bytes) { madvise(from, bytes, MADV_HUGEPAGE); }
+void ss_large_pages(void* from, size_t bytes) noexcept { madvise(from, bytes, MADV_HUGEPAGE); }
 
 // For measuring: the sum of some memory, read by all threads as fast as they can.
-uint64_t ss_read(void* pool_, const uint64_t* from, size_t words) {
+uint64_t ss_read(void* pool_, const uint64_t* from, size_t words) noexcept {
     Pool& pool = *static_cast<Pool*>(pool_);
     constexpr size_t piece = 1 << 14;
     std::atomic<uint64_t> total{0};

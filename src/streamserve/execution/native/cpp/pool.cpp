@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstdio>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -39,6 +40,12 @@ void pin(std::thread& thread, int cpu) {
     pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // best effort: if refused, it runs anywhere
 }
 
+// A job cannot go on without its memory, nor be given up: its other threads wait for this one in a barrier.
+[[noreturn]] void end_without_memory(size_t bytes) {
+    std::fprintf(stderr, "streamserve's kernels: the system refuses %zu bytes of memory\n", bytes);
+    std::abort();
+}
+
 }  // namespace
 
 char* Buffer::get(size_t bytes) {
@@ -46,7 +53,7 @@ char* Buffer::get(size_t bytes) {
         std::free(data_);
         size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
         data_ = static_cast<char*>(std::aligned_alloc(4096, size_));
-        if (!data_) throw std::bad_alloc();
+        if (!data_) end_without_memory(size_);
         madvise(data_, size_, MADV_HUGEPAGE);
         std::memset(data_, 0, size_);
     }
@@ -54,13 +61,21 @@ char* Buffer::get(size_t bytes) {
 }
 
 Pool::Pool(int threads, const int32_t* cpus) : threads_(threads), active_(threads), scratch_(size_t(threads)) {
-    for (int thread = 1; thread < threads; thread++) {
-        workers_.emplace_back([this, thread] { work(thread); });
-        if (cpus) pin(workers_.back(), cpus[thread - 1]);
+    workers_.reserve(size_t(threads));
+    try {
+        for (int thread = 1; thread < threads; thread++) {
+            workers_.emplace_back([this, thread] { work(thread); });
+            if (cpus) pin(workers_.back(), cpus[thread - 1]);
+        }
+    } catch (...) {
+        stop();  // a thread that is destroyed while it runs ends the process
+        throw;
     }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
     stopping_ = true;
     announce(jobs_);
     for (std::thread& worker : workers_) worker.join();

@@ -27,7 +27,8 @@ class Buffer {
     Buffer& operator=(const Buffer&) = delete;
     ~Buffer() { std::free(data_); }
 
-    // At least `bytes` of memory. Contents survive unless it grows, then they are zero.
+    // At least `bytes` of memory. Contents survive unless it grows, then they are zero. If the system refuses
+    // the memory, the process ends with a message.
     char* get(size_t bytes);
 
   private:
@@ -37,7 +38,8 @@ class Buffer {
 
 class Pool {
   public:
-    // `threads` of them, the caller's included. `cpus` (or null): where to pin the workers, one each.
+    // `threads` of them, the caller's included. `cpus` (or null): where to pin the workers, one each. Throws
+    // std::system_error if the system refuses one; the others have ended then.
     Pool(int threads, const int32_t* cpus);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -79,6 +81,7 @@ class Pool {
 
     void start(Call call, void* context, int active);
     void work(int thread);
+    void stop();
     void wait_while(std::atomic<uint32_t>& word, uint32_t value);
     void announce(std::atomic<uint32_t>& word);
     void restart_claims();
