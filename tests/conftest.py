@@ -44,6 +44,7 @@ FULL_TIMEOUT = 3600.0
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 # Small runs try the same examples every time, so that what passed passes again; full ones look for others.
 hypothesis.settings.register_profile("small", max_examples=15, derandomize=True, **ANY_TIME)
+hypothesis.settings.register_profile("seeded", max_examples=15, **ANY_TIME)
 hypothesis.settings.register_profile("full", max_examples=200, **ANY_TIME)
 
 
@@ -88,8 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no profile is measured or stored unless a test enables it
     os.environ["STREAMSERVE_CHECK"] = "true"  # every engine checks its counts after each step
     os.environ |= pytorch_bounds()
-    hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
-    if config.getoption("--full") and config.option.timeout is None:
+    full, seeded = config.getoption("--full"), config.option.seeded
+    hypothesis.settings.load_profile("full" if full else "seeded" if seeded else "small")
+    if full and config.option.timeout is None:
         config.option.timeout = FULL_TIMEOUT
 
 

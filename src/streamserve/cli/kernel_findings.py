@@ -63,11 +63,12 @@ def _library_finding(library: Path, source: str) -> Finding:
     paths = [path for path in KernelPath if pool.supports(path, torch.bfloat16)]
     rates = stored_rates(library)
     if rates is None:
-        names = ", ".join(map(name_of, paths))
-        return Finding(Verdict.OK, "kernels", f"{source}: {names}; the first start measures which is fastest")
-    best = choose({path: rates.get(name_of(path), 0.0) for path in paths})
-    measured = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items() if rate)
-    text = f"{source}: {name_of(best)}; measured in Gop/s for a thread: {measured or 'nothing'}"
+        best, names = max(paths), ", ".join(map(name_of, paths))
+        text = f"{source}: {names}; the first start measures which is fastest"
+    else:
+        best = choose({path: rates.get(name_of(path), 0.0) for path in paths})
+        measured = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items() if rate)
+        text = f"{source}: {name_of(best)}; measured in Gop/s for a thread: {measured or 'nothing'}"
     if lesser := lesser_level():
         return Finding(
             Verdict.SLOW,

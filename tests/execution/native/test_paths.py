@@ -14,6 +14,7 @@ import torch
 
 from streamserve import __version__
 from streamserve.execution.load import load
+from streamserve.execution.native.levels import detected_level
 from streamserve.execution.native.library import Path, ThreadPool, kernels, load_library
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.paths import best_path, choose, multiplier_rate, name_of
@@ -54,6 +55,14 @@ def test_a_product_is_not_faster_than_the_multipliers(pool: MakePool, path: Path
     seconds = min(seconds_of(lambda: linear(x)) for _ in range(5))
     rate = max(multiplier_rate(threads, path, bits) for _ in range(3))
     assert 2 * rows * shape[0] * shape[1] / seconds < 1.4 * rate
+
+
+def test_a_processor_has_the_path_of_its_level_and_no_later_one(
+    pool: MakePool, request: pytest.FixtureRequest
+) -> None:
+    """Also as on a lesser processor, whose kernels lack what the lesser processor lacks."""
+    level = detected_level(names.repeated(request.node))
+    assert max(path for path in Path if pool(1).supports(path, torch.bfloat16)) is Path[level.path.upper()]
 
 
 def test_the_portable_path_has_no_rate(pool: MakePool) -> None:

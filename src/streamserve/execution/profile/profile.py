@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamserve.protocol.instructions import kernel_bound
+from streamserve.execution.native.levels import lesser_level
 from streamserve.scheduling.cost import StepCost, SwapCost
 
 log = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ def user_profiles() -> ProfileStore:
 def this_machine(threads: int) -> Machine:
     """Return the machine that this process runs on, with `threads` threads. A processor that is taken for a
     lesser one is another: the same model is slower on it."""
-    bound = kernel_bound()
-    name = processor_name() + ("" if bound == "auto" else f" up to {bound}")
+    lesser = lesser_level()
+    name = processor_name() + (f" up to {lesser.path}" if lesser else "")
     return Machine(name, os.cpu_count() or 1, threads)
 
 
