@@ -23,7 +23,7 @@ from benchmarks.kernels import SHAPES, seconds
 from benchmarks.pairs import interval
 from benchmarks.report import SIMULATED, table, write
 from streamserve.execution.native.build import build
-from streamserve.execution.native.levels import LEVELS, best_level, processor_flags
+from streamserve.execution.native.levels import LEVELS, detected_level
 from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.packaged import file_name
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["345 M gate, up", "1 B gate, up"])
-    level = best_level(processor_flags()).name
+    level = detected_level().name
     parser.add_argument("--level", choices=[each.name for each in LEVELS], default=level)
     args = parser.parse_args()
     wheel = args.wheel or next(Path("dist").glob("*manylinux*.whl"), None)

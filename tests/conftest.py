@@ -21,7 +21,9 @@ import pytest
 from streamserve import __version__
 from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.worker_process import prepared_fork_server
+from streamserve.protocol.instructions import pytorch_bounds
 from tests import command_server
+from tests.processor import header, left_out, summary
 from tests.small_runs import cases_left_out, group_cases
 
 pytest_plugins = ("tests.selection",)
@@ -39,12 +41,14 @@ FULL_TIMEOUT = 3600.0
 ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 # Small runs try the same examples every time, so that what passed passes again; full ones look for others.
 hypothesis.settings.register_profile("small", max_examples=8, derandomize=True, **ANY_TIME)
+hypothesis.settings.register_profile("seeded", max_examples=8, **ANY_TIME)
 hypothesis.settings.register_profile("full", max_examples=200, **ANY_TIME)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """`full`: run the counts that a release is held to. `seed`: fixed in small runs, fresh in full ones."""
+    """`full`: run the counts that a release is held to. `seed`: the given one; if none is given, fixed in
+    small runs and fresh in full ones."""
 
     full: bool
     seed: int
@@ -55,7 +59,7 @@ class Scale:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run all tests with their full counts")
-    parser.addoption("--seed", type=int, help="repeat a full run with its seed, which is in its first lines")
+    parser.addoption("--seed", type=int, help="draw random cases from this seed, which a full run prints")
     parser.addoption("--results", metavar="FILE", help="write the recorded figures to this JSON file")
 
 
@@ -75,12 +79,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STARTED] = time.time()
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if not hasattr(config.option, "seeded"):  # processes of pytest-xdist get these options
+        config.option.seeded = config.option.seed is not None
     if config.option.seed is None:
         config.option.seed = getattr(config, "workerinput", {}).get("seed", secrets.randbits(32))
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no profile is measured or stored unless a test enables it
     os.environ["STREAMSERVE_CHECK"] = "true"  # every engine checks its counts after each step
-    hypothesis.settings.load_profile("full" if config.getoption("--full") else "small")
-    if config.getoption("--full") and config.option.timeout is None:
+    os.environ |= pytorch_bounds()
+    full, seeded = config.getoption("--full"), config.option.seeded
+    hypothesis.settings.load_profile("full" if full else "seeded" if seeded else "small")
+    if full and config.option.timeout is None:
         config.option.timeout = FULL_TIMEOUT
 
 
@@ -118,14 +126,15 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.option.seed
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    return f"seed: {config.option.seed}" if config.getoption("--full") else None
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seeded = config.getoption("--full") or config.option.seeded
+    return [*([f"seed: {config.option.seed}"] if seeded else []), *header(config)]
 
 
 @pytest.fixture(scope="session")
 def scale(request: pytest.FixtureRequest) -> Scale:
     full = request.config.getoption("--full")
-    return Scale(full, request.config.option.seed if full else 0)
+    return Scale(full, request.config.option.seed if full or request.config.option.seeded else 0)
 
 
 @pytest.fixture
@@ -159,6 +168,8 @@ def _command(process: psutil.Process) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for line in summary(terminalreporter.stats):
+        terminalreporter.write_line(line)
     path = config.getoption("--results")
     if path and not hasattr(config, "workerinput"):  # the processes of pytest-xdist come here too
         counts = {name: len(terminalreporter.stats.get(name, ())) for name in OUTCOMES}
@@ -172,6 +183,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             "seed": config.option.seed if config.getoption("--full") else 0,
             "seconds": round(time.time() - config.stash[STARTED], 1),
             **counts,
+            "left_out": {what: files.total() for what, files in left_out(terminalreporter.stats).items()},
             "figures": _figures(terminalreporter.stats),
         }
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -55,6 +55,11 @@ FAMILIES = {
         "machines that are lost or slow at each lifecycle event of a request, in network namespaces",
         2.0,
     ),
+    "levels": Family(
+        "tests.campaigns.levels",
+        "tests of execution, exactness and pairs as on processors with fewer instructions than this one",
+        2.0,
+    ),
     "soak": Family(
         "tests.campaigns.soak",
         "pairs with drafts, prompt streams and cancels; the slope of each process's memory",

@@ -1,6 +1,8 @@
 """The campaigns themselves: how they draw, count and record; and a few trials of each, more with --full."""
 
+import itertools
 import random
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +13,10 @@ import msgspec
 import pytest
 
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import options
-from tests.campaigns import drive, ledger
+from tests.campaigns import drive, ledger, levels
 from tests.campaigns.drive import run
 from tests.campaigns.families import FAMILIES, Family, open_campaign
 from tests.campaigns.ledger import Ledger, contains, merged
@@ -28,7 +31,33 @@ from tests.conftest import Scale
 from tests.dependencies import read
 
 ENVIRONMENT = Environment(Path("/nothing"), ("a-draft",), 2, 512)
-LIVE = ("http", "websocket", "worker_protocol", "draft_protocol", "join_protocol", "soak")
+LIVE = ("http", "websocket", "worker_protocol", "draft_protocol", "join_protocol", "levels", "soak")
+
+
+def test_every_file_of_the_levels_is_run_as_on_every_lesser_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def run(command: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        (file,) = (word for word in command if word.startswith("tests/"))
+        ran.append((env[KERNEL_PATH_VARIABLE], file))
+        return subprocess.CompletedProcess(command, 1, "it failed", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(levels, "lesser_paths", lambda: ["portable", "avx2"])
+    files = levels.files()
+    assert {
+        "tests/exact/test_streams.py",
+        "tests/execution/native/test_gemm.py",
+        "tests/test_pairs.py",
+    } < set(files)
+    outcomes = [levels.trial(seed) for seed in range(2 * len(files))]
+    assert sorted(ran) == sorted(itertools.product(("portable", "avx2"), files))
+    assert {outcome.verdict for outcome in outcomes} == {"failed"}
+    assert outcomes[1].settings == {"kernel_path": "avx2", "file": files[0]}
+    monkeypatch.setattr(levels, "lesser_paths", list)
+    assert levels.trial(0).kind == UNAVAILABLE
 
 
 def test_every_declared_setting_is_drawn_and_takes_what_is_drawn() -> None:

@@ -90,6 +90,17 @@ def test_kernels_that_are_not_compiled_yet_are_not_compiled_by_looking(tmp_path:
     assert not list(tmp_path.rglob("*"))
 
 
+def test_a_processor_that_is_taken_for_a_lesser_one_is_named() -> None:
+    """Where it is portable code, its library may have to be compiled first."""
+    status, found, _ = doctor(STREAMSERVE_KERNEL_PATH="portable")
+    assert (status, found["kernels"][0]) == (0, "slow")
+    text = found["kernels"][1]
+    assert "of level baseline" in text or "will be compiled" in text
+    status, found, _ = doctor(STREAMSERVE_KERNEL_PATH="avx3")
+    assert (status, found["kernels"][0]) == (1, "fail")
+    assert "must be one of auto, portable" in found["kernels"][1]
+
+
 def test_a_cache_that_others_can_write_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "streamserve" / "native").mkdir(parents=True)
     (tmp_path / "streamserve" / "native").chmod(0o777)

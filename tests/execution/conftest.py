@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from streamserve.execution.native.library import Path as KernelPath
+from streamserve.execution.native.library import ThreadPool
 from tests.checkpoints import make_checkpoint
+from tests.execution.native.paths import EVERY_PATH, name_of, repeated
 from tests.execution.storing import CASES, SIZES, write
+from tests.processor import note
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +49,17 @@ def stored(
         return folders[case]
 
     return make
+
+
+@pytest.fixture
+def available(request: pytest.FixtureRequest) -> Callable[[ThreadPool, torch.dtype], list[KernelPath]]:
+    """The paths that a pool's library has for a type of numbers; those that it lacks are noted."""
+
+    def paths(pool: ThreadPool, dtype: torch.dtype) -> list[KernelPath]:
+        every = [path for path, numbers in EVERY_PATH if numbers == dtype]
+        for path in every:
+            if not pool.supports(path, dtype) and not repeated(request.node):
+                note(request.node, name_of(path, dtype))
+        return [path for path in every if pool.supports(path, dtype)]
+
+    return paths

@@ -1,7 +1,6 @@
 """Loading decides dtype, pool and context length, and says which flag to change where they cannot be had."""
 
 import errno
-import os
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from streamserve.execution.quantization import parse_format
 from streamserve.execution.shapes import layer_matrices, matrix_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.processors import usable_processors
 
 
 def config(**fields) -> ModelConfig:
@@ -89,7 +89,7 @@ def test_fingerprints_differ_by_weights_and_by_the_dtype_computed_in(shared_chec
 @pytest.mark.parametrize("threads", [0, 1])
 def test_threads_are_those_requested_or_all_available(shared_checkpoint, threads):
     load(config(path=str(shared_checkpoint()), num_blocks=50, threads=threads, backend="reference"))
-    assert torch.get_num_threads() == (threads or len(os.sched_getaffinity(0)))
+    assert torch.get_num_threads() == (threads or usable_processors().threads)
 
 
 def test_threads_that_the_system_refuses_are_one_clear_line(shared_checkpoint, monkeypatch):

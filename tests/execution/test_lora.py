@@ -1,6 +1,7 @@
 """LoRA adapters: log-probabilities are those of merged weights, for every module, architecture and backend; a
 row's bits do not depend on the adapters of other rows."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import Path as KernelPath
-from streamserve.execution.native.library import kernels
+from streamserve.execution.native.library import ThreadPool, kernels
+from streamserve.execution.native.paths import name_of, numerics_of
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
@@ -164,18 +166,26 @@ def test_weights_in_integers_have_the_adapter_in_full(base: Path, tmp_path: Path
     assert distance < 3 * rounding < (without - merged).abs().mean()
 
 
-def test_vector_paths_compute_the_same_bits(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, CLOSE), (torch.bfloat16, 0.1)], ids=str)
+def test_paths_of_a_class_of_numerics_compute_the_same_bits(
+    base: Path, tmp_path: Path, available: Callable[..., list[KernelPath]], dtype: torch.dtype, close: float
+) -> None:
+    """And every path computes what plain PyTorch does in float32."""
     library = kernels()
-    assert library is not None
-    names = [path.name.lower() for path in KernelPath if path.name.startswith("AVX")]
+    if library is None:
+        pytest.skip("no kernels on this machine")
     adapters = [write_adapter(tmp_path / f"a{seed}", base, rank=5 + seed, seed=seed) for seed in range(3)]
-    for dtype, type_number in (("float32", 0), ("bfloat16", 1)):
-        results = []
-        for name in names:
-            if library.ss_path_supported(KernelPath[name.upper()], type_number):
-                loaded = loaded_model(base, max_loras=3, dtype=dtype, kernel_path=name, backend="native")
-                results.append(sampled(loaded, tasks_of(["", *added(loaded, *adapters)]), 4))
-        assert results.count(results[0]) == len(results) >= 2
+    reference = loaded_model(base, max_loras=3, backend="reference")
+    scores = [prompt_scores(reference, name) for name in ("", *added(reference, *adapters))]
+    first: dict[str, list[list[tuple[int, float | None]]]] = {}
+    for path in available(ThreadPool(library, 1), dtype):
+        settings = {"dtype": str(dtype).removeprefix("torch."), "kernel_path": name_of(path)}
+        loaded = loaded_model(base, max_loras=3, backend="native", **settings)
+        names = ["", *added(loaded, *adapters)]
+        for name, expected in zip(names, scores, strict=True):
+            assert (prompt_scores(loaded, name) - expected).abs().mean() < close
+        outputs = sampled(loaded, tasks_of(names), 4)
+        assert outputs == first.setdefault(numerics_of(path), outputs), path
 
 
 def test_the_number_of_threads_changes_nothing(base: Path, tmp_path: Path) -> None:

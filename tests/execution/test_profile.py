@@ -30,11 +30,13 @@ from streamserve.execution.profile.measure import (
     run_rounds,
     subject_of,
 )
-from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, user_profiles
+from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, this_machine, user_profiles
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 from streamserve.speculation.tree import root
 from tests.execution.profiles import SUBJECT, profile_of
+from tests.processor import lesser_paths
 
 SMALL = Effort((1, 2, 8), (0, 20, 6144), span=4, matrix_rows=(2,), rounds=2, seconds=60.0)
 
@@ -299,6 +301,18 @@ def test_profiles_lie_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_profiles().folder == tmp_path / ".cache" / "streamserve" / "profiles"
+
+
+def test_a_processor_that_is_taken_for_a_lesser_one_has_profiles_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KERNEL_PATH_VARIABLE, "auto")
+    machine = this_machine(1)
+    for path in lesser_paths():
+        monkeypatch.setenv(KERNEL_PATH_VARIABLE, path)
+        assert this_machine(1) == msgspec.structs.replace(
+            machine, processor=f"{machine.processor} up to {path}"
+        )
 
 
 def test_a_machine_is_known_by_its_processor_cores_and_threads(loaded: Loaded) -> None:

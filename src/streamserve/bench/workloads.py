@@ -82,7 +82,7 @@ def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Gene
     Raises BenchError if the file is not one of ShareGPT's.
     """
     try:
-        conversations = json.loads(path.read_text())
+        conversations = json.loads(path.read_bytes())
         turns = [entry.get("conversations") or entry.get("conversation") or [] for entry in conversations]
         pairs = [(str(t[0]["value"]), str(t[1]["value"])) for t in turns if len(t) >= 2]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -108,7 +108,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the values of a file with one JSON value per line, each with its location. Raises BenchError if
     it cannot be read."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise BenchError(f"cannot read {path}: {error}") from error
     for number, line in enumerate(lines, 1):

@@ -13,11 +13,13 @@ from streamserve.execution.native.build import (
     check_owner,
     find_compiler,
 )
-from streamserve.execution.native.levels import best_level, processor_flags
+from streamserve.execution.native.levels import detected_level, lesser_level
 from streamserve.execution.native.library import Path as KernelPath
 from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.packaged import packaged_library
 from streamserve.execution.native.paths import choose, name_of, stored_rates
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 
 
 def kernel_findings() -> list[Finding]:
@@ -27,7 +29,7 @@ def kernel_findings() -> list[Finding]:
             check_owner(cache_folder())
         packaged = packaged_library()
         library = packaged or cached_library()
-    except NativeCacheError as error:
+    except (NativeCacheError, CheckpointError) as error:
         return [Finding(Verdict.FAIL, "kernels", str(error), "do what it says, and run this again")]
     except BuildFailed as error:
         return [
@@ -61,13 +63,21 @@ def _library_finding(library: Path, source: str) -> Finding:
     paths = [path for path in KernelPath if pool.supports(path, torch.bfloat16)]
     rates = stored_rates(library)
     if rates is None:
-        names = ", ".join(map(name_of, paths))
-        return Finding(Verdict.OK, "kernels", f"{source}: {names}; the first start measures which is fastest")
-    best = choose({path: rates.get(name_of(path), 0.0) for path in paths})
-    measured = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items() if rate)
-    text = f"{source}: {name_of(best)}; measured in Gop/s for a thread: {measured or 'nothing'}"
+        best, names = max(paths), ", ".join(map(name_of, paths))
+        text = f"{source}: {names}; the first start measures which is fastest"
+    else:
+        best = choose({path: rates.get(name_of(path), 0.0) for path in paths})
+        measured = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items() if rate)
+        text = f"{source}: {name_of(best)}; measured in Gop/s for a thread: {measured or 'nothing'}"
+    if lesser := lesser_level():
+        return Finding(
+            Verdict.SLOW,
+            "kernels",
+            f"{text}; {KERNEL_PATH_VARIABLE} makes this a processor of level {lesser.name}",
+            f"unset {KERNEL_PATH_VARIABLE}, unless you want that",
+        )
     if best == KernelPath.PORTABLE:
-        level = best_level(processor_flags()).name
+        level = detected_level().name
         return Finding(
             Verdict.SLOW,
             "kernels",

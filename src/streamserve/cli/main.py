@@ -6,6 +6,8 @@ an invalid setting or checkpoint, 130 an interrupt by Ctrl-C.
 
 import asyncio
 import contextlib
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -49,5 +51,7 @@ app.add_typer(bench, name="bench")
 
 def main() -> None:
     """Entry point of the `streamserve` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack characters of a text
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         app()

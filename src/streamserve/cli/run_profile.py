@@ -12,6 +12,7 @@ from rich.table import Table
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, user_profiles
 from streamserve.fleet.worker_process import WORKER_ENVIRONMENT
+from streamserve.protocol.instructions import pytorch_bounds
 from streamserve.protocol.processors import usable_processors
 from streamserve.settings.options import Settings
 
@@ -24,7 +25,7 @@ def run(settings: Settings) -> None:
 
     Raises CheckpointError for a model that cannot be served, OSError if a profile cannot be stored.
     """
-    for name, value in WORKER_ENVIRONMENT.items():
+    for name, value in (WORKER_ENVIRONMENT | pytorch_bounds()).items():
         os.environ.setdefault(name, value)  # before torch is imported: as in a worker
     console, store = Console(), user_profiles()
     for profile in _measure(settings, store):

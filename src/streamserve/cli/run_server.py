@@ -186,7 +186,7 @@ def recommended_sampling(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_bytes())
         recommended = {
             name: kind(values[name]) for name, kind in RECOMMENDED.items() if values.get(name) is not None
         }

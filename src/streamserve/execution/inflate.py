@@ -98,7 +98,7 @@ def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
         raise CheckpointError(
             f"{source} has {spec.num_layers} layers and an MLP of {spec.intermediate_size}: it cannot shrink"
         )
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_bytes())
     config |= {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

@@ -48,6 +48,7 @@ from streamserve.execution.swap import HostPool
 from streamserve.execution.weight_arena import WeightArena
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.protocol.processors import usable_processors
 
 
@@ -249,8 +250,8 @@ def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[in
     path = best_path(library, numerics) if name == "auto" else Path[name.upper()]
     if path is None:
         raise CheckpointError(
-            f"--numerics {source.config.numerics}: this processor has no instructions of that class: use "
-            "portable on all machines"
+            f"--numerics {source.config.numerics}: this processor{_bound_text()} has no instructions of that "
+            "class: use portable on all machines"
         )
     if numerics and numerics_of(path) != numerics:
         raise CheckpointError(
@@ -264,10 +265,15 @@ def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[in
     if name != "auto" and pool.path(source.dtype) != path:
         available = ", ".join(name_of(path) for path in Path if pool.supports(path, source.dtype))
         raise CheckpointError(
-            f"--kernel-path {name} is not available on this processor for {source.dtype_name}: use auto, "
-            f"{available}"
+            f"--kernel-path {name} is not available on this processor{_bound_text()} for "
+            f"{source.dtype_name}: use auto, {available}"
         )
     return pool
+
+
+def _bound_text() -> str:
+    bound = kernel_bound()
+    return "" if bound == "auto" else f" (up to {KERNEL_PATH_VARIABLE} = {bound})"
 
 
 def _backend_name(pool: ThreadPool | None, source: Source) -> str:

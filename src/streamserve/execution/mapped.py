@@ -4,6 +4,7 @@ released when they have been packed, so that a process never has the file in mem
 import ctypes
 import functools
 import mmap
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def release(files: Iterable[Path]) -> None:
 def _mappings() -> Iterable[tuple[int, int, str]]:
     """Yield begin, end and file of this process's mappings of files; none where they are unknown."""
     try:
-        lines = MAPS.read_text().splitlines()
+        lines = os.fsdecode(MAPS.read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:

@@ -57,7 +57,7 @@ def _group_bytes(proc: Path, groups: Path) -> list[int]:
 def _version_1_path(proc: Path) -> str:
     """Return the path of this process's memory group of version 1, "/" where there is none."""
     try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
+        lines = os.fsdecode((proc / "self/cgroup").read_bytes()).splitlines()
     except OSError:
         return "/"
     parts = (line.split(":", 2) for line in lines)
@@ -89,7 +89,7 @@ def _entry(path: Path, name: str) -> int | None:
 def _entry_text(path: Path, name: str) -> str | None:
     """Return the rest of the first line that starts with `name`."""
     try:
-        lines = path.read_text().splitlines()
+        lines = os.fsdecode(path.read_bytes()).splitlines()
     except OSError:
         return None
     return next((line.removeprefix(name).strip() for line in lines if line.startswith(name)), None)

@@ -21,6 +21,7 @@ from streamserve.fleet.events import Heartbeat, Retire, Start, WorkerDead, Worke
 from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.launcher import Launch, Launched
 from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, pytorch_bounds
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 from streamserve.protocol.lease import LEASE
 
@@ -238,7 +239,7 @@ def may_use_gpu(config: WorkerConfig) -> bool:
 
 def worker_environment() -> dict[str, str]:
     """Return the environment of a process that computes."""
-    return WORKER_ENVIRONMENT | _without_settings(os.environ)
+    return WORKER_ENVIRONMENT | pytorch_bounds() | _without_settings(os.environ)
 
 
 def _journal() -> tuple[mmap.mmap, int]:
@@ -255,8 +256,12 @@ def _journal() -> tuple[mmap.mmap, int]:
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the server's settings, which include keys: a worker gets its
-    configuration on its standard input."""
-    return {name: value for name, value in environment.items() if not name.startswith("STREAMSERVE_")}
+    configuration on its standard input. What the processor is taken for is no setting."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("STREAMSERVE_") or name == KERNEL_PATH_VARIABLE
+    }
 
 
 def _status(code: int | None) -> str:

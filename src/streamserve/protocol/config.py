@@ -107,7 +107,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         KernelPath,
         about(
             "instructions that the native kernels use; auto: those with which this processor multiplies "
-            "fastest, measured once"
+            "fastest, measured once; the variable STREAMSERVE_KERNEL_PATH bounds all models instead: the "
+            "machine is taken for one without later instructions"
         ),
     ] = "auto"
     numerics: Annotated[

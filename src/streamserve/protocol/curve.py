@@ -101,7 +101,7 @@ def read_clients(path: str | Path) -> Mapping[bytes, str]:
 
 def _lines(path: str | Path) -> list[str]:
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

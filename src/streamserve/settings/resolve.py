@@ -24,6 +24,7 @@ from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
@@ -86,9 +87,11 @@ def gather(
 ) -> Given:
     """Return the settings that are given, as `resolve` takes them.
 
-    Raises SettingsError for unknown names, and for overrides that do not act in `use`.
+    Raises SettingsError for unknown names, and for overrides that do not act in `use`; CheckpointError for a
+    bound of the processor that is none.
     """
     environ = os.environ if environ is None else environ
+    kernel_bound(environ)
     names = {option.name for option in options()} | {"model"}
     config = config or environ.get(CONFIG_VARIABLE)
     values: dict[str, Any] = _underscored(_from_file(config), config) if config else {}
@@ -296,7 +299,7 @@ def _underscored(values: dict[str, Any], config: str | Path) -> dict[str, Any]:
 
 def _from_file(config: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(config).read_text())
+        return tomllib.loads(Path(config).read_bytes().decode())
     except OSError as error:
         raise SettingsError(f"cannot read {config}: {error.strerror}") from error
     except ValueError as error:
@@ -307,7 +310,7 @@ def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, 
     kinds = {option.name: option.kind for option in options()}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
-        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+        if variable.startswith(PREFIX) and variable not in (CONFIG_VARIABLE, KERNEL_PATH_VARIABLE):
             name = variable.removeprefix(PREFIX).lower()
             _refuse_unknown({name: text}, names, f"as {variable} in the environment")
             values[name] = text.split(",") if kinds.get(name) is list else text
@@ -321,7 +324,7 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
     try:
         resolved = [_from_variable(secret, text, environ) for text in texts]
         if file is not None:
-            lines = Path(file).read_text().splitlines()
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
             file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
             resolved += file_keys
             if not file_keys:

@@ -169,11 +169,13 @@ def test_a_long_context_split_between_threads_has_the_bits_of_one_thread(pool, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_path_stores_the_same_bytes_and_reads_what_a_plain_cache_of_those_numbers_holds(pool, dtype):
+def test_every_path_stores_the_same_bytes_and_reads_what_a_plain_cache_of_those_numbers_holds(
+    pool, available, dtype
+):
     """Attention over 8 bits has the bits of attention over the numbers that they stand for."""
     vectors = torch.randn(40, 2, 36, generator=torch.Generator().manual_seed(1)) * torch.logspace(-42, 38, 36)
     vectors[3, 0], vectors[5, 1, 7], vectors[6, 0, 35] = 0.0, torch.nan, -torch.inf
-    for path in [path for path in Path if pool().supports(path, dtype)]:
+    for path in available(pool(), dtype):
         quantized = Sequence(pool(1, path, dtype), 40, dtype, dim=36, quantized=True)
         plain = Sequence(pool(1, path, dtype), 40, dtype, dim=36)
         plain.k, plain.v = reference_numbers(quantized.k), reference_numbers(quantized.v)

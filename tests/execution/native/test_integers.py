@@ -120,10 +120,11 @@ def test_scales_of_any_type_are_exact(pool, path: Path, format: WeightFormat, dt
     assert torch.equal(linear(x, wide=True), torch.from_numpy(reference(rounded, x)))
 
 
-def test_paths_rows_splits_and_threads_change_no_bit(pool, scale: Scale, record) -> None:
+def test_paths_rows_splits_and_threads_change_no_bit(pool, available, scale: Scale, record) -> None:
     """Random cases on every path: their results are equal, and each row's that of the row alone, or in
     another part of the batch."""
     rng, cases, compared = np.random.default_rng(scale.seed), scale.pick(15, 1000), 0
+    paths = available(pool(), torch.bfloat16)
     for _ in range(cases):
         rows = int(rng.choice([rng.integers(1, 17), rng.integers(1, 131), rng.integers(1, 513)]))
         width, out, seed = int(rng.integers(1, 401)), int(rng.integers(1, 151)), int(rng.integers(2**31))
@@ -134,9 +135,7 @@ def test_paths_rows_splits_and_threads_change_no_bit(pool, scale: Scale, record)
         x = torch.randn(rows, width, generator=generator).to(torch.bfloat16)
         cut = int(rng.integers(rows + 1))
         first = None
-        for path in Path:
-            if not pool(threads).supports(path, torch.bfloat16):
-                continue
+        for path in paths:
             linear = NativeLinear(pool(threads, path), weight, bias)
             whole = linear(x, wide=True)
             first = whole if first is None else first

@@ -8,25 +8,21 @@ from pathlib import Path as Folder
 import pytest
 import torch
 
-from streamserve.execution.native.build import COMMON_FLAGS, BuildFailed, build, cache_folder
-from streamserve.execution.native.levels import Level, processor_flags, runnable
+from streamserve.execution.native.build import BuildFailed, build, cache_folder, level_flags
+from streamserve.execution.native.levels import Level
 from streamserve.execution.native.library import Path, ThreadPool, load_library
 from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.native.paths import numerics_of
+from streamserve.execution.native.paths import name_of, numerics_of
 from streamserve.execution.quantization import parse_format, quantize
 from tests.conftest import Scale
 from tests.execution.native.forwarding import logits_of
 from tests.execution.native.integer_reference import make, reference
 from tests.execution.native.sequences import Sequence
+from tests.processor import levels
 
-RUNNABLE = runnable(processor_flags())
+RUNNABLE = levels()
 BUILT = cache_folder().with_name("native-levels")
 """Where the libraries are compiled, once for all clones; they are kept until the kernels change."""
-
-
-def level_flags(level: Level) -> list[str]:
-    """The flags of g++ and clang for a level."""
-    return [f"-march={level.base}", *(f"-m{name}" for name in level.extensions), *COMMON_FLAGS]
 
 
 @cache
@@ -48,12 +44,7 @@ def _compiling_takes_minutes(scale: Scale) -> None:
 
 def test_each_level_adds_a_path_or_other_integer_instructions() -> None:
     assert [level.name for level in RUNNABLE][:1] == ["baseline"]
-    paths = {level.name: max(pools(level)) for level in RUNNABLE}
-    expected = {
-        "baseline": Path.PORTABLE, "avx2": Path.AVX2, "avx2-vnni": Path.AVX2, "avx512": Path.AVX512,
-        "avx512-vnni": Path.AVX512, "avx512-bf16": Path.AVX512_BF16, "amx": Path.AMX,
-    }  # fmt: skip
-    assert paths == {name: expected[name] for name in paths}
+    assert [name_of(max(pools(level))) for level in RUNNABLE] == [level.path for level in RUNNABLE]
 
 
 @pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)

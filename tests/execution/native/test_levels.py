@@ -5,10 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.execution.native import packaged
-from streamserve.execution.native.build import cache_folder
-from streamserve.execution.native.levels import LEVELS, best_level, processor_flags
+from streamserve.execution.native import levels, packaged
+from streamserve.execution.native.build import cache_folder, flags_up_to
+from streamserve.execution.native.levels import (
+    LEVELS,
+    Level,
+    best_level,
+    detected_level,
+    lesser_level,
+    processor_flags,
+)
 from streamserve.execution.native.packaged import file_name, packaged_library, rates_file
+from streamserve.protocol.config import KernelPath
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 
 HASWELL = "fpu sse sse2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
 ALDER_LAKE = f"{HASWELL} avx_vnni"
@@ -50,6 +60,51 @@ def test_only_the_vnni_of_256_bits_is_left_out_of_later_levels() -> None:
         assert earlier.needed - later.needed <= {"avx_vnni"}
 
 
+@pytest.mark.parametrize(
+    ("flags", "bound", "name"),
+    [
+        (SAPPHIRE_RAPIDS, "portable", "baseline"),
+        (SAPPHIRE_RAPIDS, "avx2", "avx2"),
+        (SAPPHIRE_RAPIDS, "avx512", "avx512"),
+        (SAPPHIRE_RAPIDS, "avx512_bf16", "avx512-bf16"),
+        (SAPPHIRE_RAPIDS, "amx", "amx"),
+        (ALDER_LAKE, "avx2", "avx2"),
+        (ALDER_LAKE, "auto", "avx2-vnni"),
+        (HASWELL, "avx2", "avx2"),
+        ("", "portable", "baseline"),
+    ],
+)
+def test_a_bound_makes_the_least_processor_with_its_path(flags: str, bound: KernelPath, name: str) -> None:
+    """In particular without VNNI, which processors with AVX2 or AVX-512 may lack."""
+    assert best_level(flags.split(), bound).name == name
+
+
+@pytest.mark.parametrize(("flags", "bound"), [(HASWELL, "amx"), (HASWELL, "avx512"), ("", "avx2")])
+def test_a_bound_never_raises_what_is_detected(flags: str, bound: KernelPath) -> None:
+    with pytest.raises(
+        CheckpointError, match=f"STREAMSERVE_KERNEL_PATH = {bound} is not available .*: use auto"
+    ):
+        best_level(flags.split(), bound)
+
+
+def test_the_variable_bounds_what_is_detected_packaged_and_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "processor_flags", lambda: frozenset(SAPPHIRE_RAPIDS.split()))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for level in LEVELS:
+        (tmp_path / file_name(level)).touch()
+    found: dict[str, tuple[Level, str | None, str, str]] = {}
+    for bound in ("auto", "avx2", "amx"):
+        monkeypatch.setenv(KERNEL_PATH_VARIABLE, bound)
+        lesser = lesser_level()
+        packaged_file = packaged_library(tmp_path)
+        assert packaged_file
+        found[bound] = detected_level(), lesser and lesser.name, packaged_file.name, flags_up_to()[0]
+    assert found["avx2"] == (LEVELS[1], "avx2", "kernels-avx2.so", "-march=x86-64-v3")
+    assert found["amx"] == found["auto"] == (LEVELS[-1], None, "kernels-amx.so", "-march=native")
+
+
 def test_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
@@ -64,7 +119,7 @@ def test_a_checkout_has_no_libraries_and_a_wheel_one_for_this_processor(
 ) -> None:
     assert packaged_library(tmp_path) is None
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    mine = tmp_path / file_name(best_level(processor_flags()))
+    mine = tmp_path / file_name(detected_level())
     mine.write_bytes(b"a library")
     assert packaged_library(tmp_path) == mine
     monkeypatch.setattr("platform.machine", lambda: "aarch64")

@@ -14,6 +14,7 @@ import torch
 
 from streamserve import __version__
 from streamserve.execution.load import load
+from streamserve.execution.native.levels import detected_level
 from streamserve.execution.native.library import Path, ThreadPool, kernels, load_library
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.paths import best_path, choose, multiplier_rate, name_of
@@ -22,8 +23,11 @@ from streamserve.execution.quantization import WeightFormat, quantize
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from tests.conftest import Scale
+from tests.execution.native import paths as names
+from tests.processor import leave_out
 
 MakePool = Callable[..., ThreadPool]
+Available = Callable[[ThreadPool, torch.dtype], list[Path]]
 
 
 @pytest.fixture
@@ -53,6 +57,14 @@ def test_a_product_is_not_faster_than_the_multipliers(pool: MakePool, path: Path
     assert 2 * rows * shape[0] * shape[1] / seconds < 1.4 * rate
 
 
+def test_a_processor_has_the_path_of_its_level_and_no_later_one(
+    pool: MakePool, request: pytest.FixtureRequest
+) -> None:
+    """Also as on a lesser processor, whose kernels lack what the lesser processor lacks."""
+    level = detected_level(names.repeated(request.node))
+    assert max(path for path in Path if pool(1).supports(path, torch.bfloat16)) is Path[level.path.upper()]
+
+
 def test_the_portable_path_has_no_rate(pool: MakePool) -> None:
     assert multiplier_rate(pool(1), Path.PORTABLE) == 0
 
@@ -77,7 +89,8 @@ def test_the_fastest_path_is_chosen(rates: dict[Path, float], chosen: Path) -> N
 def test_rates_are_stored_and_never_measured_again(library: ctypes.CDLL) -> None:
     first = best_path(library)
     rates = json.loads(stored(library).read_text())["by_path"]
-    assert max(rates, key=lambda name: Path[name.upper()]) >= name_of(first)
+    assert first
+    assert max(Path[name.upper()] for name in rates) >= first
     stored(library).write_text(json.dumps({"by_path": {"portable": 1.0, "avx2": 1e15}}))
     best_path.cache_clear()  # as another process has it
     supported = {path for path in Path if ThreadPool(library, 1).supports(path, torch.bfloat16)}
@@ -113,12 +126,11 @@ def test_rates_that_cannot_be_stored_are_used(library: ctypes.CDLL, caplog: pyte
     assert [file.name for file in stored(library).parent.glob("*.tmp")] == []
 
 
-def test_a_path_can_be_forced(shared_checkpoint: Callable[..., FilePath], pool: MakePool) -> None:
-    pool(1)
+def test_a_path_can_be_forced(
+    shared_checkpoint: Callable[..., FilePath], pool: MakePool, available: Available
+) -> None:
     folder = str(shared_checkpoint())
-    for path in Path:
-        if not pool(1).supports(path, torch.float32):
-            continue
+    for path in available(pool(1), torch.float32):
         config = ModelConfig(path=folder, threads=1, num_blocks=9, kernel_path=name_of(path), draft="none")
         loaded = load(config)
         assert loaded.model_info.backend == f"native {name_of(path)}"
@@ -133,7 +145,7 @@ def test_a_class_of_bits_can_be_chosen_for_unlike_machines(
     shared_checkpoint: Callable[..., FilePath], pool: MakePool, numerics: str, own: str, dtype: str
 ) -> None:
     if numerics == "native" and not pool(1).supports(Path.AVX2, torch.bfloat16):
-        pytest.skip("this processor has no AVX2")
+        leave_out(names.name_of(Path.AVX2, torch.bfloat16))
     folder = str(shared_checkpoint())
     config = ModelConfig(path=folder, threads=1, num_blocks=9, numerics=numerics, dtype=dtype, draft="none")
     assert load(config).model_info.numerics == f"{own}, {dtype}, streamserve {__version__}"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from streamserve.execution.native.build import BuildFailed, build
-from streamserve.execution.native.levels import Level, best_level, processor_flags, runnable
+from streamserve.execution.native.levels import Level, detected_level
 from streamserve.execution.native.library import Path as KernelPath
 from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.linear import NativeLinear
@@ -22,8 +22,9 @@ from streamserve.execution.quantization import parse_format, quantize
 from tests.execution.native.forwarding import logits_of
 from tests.execution.native.sequences import Sequence
 from tests.execution.native.wheel import built_wheel
+from tests.processor import levels
 
-RUNNABLE = runnable(processor_flags())
+RUNNABLE = levels()
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_installed_where_there_is_no_compiler_it_generates_text(wheel: Path, tmp
 
     library = run(str(python), "-m", "streamserve.execution.native")
     compiled = packages / "streamserve" / "execution" / "native" / "compiled"
-    assert Path(library) == compiled / file_name(best_level(processor_flags()))
+    assert Path(library) == compiled / file_name(detected_level())
     command = ["generate", "What is 12 + 7?", "--max-tokens", "4", "--threads", "1", "--no-profile"]
     assert run(str(folder / "bin" / "streamserve"), *command, "--backend", "native")
     assert not list(cache.rglob("*.so"))

@@ -4,6 +4,7 @@ import sys
 
 from streamserve.execution.native.build import BuildFailed, NativeCacheError, build
 from streamserve.execution.native.packaged import packaged_library
+from streamserve.protocol.errors import CheckpointError
 
 
 def main() -> int:
@@ -12,7 +13,7 @@ def main() -> int:
         print(packaged_library() or build())
     except BuildFailed as error:
         print(f"native kernels are unavailable, models run on the PyTorch backend: {error}", file=sys.stderr)
-    except NativeCacheError as error:
+    except (NativeCacheError, CheckpointError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

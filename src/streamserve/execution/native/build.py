@@ -1,4 +1,5 @@
-"""Compile the kernels on first use, once for each processor, compiler and version of the sources.
+"""Compile the kernels on first use, once for each processor or lesser one that it is taken for, compiler and
+version of the sources.
 
 The result lies in the user's cache folder. Code is loaded from there, so a folder or file that another user
 could have written is refused.
@@ -15,6 +16,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from streamserve.execution.native.levels import Level, lesser_level
+from streamserve.protocol.config import KernelPath
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +40,9 @@ FLAGS = ("-march=native", *COMMON_FLAGS)
 LOCK = "lock"
 """The file whose lock is held while files of the folder are made or deleted."""
 
-MAX_LIBRARIES = 8
-"""How many libraries stay in the cache: a few versions, or processors that share a home directory."""
+MAX_LIBRARIES = 16
+"""How many libraries stay in the cache, of less than 2 MB each: a few versions, processors that share a home
+directory, or lesser processors."""
 
 
 class NativeCacheError(Exception):
@@ -64,21 +69,33 @@ def find_compiler() -> str:
     raise BuildFailed("there is no C++ compiler (g++, clang++ or what CXX names)")
 
 
+def level_flags(level: Level) -> tuple[str, ...]:
+    """Return the flags of g++ and clang for a level."""
+    return (f"-march={level.base}", *(f"-m{name}" for name in level.extensions), *COMMON_FLAGS)
+
+
+def flags_up_to(bound: KernelPath | None = None) -> tuple[str, ...]:
+    """Return the flags for this processor, or for a lesser one with at most the instructions of `bound`, by
+    default the process's. Raises CheckpointError if the processor lacks them."""
+    level = lesser_level(bound)
+    return level_flags(level) if level else FLAGS
+
+
 def cached_library(folder: Path | None = None) -> Path | None:
     """Return the compiled library of these sources if it is in the cache; nothing is compiled or made. Raises
     BuildFailed without a compiler."""
-    path = (folder or cache_folder()) / f"{_key(find_compiler(), FLAGS)}.so"
+    path = (folder or cache_folder()) / f"{_key(find_compiler(), flags_up_to())}.so"
     return path if path.exists() else None
 
 
-def build(folder: Path | None = None, flags: Sequence[str] = FLAGS) -> Path:
-    """Return the compiled library, from the cache in `folder` or compiled now. Safe to call from any number
-    of processes at the same time.
+def build(folder: Path | None = None, flags: Sequence[str] | None = None) -> Path:
+    """Return the compiled library, from the cache in `folder` or compiled now. `flags`: by default those of
+    `flags_up_to()`. Safe to call from any number of processes at the same time.
 
     Raises NativeCacheError for a cache that others could write, BuildFailed if there is no library.
     """
     folder = folder or cache_folder()
-    compiler = find_compiler()
+    compiler, flags = find_compiler(), flags_up_to() if flags is None else flags
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -118,9 +135,9 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
     """Return a hash of everything that the library's code depends on."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sorted(SOURCES.iterdir()):
-        digest.update(f"{source.name}\0{source.read_text()}\0".encode())
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update("\0".join([compiler, version, *flags, processor()]).encode())
+        digest.update(b"%s\0%s\0" % (source.name.encode(), source.read_bytes()))
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    digest.update(version + "\0".join(["", compiler, *flags, processor()]).encode())
     return digest.hexdigest()
 
 
@@ -142,9 +159,8 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
     os.close(handle)
     log.info("compiling kernels for this processor (once)")
     try:
-        done = subprocess.run(
-            [compiler, *flags, *sources, "-o", name], capture_output=True, text=True, check=False
-        )
+        command = [compiler, *flags, *sources, "-o", name]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             raise BuildFailed(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
         os.chmod(name, 0o700)

@@ -1,8 +1,15 @@
-"""The sets of instructions that a wheel's kernels are compiled for, and the one for a processor."""
+"""The sets of instructions that kernels are compiled for, and the one for a processor.
+
+STREAMSERVE_KERNEL_PATH lowers what is detected (protocol/instructions.py), never raises it.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+from streamserve.protocol.config import KernelPath
+from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
 _V3_VNNI = _V3 | {"avx_vnni"}
@@ -15,22 +22,24 @@ _AMX = _BF16 | {"amx_tile", "amx_int8", "amx_bf16"}
 @dataclass(frozen=True)
 class Level:
     """What one library is compiled for: `base`, a level of x86-64 as `-march` names it, and `extensions`, as
-    `-m` names them. `needed` are the flags in /proc/cpuinfo of processors that can run it."""
+    `-m` names them. `needed` are the flags in /proc/cpuinfo of processors that can run it, `path` is the best
+    path of its kernels."""
 
     name: str
+    path: KernelPath
     base: str
     extensions: tuple[str, ...]
     needed: frozenset[str]
 
 
 LEVELS = (
-    Level("baseline", "x86-64", (), frozenset()),
-    Level("avx2", "x86-64-v3", (), _V3),
-    Level("avx2-vnni", "x86-64-v3", ("avxvnni",), _V3_VNNI),
-    Level("avx512", "x86-64-v4", (), _V4),
-    Level("avx512-vnni", "x86-64-v4", ("avx512vnni",), _VNNI),
-    Level("avx512-bf16", "x86-64-v4", ("avx512vnni", "avx512bf16"), _BF16),
-    Level("amx", "x86-64-v4", ("avx512vnni", "avx512bf16", "amx-tile", "amx-int8", "amx-bf16"), _AMX),
+    Level("baseline", "portable", "x86-64", (), frozenset()),
+    Level("avx2", "avx2", "x86-64-v3", (), _V3),
+    Level("avx2-vnni", "avx2", "x86-64-v3", ("avxvnni",), _V3_VNNI),
+    Level("avx512", "avx512", "x86-64-v4", (), _V4),
+    Level("avx512-vnni", "avx512", "x86-64-v4", ("avx512vnni",), _VNNI),
+    Level("avx512-bf16", "avx512_bf16", "x86-64-v4", ("avx512vnni", "avx512bf16"), _BF16),
+    Level("amx", "amx", "x86-64-v4", ("avx512vnni", "avx512bf16", "amx-tile", "amx-int8", "amx-bf16"), _AMX),
 )
 """All levels. None needs less than an earlier one, so that the last one that a processor can run is the best:
 `avx512` leaves out the VNNI of 256 bits, which is for processors without AVX-512."""
@@ -41,9 +50,34 @@ def runnable(flags: Collection[str]) -> list[Level]:
     return [level for level in LEVELS if level.needed <= set(flags)]
 
 
-def best_level(flags: Collection[str]) -> Level:
-    """Return the last level that a processor with `flags` can run."""
-    return runnable(flags)[-1]
+def best_level(flags: Collection[str], bound: KernelPath = "auto") -> Level:
+    """Return the last level that a processor with `flags` can run. With a bound, the first level of that
+    path: the least processors that have the path have nothing besides.
+
+    Raises CheckpointError if the processor lacks the path.
+    """
+    levels = runnable(flags)
+    if bound == "auto":
+        return levels[-1]
+    for level in levels:
+        if level.path == bound:
+            return level
+    available = ", ".join(dict.fromkeys(level.path for level in levels))
+    raise CheckpointError(
+        f"{KERNEL_PATH_VARIABLE} = {bound} is not available on this processor: use auto, {available}"
+    )
+
+
+def detected_level(bound: KernelPath | None = None) -> Level:
+    """Return the level of this processor, at most that of `bound`, by default the process's. Raises
+    CheckpointError as `best_level` does."""
+    return best_level(processor_flags(), kernel_bound() if bound is None else bound)
+
+
+def lesser_level(bound: KernelPath | None = None) -> Level | None:
+    """Return the level of the lesser processor that this one is taken for; None if it is taken for itself."""
+    level = detected_level(bound)
+    return None if level == best_level(processor_flags()) else level
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

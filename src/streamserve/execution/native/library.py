@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from streamserve.execution.native.build import BuildFailed, build
+from streamserve.execution.native.build import BuildFailed, build, flags_up_to
 from streamserve.execution.native.packaged import packaged_library
+from streamserve.protocol.config import KernelPath
+from streamserve.protocol.instructions import kernel_bound
 
 log = logging.getLogger(__name__)
 
@@ -292,14 +294,22 @@ def load_library(path: FilePath) -> ctypes.CDLL:
     return library
 
 
-@functools.cache
 def kernels() -> ctypes.CDLL | None:
-    """Return the kernels for this processor, from the wheel or compiled; None, logged once, if unavailable.
+    """Return the kernels for this processor, or for the lesser one that the process takes it for; see
+    `kernels_up_to`."""
+    return kernels_up_to(kernel_bound())
 
-    Raises NativeCacheError if the cache is in a folder that other users can write.
+
+@functools.cache
+def kernels_up_to(bound: KernelPath) -> ctypes.CDLL | None:
+    """Return the kernels with at most the instructions of `bound`, from the wheel or compiled; None, logged
+    once, if unavailable.
+
+    Raises NativeCacheError if the cache is in a folder that other users can write, CheckpointError if the
+    processor lacks the instructions.
     """
     try:
-        return load_library(packaged_library() or build())
+        return load_library(packaged_library(bound=bound) or build(flags=flags_up_to(bound)))
     except (BuildFailed, OSError) as error:
         log.warning("native kernels are unavailable: using the slower PyTorch backend (%s)", error)
         return None

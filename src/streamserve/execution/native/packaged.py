@@ -8,7 +8,8 @@ import platform
 from pathlib import Path
 
 from streamserve.execution.native.build import cache_folder, processor
-from streamserve.execution.native.levels import Level, best_level, processor_flags
+from streamserve.execution.native.levels import Level, detected_level
+from streamserve.protocol.config import KernelPath
 
 FOLDER = Path(__file__).parent / "compiled"
 """Where a wheel has its libraries; not there in a checkout."""
@@ -19,11 +20,12 @@ def file_name(level: Level) -> str:
     return f"kernels-{level.name}.so"
 
 
-def packaged_library(folder: Path = FOLDER) -> Path | None:
-    """Return the packaged library for this processor; None if there is none."""
+def packaged_library(folder: Path = FOLDER, bound: KernelPath | None = None) -> Path | None:
+    """Return the packaged library for this processor, with at most the instructions of `bound`, by default
+    the process's; None if there is none. Raises CheckpointError if the processor lacks them."""
     if platform.machine() != "x86_64":
         return None
-    path = folder / file_name(best_level(processor_flags()))
+    path = folder / file_name(detected_level(bound))
     return path if path.is_file() else None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from streamserve.execution.native.levels import lesser_level
 from streamserve.scheduling.cost import StepCost, SwapCost
 
 log = logging.getLogger(__name__)
@@ -122,8 +123,11 @@ def user_profiles() -> ProfileStore:
 
 
 def this_machine(threads: int) -> Machine:
-    """Return the machine that this process runs on, with `threads` threads."""
-    return Machine(processor_name(), os.cpu_count() or 1, threads)
+    """Return the machine that this process runs on, with `threads` threads. A processor that is taken for a
+    lesser one is another: the same model is slower on it."""
+    lesser = lesser_level()
+    name = processor_name() + (f" up to {lesser.path}" if lesser else "")
+    return Machine(name, os.cpu_count() or 1, threads)
 
 
 def processor_name() -> str:

@@ -1,0 +1,53 @@
+"""Tests of execution, exactness and pairs as on lesser processors (STREAMSERVE_KERNEL_PATH): a trial is one
+file on one of them, with small counts and random cases that the seed draws.
+
+    STREAMSERVE_KERNEL_PATH=avx2 pytest FILE --seed SEED      one trial by hand, whose detail names both
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from tests.campaigns.ledger import REPOSITORY
+from tests.campaigns.outcome import ERROR, UNAVAILABLE, Outcome
+from tests.processor import lesser_paths
+
+PATTERNS = ("execution/**/test_*.py", "exact/test_*.py", "test_pairs*.py")
+
+
+def files() -> list[str]:
+    """Return the files of tests, from the repository's folder."""
+    found = (file for pattern in PATTERNS for file in sorted((REPOSITORY / "tests").glob(pattern)))
+    return [str(file.relative_to(REPOSITORY)) for file in found]
+
+
+def trial(seed: int) -> Outcome:
+    """Run one file as on one lesser processor: consecutive seeds are all of them with one file."""
+    paths = lesser_paths()
+    if not paths:
+        return Outcome(verdict="refused", kind=UNAVAILABLE, detail="there is no lesser processor than this")
+    path, file = paths[seed % len(paths)], files()[seed // len(paths) % len(files())]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", file]
+        command += ["--results", str(report), f"--seed={seed}", f"--randomly-seed={seed}"]
+        done = subprocess.run(
+            [*command, f"--hypothesis-seed={seed}"],
+            cwd=REPOSITORY,
+            env=os.environ | {KERNEL_PATH_VARIABLE: path},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        found = json.loads(report.read_text()) if report.exists() else {}
+    settings = {"kernel_path": path, "file": file}
+    if done.returncode:
+        return Outcome(verdict="failed", kind=ERROR, detail=done.stdout + done.stderr, settings=settings)
+    left_out = {f"{path} left out {what}": count for what, count in found["left_out"].items()}
+    counts = {f"{path} {name}": found[name] for name in ("passed", "skipped")}
+    return Outcome(verdict="passed", settings=settings, counts={f"{path} files": 1} | counts | left_out)
