@@ -246,9 +246,11 @@ class _Session:
         if line := self._recorder.add(report):
             self._say(line)
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if _narrowed(self._config):
             return
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.plan.left_out:
+            session.exitstatus = exitstatus = pytest.ExitCode.OK  # nothing can be affected
         ended = self._whole and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         save(STATE, updated(self._state, self._recorder, self._contents, self._files if ended else None))
 
@@ -258,8 +260,7 @@ class _Session:
 
     def _say(self, line: str) -> None:
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        reporter.ensure_newline()
-        reporter.write_line(line)
+        reporter.write_line(f"\n{line}")
 
 
 def _narrowed(config: pytest.Config) -> bool:

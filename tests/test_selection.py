@@ -100,6 +100,7 @@ class Repository:
         )
         ran = re.findall(r"tests/test_(\w)\.py::\w+ (?:PASSED|FAILED)", done.stdout)
         ran += re.findall(r"(?:PASSED|FAILED) tests/test_(\w)\.py::\w+ *$", done.stdout, re.MULTILINE)
+        self.status = done.returncode
         return list(dict.fromkeys(ran)), done.stdout + done.stderr
 
 
@@ -118,7 +119,7 @@ def test_a_change_runs_what_it_affects(repository: Repository) -> None:
     assert "2 test files: none has passed here before" in output
     assert "4 passed" in output
     ran, output = repository.run()
-    assert ran == [], output
+    assert (ran, repository.status) == ([], 0), output
     assert "2 have passed and are left out" in output
     repository.write("src/streamserve/b.py", "VALUE = 2\n")
     ran, output = repository.run()

@@ -168,6 +168,20 @@ def test_a_complete_run_is_recorded_at_a_commit_only(repository: Repository) -> 
     assert "as recorded at commit" in repository.lines[-1]
 
 
+def test_pages_are_rendered_when_a_complete_run_is_recorded(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[bool] = []
+    monkeypatch.setattr(verify, "RESULTS", repository.complete)
+    monkeypatch.setattr(verify, "render_pages", lambda: rendered.append(repository.complete.exists()))
+    repository.statuses = {"a": 1}
+    repository.verify()
+    assert rendered == []
+    repository.statuses = {}
+    repository.verify()
+    assert rendered == [True]
+
+
 def test_a_failure_leaves_the_last_complete_run(repository: Repository) -> None:
     assert repository.verify()
     stored = repository.complete.read_text()
