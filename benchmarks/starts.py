@@ -1,4 +1,4 @@
-"""How long workers take to start: forked by a process that has imported what they need, and started anew.
+"""How long workers take to start: forked by a process that has imported what they need, and as new processes.
 
     python -m benchmarks.starts --rounds 7
 

@@ -26,12 +26,9 @@ from typing import IO, Any
 
 from typer.main import get_command
 
+from tests import ending
+
 PLAIN = (sys.executable, "-m", "streamserve")
-MODULES = (
-    "streamserve.cli.main", "streamserve.cli.run_server", "streamserve.cli.run_draft_service",
-    "streamserve.cli.run_worker", "streamserve.llm.llm",
-)  # fmt: skip
-"""What a forking process imports; none of it starts a thread."""
 MAX_MESSAGE = 1 << 20
 _STARTING = threading.Lock()
 
@@ -152,6 +149,7 @@ def close_all() -> None:
 
 _FORKING: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
 atexit.register(close_all)
+ending.CALLS.append(close_all)
 
 
 def _redirected(
@@ -253,8 +251,12 @@ def _become(arguments: list[str], environment: dict[str, str], folder: str) -> N
 def serve() -> None:
     """Import, fork commands until the socket is closed, and run a command in each process that is forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the commands
-    for module in (*MODULES, *sys.argv[3:]):
-        importlib.import_module(module)
+    importlib.import_module("streamserve.cli.run_server")
+    importlib.import_module("streamserve.cli.run_draft_service")
+    importlib.import_module("streamserve.cli.run_worker")
+    importlib.import_module("streamserve.llm.llm")
+    if "torch" in sys.argv[3:]:
+        importlib.import_module("torch")
     get_command(importlib.import_module("streamserve.cli.main").app)  # imports what it is built with
     assert threading.active_count() == 1
     gc.collect()

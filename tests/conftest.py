@@ -19,10 +19,8 @@ import psutil
 import pytest
 
 from streamserve import __version__
-from streamserve.fleet.fork_server import fork_server
-from streamserve.fleet.worker_process import prepared_fork_server
 from streamserve.protocol.instructions import pytorch_bounds
-from tests import command_server
+from tests import ending
 from tests.processor import header, left_out, summary
 from tests.small_runs import cases_left_out, group_cases
 
@@ -149,15 +147,14 @@ def record(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left() -> Iterator[None]:
-    """All tests of a process have one fork server. No worker or server outlives the tests."""
-    with prepared_fork_server():
-        yield
-    fork_server().end_unless_held()
-    command_server.close_all()
-    remaining = [
-        child for child in psutil.Process().children(recursive=True) if "streamserve" in _command(child)
-    ]
-    assert not remaining, [_command(child) for child in remaining]
+    """No worker or server outlives the tests. The fork server lingers for the next worker, and ends with this
+    process."""
+    yield
+    for end in ending.CALLS:
+        end()
+    commands = [_command(child) for child in psutil.Process().children(recursive=True)]
+    remaining = [command for command in commands if "streamserve" in command and "fork_server" not in command]
+    assert not remaining
 
 
 def _command(process: psutil.Process) -> str:

@@ -278,7 +278,7 @@ class _Index:
         if member and (file := self._file(f"{module}.{member}")):
             return {file, *self.packages(file)}
         names = module.split(".")
-        for length in range(len(names), 0, -1):  # of `package.module.Class.attribute`, the module
+        for length in range(len(names), 0, -1):  # of a module, a class and its attribute, the module
             if file := self._file(".".join(names[:length])):
                 return {
                     file,

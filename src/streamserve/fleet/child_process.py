@@ -155,7 +155,7 @@ async def _fork(
     )
     reading, writing = os.pipe()
     pipe = os.fdopen(writing, "wb", buffering=0)
-    # The thread may outlive this call, and then needs descriptors that nobody closes.
+    # The thread may outlive this call: it closes descriptors of its own.
     streams = [reading, os.dup(stdout), os.dup(2)]
     inherited = [os.dup(descriptor) for descriptor in descriptors]
 
@@ -179,6 +179,6 @@ async def _fork(
 
 
 def _forget(forked: "asyncio.Future[ForkedProcess]") -> None:
-    """Close what nobody waits for any more."""
+    """Close a process that was forked after its starter gave up."""
     if not forked.cancelled() and not forked.exception():
         forked.result().close()

@@ -43,12 +43,6 @@ PARENT_SECONDS = 1.0
 """Interval of checks whether the parent still runs: a fork of it may keep the socket open."""
 FOLDER_SECONDS = 2.0
 """How long to wait for the end of a parent that may be dying."""
-PRELOADED = (
-    "streamserve.workers.worker",
-    "streamserve.workers.draft_worker",
-    "streamserve.execution.footprint",
-)
-"""The modules that programs import."""
 
 
 def main() -> int:
@@ -84,8 +78,9 @@ def sweep_after(parent: int) -> None:
 
 def preload() -> dict[str, tuple[int, ...]]:
     """Import what programs import; return the identities of native libraries by their paths."""
-    for module in PRELOADED:
-        importlib.import_module(module)
+    importlib.import_module("streamserve.workers.worker")
+    importlib.import_module("streamserve.workers.draft_worker")
+    importlib.import_module("streamserve.execution.footprint")
     from streamserve.execution.native.build import BuildFailed, cached_library
     from streamserve.execution.native.library import kernels
     from streamserve.execution.native.packaged import packaged_library
