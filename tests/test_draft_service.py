@@ -166,9 +166,11 @@ async def test_sequences_share_two_services_and_go_on_at_one_when_the_other_dies
 
 
 async def test_a_target_with_kv_of_8_bits_takes_draft_tokens(
-    pair: tuple[str, str], shared_service: Drafting
+    pair: tuple[str, str], shared_service: Drafting, scale: Scale
 ) -> None:
     """The service's own KV is in its model's data type: only draft tokens travel."""
+    if not scale.full:
+        pytest.skip("with --full; rows of tests/combinations/test_live.py have it too")
     target, _ = pair
     workload = make_requests(2, 2)
     texts, _ = local_texts(target, "none", workload, "int8")

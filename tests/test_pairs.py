@@ -66,6 +66,8 @@ async def test_pairs_give_the_text_of_one_worker(
 ) -> None:
     if not scale.full and "prefill" in pools:
         pytest.skip("with --full; tests/test_workers.py has a prefill and two decode workers too")
+    if not scale.full and pools == {"pairs": 1}:
+        pytest.skip("with --full; tests/test_pairs_mixed.py and tests/test_pairs_widths.py have a pair too")
     requests = make_requests(scale.pick(16, 120), scale.seed)
     expected = await one_workers(requests)
     async with serving(checkpoint, **pools) as llm:

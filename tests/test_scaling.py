@@ -53,6 +53,8 @@ async def test_workers_are_added_and_removed_while_serving(checkpoint: Path, sca
 
 
 async def test_a_pair_is_added_and_the_first_one_removed(checkpoint: Path, scale: Scale) -> None:
+    if not scale.full:
+        pytest.skip("with --full; tests/simulate/test_scaling.py has it in virtual time")
     requests = make_requests(scale.pick(12, 60), scale.seed)
     async with serving(checkpoint, pairs=1, max_workers=4) as llm:
         expected = await answers(llm, requests)

@@ -21,7 +21,7 @@ from tests.api.words import WORDS
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
-TTL = 5.0
+TTL = 3.0
 MAX_STREAMS = 96
 """Streams at once; an expired stream keeps its slot for TTL seconds."""
 SHORT = {"max_position_embeddings": 512}
@@ -229,7 +229,7 @@ def test_no_more_than_the_limit(generator: ScriptedGenerator) -> None:
 
 
 def test_a_stream_expires_unless_it_is_used(generator: ScriptedGenerator) -> None:
-    with scripted(generator, ApiSettings(stream_ttl=3.0)) as server:
+    with scripted(generator, ApiSettings(stream_ttl=1.5)) as server:
         name, other = (server.http.post("/v1/streams", json={}).json()["id"] for _ in range(2))
         until(lambda: server.http.get(f"/v1/streams/{name}").is_success and server.metric("streams") == 1, 60)
         assert server.http.get(f"/v1/streams/{other}").status_code == 404

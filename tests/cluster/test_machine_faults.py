@@ -14,12 +14,10 @@ from tests.conftest import Scale
 
 REFUSED = why_no_wire()
 NEEDS_NAMESPACES = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
-ALWAYS = (
-    ("mid-layer push", "half-open connection", "decode-0"),
-    ("verified-before-commit", "delay of 200 ms", "prefill-0"),
-)
-"""Cases that also run without --full."""
+ALWAYS = (("mid-layer push", "half-open connection", "decode-0"),)
+"""The case that also runs without --full."""
 MORE = (
+    ("verified-before-commit", "delay of 200 ms", "prefill-0"),
     ("output 0", "stall", "decode-0"),
     ("swap", "cut link", "decode-0"),
     ("draining", "killed machine", "prefill-0"),

@@ -122,8 +122,8 @@ def test_greedy_text_is_the_references(
         pytest.skip("with --full")
     case, reference = CASES[name], request.getfixturevalue("reference")
     if not scale.full:
-        case = replace(case, longest=min(case.longest, 400))
-    count = scale.pick(min(36, max(6, case.concurrency * 3 // 2)), 36)
+        case = replace(case, longest=min(case.longest, 250))
+    count = scale.pick(min(24, max(5, case.concurrency * 3 // 2)), 36)
     engine = make_engine(checkpoint, case, backend)
     prompts = make_prompts(random.Random(scale.seed), count, case.longest, engine.model.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=MAX_OUTPUT, ignore_eos=True, logprobs=0)

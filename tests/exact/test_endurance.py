@@ -79,7 +79,7 @@ def resident_bytes() -> int:
 
 
 def test_requests_leak_no_memory_and_do_not_slow_down(scale, record):
-    count = scale.pick(160, 4000)
+    count = scale.pick(96, 4000)
     config = ModelConfig(
         path=str(embedded.path("embedded")), threads=1, num_blocks=200, max_model_len=256, draft="none"
     )

@@ -237,7 +237,7 @@ def test_all_results_are_those_of_a_plain_engine(
     record: Callable[..., None],
 ) -> None:
     rng, total = random.Random(scale.seed), Counter[str]()
-    trials = scale.pick(8, 150)
+    trials = scale.pick(5, 150)
     for number in range(trials):
         total += trial(rng, models, number % 2 == 0, monkeypatch)
     record(trials=trials, **total)

@@ -69,6 +69,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, make_checkpoint(folder / "model", "llama", **SHAPE)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_peak_is_near_that_of_the_weights(
     sources: tuple[Path, Path], tmp_path: Path, format: str, shared: bool, record: Callable[..., None]

@@ -69,7 +69,7 @@ def test_random_bytes(server: Served, scale: Scale, record: Callable[..., None])
     source = random.Random(scale.seed)
     good = request("/v1/completions", json.dumps({"prompt": "hi", "max_tokens": 2}).encode())
     seen: dict[int, int] = {}
-    count = scale.pick(60, 1000)
+    count = scale.pick(30, 1000)
     with nothing_left(server):
         for number in range(count):
             noise = source.randbytes(source.choice([1, 10, 1000, 100_000]))

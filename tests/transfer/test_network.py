@@ -12,12 +12,19 @@ from zmq.utils import z85
 from streamserve.engine.transport import Landed, TransferError
 from streamserve.protocol.kv_network import KVNetwork, Write, decode_written, encode
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.transfer.network import STALL_SECONDS, NetworkTransport
+from streamserve.transfer.network import NetworkTransport
 from streamserve.transfer.network_memory import NetworkMemory
 from streamserve.transfer.pools import Pools
 
+STALL_SECONDS = 1.0
 LAYERS, OWN, THERE, WIDTH = 3, 40, 64, 48 << 10
 FINGERPRINT = "model/16/1"
+
+
+@pytest.fixture(autouse=True)
+def _short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push that makes no progress fails sooner than in a fleet."""
+    monkeypatch.setattr("streamserve.transfer.network.STALL_SECONDS", STALL_SECONDS)
 
 
 def make_network(always: bool = True) -> KVNetwork:

@@ -96,6 +96,7 @@ def test_stored_weights_are_what_they_stand_for(stored: Callable[..., Path], cas
     assert_same(generate(quantized.executor), generate(loaded(dense_of(folder)).executor), 1e-4)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
 def test_ggufs_are_what_they_stand_for(

@@ -52,6 +52,7 @@ def test_the_kernel_is_the_reference(seed: int, scale: Scale) -> None:
             torch.testing.assert_close(out, case.expected[layer], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dim", [16, 80, 128, 256])
 @pytest.mark.parametrize("layer", [0, 1])
 def test_all_tile_sizes_at_once(dim: int, layer: int, scale: Scale) -> None:
@@ -72,6 +73,7 @@ def test_scores_are_capped(softcap: float) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_narrow_caches_are_scaled(cached: torch.dtype, dtype: torch.dtype) -> None:
@@ -86,6 +88,7 @@ def test_narrow_caches_are_scaled(cached: torch.dtype, dtype: torch.dtype) -> No
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_8_bits_and_sinks(kind: str, seed: int, scale: Scale) -> None:
