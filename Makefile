@@ -28,6 +28,8 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled modules are kept, also where the environment says otherwise: tests start hundreds of processes of Python.
 export PYTHONDONTWRITEBYTECODE :=
+# Tests and scripts read the files of this project, which are UTF-8, in any locale.
+export PYTHONUTF8 := 1
 
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)
