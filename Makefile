@@ -30,6 +30,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 # Next to the compiled kernels, for all clones: mypy compares the content of files, not where they are.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/streamserve/mypy
+# Tests and scripts read the files of this project, which are UTF-8, in any locale.
+export PYTHONUTF8 := 1
 
 # Tests of packages that decide without processes, sockets or tensors.
 CHECKED := $(addprefix tests/,baselines docs draft_service engine fleet protocol scheduling simulate speculation text)

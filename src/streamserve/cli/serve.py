@@ -25,8 +25,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP with OpenAI's API.
 
-    Every setting is also an environment variable (STREAMSERVE_PORT=9000) and a line of a TOML file (port =
-    9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and variables override the file.
+    Every setting but --kernel-path is also an environment variable (STREAMSERVE_PORT=9000), and each is a
+    line of a TOML file (port = 9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and
+    variables override the file.
     The table [models.NAME] of the file has settings of that model, which override these.
     """
     from streamserve.fleet.worker_process import prepared_fork_server
