@@ -8,6 +8,7 @@ copies of the files, which they may change.
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from typing import Any
 CACHE = Path(__file__).parent.parent / "build" / "test-checkpoints"
 MAX_BYTES = 512 << 20
 """Size of all entries, beyond which those that were used longest ago are removed."""
+LARGE = 16
+"""An entry of more than this part of the cache is not kept: it would cost many others their places."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -42,10 +45,12 @@ def make_once(
             made, packed = Path(temporary, "made"), Path(temporary, "packed")
             made.mkdir()
             make(made)
-            with tarfile.open(packed, "w") as tar:
-                tar.add(made, ".")
-            _unpack(packed, folder)
-            packed.replace(entry)
+            size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+            if size <= max_bytes // LARGE:
+                with tarfile.open(packed, "w") as tar:
+                    tar.add(made, ".")
+                packed.replace(entry)
+            shutil.copytree(made, folder, copy_function=shutil.move, dirs_exist_ok=True)
         remove_oldest(cache, max_bytes)
 
 

@@ -77,6 +77,15 @@ def test_entries_used_longest_ago_are_removed(tmp_path: Path) -> None:
     assert kept == {entry_key(SOURCE, [number]) for number in (1, 2)}
 
 
+def test_large_results_are_not_kept(tmp_path: Path) -> None:
+    maker, cache = Maker(b"x" * 50_000), tmp_path / "cache"
+    for number in range(2):
+        make_once(tmp_path / str(number), SOURCE, [], maker, cache, max_bytes=100_000)
+        assert (tmp_path / str(number) / "inner" / "model").read_bytes() == maker.content
+    assert maker.calls == 2
+    assert not list(cache.iterdir())
+
+
 def test_makers_of_equal_arguments_may_run_at_once(tmp_path: Path) -> None:
     cache, both = tmp_path / "cache", threading.Barrier(2)
 
