@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from streamserve.engine.plan import Span
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
+from streamserve.execution.native.library import Path as KernelPath
 from streamserve.execution.profile.floor import floor_of, step_floor
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.measure import (
@@ -58,7 +59,8 @@ def test_a_measured_profile_is_a_whole_grid_within_the_models_limits(loaded: Loa
     assert (profile.rounds, profile.quick, profile.model) == (2, False, "tiny")
     assert profile.subject == subject_of(loaded)
     assert min(profile.bandwidth, profile.matrix_rate, profile.peak_rate) > 0
-    assert (profile.multiplier_rate > 0) == (loaded.pool is not None)
+    path = loaded.pool.path(loaded.model.dtype) if loaded.pool else KernelPath.PORTABLE
+    assert (profile.multiplier_rate > 0) == (path != KernelPath.PORTABLE), "portable code has no such rate"
     assert profile.cost.byte_seconds == 1 / profile.bandwidth
     assert [len(line) for line in profile.floor] == [3, 3, 3]
     assert profile.swap is not None

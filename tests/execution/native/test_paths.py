@@ -89,7 +89,7 @@ def test_the_fastest_path_is_chosen(rates: dict[Path, float], chosen: Path) -> N
 def test_rates_are_stored_and_never_measured_again(library: ctypes.CDLL) -> None:
     first = best_path(library)
     rates = json.loads(stored(library).read_text())["by_path"]
-    assert first
+    assert first is not None
     assert max(Path[name.upper()] for name in rates) >= first
     stored(library).write_text(json.dumps({"by_path": {"portable": 1.0, "avx2": 1e15}}))
     best_path.cache_clear()  # as another process has it
