@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import lowest
 from tests.campaigns.families import FAMILIES
 from tests.campaigns.ledger import REPOSITORY, machine, product_commit
 
@@ -86,6 +87,9 @@ def parts(arguments: list[str]) -> dict[str, Part]:
     report, script = folder / "readme.json", "scripts/readme.py"
     command = (sys.executable, script, "--report", str(report))
     result["readme"] = Part(command, report=report, sources=(*PRODUCT, *helpers(), script, "README.md"))
+    report = folder / "lowest.json"
+    command = (sys.executable, "-m", "tests.lowest", "--results", str(report), "--", *arguments)
+    result["lowest"] = Part(command, report=report, sources=(*PRODUCT, *helpers(), *lowest.CORE))
     for name, family in FAMILIES.items():
         command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
         result[f"campaign-{name}"] = Part(command, sources=(*PRODUCT, "tests/campaigns"))
