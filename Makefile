@@ -21,8 +21,9 @@ MINUTES ?= 10
 CLIENTS := guidellm langchain-openai litellm
 COMPAT ?= build/compat
 # The CPU build of torch is enough, and much smaller than the CUDA one that a plain "torch" may bring:
-#   make serve TORCH_PIP_ARGS="torch --index-url <the index of the build you want>"
+#   make serve TORCH_PIP_ARGS="torch==2.13.0 --index-url <the index of the build you want>"
 TORCH_PIP_ARGS ?= torch==2.13.0
+export TORCH_PIP_ARGS
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

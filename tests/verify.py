@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import render_pages
+from tests import lowest
 from tests.campaigns.families import FAMILIES
 from tests.campaigns.ledger import REPOSITORY, git, machine
 from tests.dependencies import Tree, read
@@ -90,6 +91,9 @@ def parts(arguments: list[str]) -> dict[str, Part]:
     report, script = FOLDER / "readme.json", "scripts/readme.py"
     command = (sys.executable, script, "--report", str(report))
     result["readme"] = Part(command, report=report, roots=(script, "README.md", "Makefile", "src"))
+    report = FOLDER / "lowest.json"
+    command = (sys.executable, "-m", "tests.lowest", "--results", str(report), "--", *arguments)
+    result["lowest"] = Part(command, report=report, roots=("tests/lowest.py", *lowest.CORE))
     for name, family in FAMILIES.items():
         command = (sys.executable, "-m", "tests.campaigns", name, "--minutes", str(family.slice_minutes))
         result[f"campaign-{name}"] = Part(command, roots=(family.file,))

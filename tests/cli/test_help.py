@@ -38,8 +38,8 @@ def test_every_setting_is_in_the_section_of_its_group() -> None:
         section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         for option in settings:
             name = option.name.replace("_", "-")
-            shown = f"--{name} / --no-{name}" if option.kind is bool else f"--{name} <"
-            assert f" {shown}" in section  # after a short name, too
+            value = rf"/ --no-{name}\b" if option.kind is bool else r"[<\[A-Z]"  # <text>, TEXT, [one|other]
+            assert re.search(rf" --{name} {value}", section), name  # after a short name, too
 
 
 def test_groups_hold_all_settings_once_in_their_order() -> None:

@@ -32,6 +32,16 @@ def memory() -> tuple[Row, list[Row]]:
     return head, rows
 
 
+@table("workers/starts", "starts")
+def starts() -> tuple[Row, list[Row]]:
+    """Return how long starts take, with workers that are started as new processes and forked ones."""
+    rows = [
+        [name, *(f"{one[way]:.2f}" if one[way] < 100 else f"{one[way]:.0f}" for way in ("started", "forked"))]
+        for name, one in figures("starts")["median"].items()
+    ]
+    return ["seconds", "new processes", "forked"], rows
+
+
 @table("workers/step", "workers")
 def step() -> tuple[Row, list[Row]]:
     """Return a step's time, and how long loading takes."""

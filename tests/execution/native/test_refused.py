@@ -19,7 +19,7 @@ linear = NativeLinear(ThreadPool(library, 2), torch.eye(64))
 limit = process.memory_info().vms + (64 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 """
-"""A process that may not have more than 64 MiB of further addresses: space for few stacks of threads."""
+"""A process that may not have more than 64 MiB of further addresses: enough for a few threads."""
 
 THREADS = """
 before = process.num_threads()

@@ -1,0 +1,166 @@
+"""Run the suite's core with the lowest version of each dependency that pyproject.toml allows.
+
+    python -m tests.lowest                   install them if that is needed, import each, run the core
+    python -m tests.lowest -- -k websocket   the same, with arguments for pytest
+
+The versions are installed in a virtual environment in build/lowest, which is made again when they change. Two
+kinds of packages have other versions:
+
+- torch is the one of the Makefile (TORCH_PIP_ARGS): its builds are large, and few of them are for CPUs only.
+- Test tools are the newest that fit.
+
+Not installed: packages for devices and clusters (cuda, nixl, ray), which the core does not use.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.campaigns.ledger import REPOSITORY
+
+FOLDER = REPOSITORY / "build" / "lowest"
+PYTHON = FOLDER / "bin" / "python"
+MADE = FOLDER / "made.json"
+"""What the environment was made from; absent while it is incomplete."""
+
+OTHER_VERSION = "torch"
+EXTRAS = ("client", "bench", "otel", "mistral", "odd-tokenizers", "wheel", "docs")
+TOOLS = (
+    "pytest", "pytest-asyncio", "pytest-randomly", "pytest-timeout", "pytest-xdist", "hypothesis", "openai",
+    "anthropic", "psutil", "jsonschema", "trustme", "gguf",
+)  # fmt: skip
+"""Packages of the extra dev that the core needs and the product does not."""
+
+CORE = (
+    "tests/api",
+    "tests/baselines",
+    "tests/bench",
+    "tests/cli",
+    "tests/engine",
+    "tests/execution/test_checkpoint.py",
+    "tests/execution/test_grammar.py",
+    "tests/execution/test_load.py",
+    "tests/fleet",
+    "tests/hub",
+    "tests/protocol",
+    "tests/scheduling",
+    "tests/speculation",
+    "tests/test_client.py",
+    "tests/test_draft_service.py",
+    "tests/test_llm.py",
+    "tests/test_serve.py",
+    "tests/text",
+    "tests/transfer",
+)
+"""Tests that use each dependency: HTTP, WebSockets, TLS, clients, a real server, messages between processes,
+stored weights, tokenizers, grammars, the command line, downloads."""
+
+IGNORED = "--ignore-glob=*/test_page_*"
+"""The page in a browser."""
+
+IMPORT_ALL = """
+import importlib, importlib.metadata, sys
+from packaging.utils import canonicalize_name
+modules = importlib.metadata.packages_distributions()
+for name in sys.argv[1:]:
+    owned = [module for module, owners in modules.items() if name in map(canonicalize_name, owners)]
+    assert owned, f"{name} has no module"
+    for module in owned:
+        if module.isidentifier() and not module.startswith("_"):
+            importlib.import_module(module)
+"""
+"""A program that imports the modules of packages."""
+
+
+def project() -> dict[str, list[Requirement]]:
+    """Return the requirements of pyproject.toml by group: build, project, and each extra."""
+    tables = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    groups = {
+        "build": tables["build-system"]["requires"],
+        "project": tables["project"]["dependencies"],
+        **tables["project"]["optional-dependencies"],
+    }
+    return {name: [Requirement(line) for line in lines] for name, lines in groups.items()}
+
+
+def lower_bound(requirement: Requirement) -> str:
+    """Return the lowest version that a requirement allows."""
+    (bound,) = (each.version for each in requirement.specifier if each.operator in (">=", "=="))
+    return bound
+
+
+def lowest(groups: Mapping[str, list[Requirement]]) -> dict[str, str]:
+    """Return the lowest versions by package of what is installed: the build's, the project's, the extras'."""
+    requirements = [each for name in ("build", "project", *EXTRAS) for each in groups[name]]
+    return {
+        canonicalize_name(each.name): lower_bound(each) for each in requirements if each.name != OTHER_VERSION
+    }
+
+
+def default_torch_arguments() -> str:
+    """Return pip's arguments that install torch where no others are given."""
+    default = re.search(r"^TORCH_PIP_ARGS \?= (.*)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert default
+    return default[1]
+
+
+def torch_arguments() -> list[str]:
+    """Return pip's arguments that install torch."""
+    return os.environ.get("TORCH_PIP_ARGS", default_torch_arguments()).split()
+
+
+def make(versions: Mapping[str, str], tools: Iterable[Requirement]) -> None:
+    """Make the environment, unless it was made from the same."""
+    wanted = [str(each) for each in tools]
+    made = {"python": sys.version, "torch": torch_arguments(), "versions": dict(versions), "tools": wanted}
+    if MADE.exists() and json.loads(MADE.read_text()) == made:
+        return
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", FOLDER], check=True)
+    constraints = FOLDER / "constraints.txt"
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+    pip = [PYTHON, "-m", "pip", "install", "--quiet", "--constraint", constraints]
+    subprocess.run([*pip, "setuptools", *torch_arguments()], check=True)
+    package = f"{REPOSITORY}[{','.join(EXTRAS)}]"
+    subprocess.run([*pip, "--no-build-isolation", "--editable", package, *wanted], check=True)
+    MADE.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def installed() -> dict[str, str]:
+    """Return the versions in the environment by package."""
+    command = [PYTHON, "-m", "pip", "list", "--format", "json"]
+    listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return {canonicalize_name(each["name"]): each["version"] for each in listed}
+
+
+def main() -> int:
+    """Run the command; returns pytest's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lowest", description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=REPOSITORY / "build" / "verify" / "lowest.json")
+    parser.add_argument("arguments", nargs="*", help="arguments for pytest, after --")
+    arguments = parser.parse_args()
+    groups = project()
+    versions = lowest(groups)
+    make(versions, [each for each in groups["dev"] if each.name in TOOLS])
+    there = installed()
+    print("lowest versions:", ", ".join(f"{name} {there[name]}" for name in versions))
+    print(f"{OTHER_VERSION}: {there[OTHER_VERSION]}", flush=True)
+    subprocess.run([PYTHON, "-m", "pip", "check"], check=True)
+    subprocess.run([PYTHON, "-c", IMPORT_ALL, *versions], check=True)
+    pytest = [PYTHON, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    command = [*pytest, "--results", arguments.results, IGNORED, *CORE, *arguments.arguments]
+    return subprocess.run(command, cwd=REPOSITORY, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
