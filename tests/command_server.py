@@ -2,13 +2,15 @@
 
 `python -m streamserve` imports for 0.3 to 0.9 s of processor time before it does anything, and tests start
 hundreds. A forked command has its own arguments, environment, folder and standard streams, runs as the main
-thread of an interpreter that ends as usual, and is a child of the forking process. Tests of how commands
-start and end use plain processes: `subprocess` with `PLAIN`.
+thread of an interpreter that ends as usual, and is a child of the forking process. The fork server of its
+workers is forked too, by a process that has imported what workers import. Tests of how commands start and
+end use plain processes: `subprocess` with `PLAIN`.
 """
 
 import atexit
 import contextlib
 import gc
+import hashlib
 import importlib
 import io
 import json
@@ -21,16 +23,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import IO, Any, Literal, cast
 
+from setproctitle import getproctitle, setproctitle
 from typer.main import get_command
 
+from streamserve.fleet import fork_server
+from streamserve.fleet.worker_process import worker_environment
+from streamserve.protocol.fork import surroundings
 from tests import ending
 
 PLAIN = (sys.executable, "-m", "streamserve")
 MAX_MESSAGE = 1 << 20
 _STARTING = threading.Lock()
+Kind = Literal["commands", "torch", "workers"]
+"""What a forking process has imported: the commands; torch too; what workers import."""
 
 
 class Command:
@@ -45,9 +54,9 @@ class Command:
         stderr: int | IO[Any] | None = None,
         text: bool = False,
         env: Mapping[str, str] | None = None,
-        torch: bool = False,
+        kind: Kind = "commands",
     ) -> None:
-        """Start `streamserve` with `arguments`; `torch`: in a process that has imported torch."""
+        """Start `streamserve` with `arguments` in a fork of a process of this `kind`."""
         self.args = list(arguments)
         self.returncode: int | None = None
         self._state, childs_state = socket.socketpair()
@@ -59,8 +68,11 @@ class Command:
             descriptors.append(descriptors[1] if stream == subprocess.STDOUT else descriptor)
             streams.append(own)
         self.stdin, self.stdout, self.stderr = streams
-        request = json.dumps([self.args, dict(os.environ if env is None else env), os.getcwd()])
-        control = _forking_process(torch)
+        environment = dict(os.environ if env is None else env)
+        request = json.dumps([self.args, environment, os.getcwd(), _inherited(worker_environment())])
+        control = _forking_process(kind)
+        if kind != "workers":
+            descriptors.append(_forking_process("workers").fileno())
         socket.send_fds(control, [request.encode()], [*descriptors, childs_state.fileno()])
         childs_state.close()
         for descriptor in closing:
@@ -143,11 +155,13 @@ def close_all() -> None:
     with _STARTING:
         for process, control in _FORKING.values():
             control.close()
-            process.wait()
+            if process:
+                process.wait()
         _FORKING.clear()
 
 
-_FORKING: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
+_FORKING: dict[Kind, tuple[subprocess.Popen[bytes] | None, socket.socket]] = {}
+"""The forking processes of this one; in a command, the inherited one of its workers."""
 atexit.register(close_all)
 ending.CALLS.append(close_all)
 
@@ -169,23 +183,43 @@ def _redirected(
     return theirs, open(ours, ("w" if number == 0 else "r") + ("" if text else "b"))
 
 
-def _forking_process(torch: bool) -> socket.socket:
-    """Return the socket of the process that forks commands, which is started when first needed."""
+def _forking_process(kind: Kind) -> socket.socket:
+    """Return the socket of the forking process of this kind, which is started when first needed."""
     with _STARTING:
-        if torch not in _FORKING:
+        if kind not in _FORKING:
             own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE)
             command = [
-                sys.executable, "-m", "tests.command_server", str(theirs.fileno()), "streamserve",
-                *(("torch",) if torch else ()),
+                sys.executable, "-m", "tests.command_server", str(theirs.fileno()), "streamserve", kind,
             ]  # fmt: skip
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            environment = worker_environment() if kind == "workers" else None
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
             theirs.close()
-            _FORKING[torch] = process, own
-        return _FORKING[torch][1]
+            _FORKING[kind] = process, own
+        return _FORKING[kind][1]
 
 
-def _fork_commands(control: socket.socket) -> tuple[list[str], dict[str, str], str] | None:
+def _inherited(environment: Mapping[str, str]) -> str:
+    """Return a name of what workers with this environment inherit from this process."""
+    return hashlib.blake2b(repr(surroundings(environment)).encode(), digest_size=16).hexdigest()
+
+
+def _fork_workers(inherited: str, started: Callable[..., Any], environment: Mapping[str, str]) -> Any:
+    """Start a fork server for a command: forked from the process that has imported what workers import, or as
+    usual if that one's workers would not have what the command's inherit."""
+    if _inherited(environment) != inherited:
+        return started(environment)
+    here, there = socket.socketpair()
+    with there:
+        own = str(os.getpid())
+        streams: dict[str, Any] = {"stdin": there.fileno(), "stdout": subprocess.DEVNULL}
+        command = Command([own], env=environment, kind="workers", **streams)
+    return fork_server._Process(cast("subprocess.Popen[bytes]", command), here, surroundings(environment))
+
+
+def _fork_commands(control: socket.socket) -> tuple[list[str], dict[str, str], str, str] | None:
     """Fork a process for each request. Return None at the end, and in a forked process what it is to run."""
     running: dict[int, tuple[int, socket.socket]] = {}
     with selectors.DefaultSelector() as selector:
@@ -200,7 +234,7 @@ def _fork_commands(control: socket.socket) -> tuple[list[str], dict[str, str], s
                     with state:
                         _tell(state, status)
                     continue
-                message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 4)
+                message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 5)
                 if not message:
                     return None
                 state = socket.socket(fileno=descriptors.pop())
@@ -211,11 +245,13 @@ def _fork_commands(control: socket.socket) -> tuple[list[str], dict[str, str], s
                         held.close()
                     state.close()
                     control.close()
+                    if len(descriptors) > 3:
+                        _FORKING["workers"] = None, socket.socket(fileno=descriptors.pop())
                     for number, descriptor in enumerate(descriptors):
                         os.dup2(descriptor, number)
                         os.close(descriptor)
-                    arguments, environment, folder = json.loads(message)
-                    return arguments, environment, folder
+                    arguments, environment, folder, inherited = json.loads(message)
+                    return arguments, environment, folder, inherited
                 for descriptor in descriptors:
                     os.close(descriptor)
                 ended = os.pidfd_open(pid)
@@ -230,8 +266,9 @@ def _tell(state: socket.socket, number: int) -> None:
         state.send(b"%16d" % number)
 
 
-def _become(arguments: list[str], environment: dict[str, str], folder: str) -> None:
+def _become(arguments: list[str], environment: dict[str, str], folder: str, inherited: str) -> None:
     """Give this process what a started one would have."""
+    fork_server._start = partial(_fork_workers, inherited, fork_server._start)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
@@ -251,20 +288,39 @@ def _become(arguments: list[str], environment: dict[str, str], folder: str) -> N
 def serve() -> None:
     """Import, fork commands until the socket is closed, and run a command in each process that is forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the commands
+    control, kind = socket.socket(fileno=int(sys.argv[1])), sys.argv[3]
+    if kind == "workers":
+        _serve_workers(control)
+        return
     importlib.import_module("streamserve.cli.run_server")
     importlib.import_module("streamserve.cli.run_draft_service")
     importlib.import_module("streamserve.cli.run_worker")
     importlib.import_module("streamserve.llm.llm")
-    if "torch" in sys.argv[3:]:
+    if kind == "torch":
         importlib.import_module("torch")
     get_command(importlib.import_module("streamserve.cli.main").app)  # imports what it is built with
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
-    request = _fork_commands(socket.socket(fileno=int(sys.argv[1])))
+    request = _fork_commands(control)
     if request is not None:
         _become(*request)
         importlib.import_module("streamserve.__main__").main()
+
+
+def _serve_workers(control: socket.socket) -> None:
+    """Import what workers import, and become a fork server for each command in a process that is forked."""
+    program = importlib.import_module("streamserve.workers.fork_server")
+    getproctitle()  # finds its memory while the environment is as it was
+    program.preload()
+    gc.collect()
+    gc.freeze()
+    request = _fork_commands(control)
+    if request is not None:
+        (command,), environment, folder, _ = request
+        _become([], environment, folder, "")
+        setproctitle(f"{sys.executable} -P -m streamserve.workers.fork_server for {command}")
+        sys.exit(program.main())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The processes of this package among the descendants of one."""
+"""The processes of this package that belong to one: its descendants, and those of the fork server that
+command_server.py has forked for it."""
+
+import os
 
 import psutil
 
@@ -11,8 +14,12 @@ def workers_below(pid: int) -> list[psutil.Process]:
 
 
 def running_below(pid: int, *modules: str) -> list[psutil.Process]:
-    """Return the processes below one that run one of these modules of Python."""
+    """Return the processes of one that run one of these modules of Python."""
     below = psutil.Process(pid).children(recursive=True)
+    if pid != os.getpid():
+        of_tests = psutil.Process().children(recursive=True)
+        servers = [process for process in of_tests if words(process)[-2:] == ["for", str(pid)]]
+        below += [*servers, *(child for server in servers for child in server.children(recursive=True))]
     return [process for process in below if not set(modules).isdisjoint(words(process))]
 
 

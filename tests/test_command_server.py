@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.command_server import PLAIN, Command, run
+from tests.processes import FORK_SERVER, running_below, workers_below
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,20 @@ def test_a_command_ends_by_signals_and_leaves_no_process() -> None:
 
 def test_input_is_sent_and_torch_may_be_there_already(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HOME": str(tmp_path)}
-    done = run(["models", "list"], env=environment, torch=True, input="\n")
+    done = run(["models", "list"], env=environment, kind="torch", input="\n")
     assert done.returncode == 0
     assert json.dumps(done.stdout + done.stderr).count("no model is in the cache") == 1
+
+
+def test_a_commands_workers_are_forked_by_its_own_fork_server() -> None:
+    command = Command(
+        ["serve", "embedded", "--port", "0", "--threads", "1"], stdout=subprocess.PIPE, text=True
+    )
+    while "ready" not in command.stdout.readline():
+        pass
+    (server,), (worker,) = running_below(command.pid, FORK_SERVER), workers_below(command.pid)
+    assert worker.ppid() == server.pid
+    assert server.ppid() != command.pid
+    os.kill(command.pid, signal.SIGKILL)
+    assert command.wait(20) == -signal.SIGKILL
+    assert not psutil.wait_procs([server, worker], 20)[1]

@@ -14,6 +14,7 @@ import psutil
 
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
+from tests.processes import workers_below
 from tests.serving import serving
 
 FLAGS = ("--threads", "1", "--num-blocks", "4096", "--log-level", "warning")
@@ -72,7 +73,7 @@ async def test_all_of_many_streaming_clients_are_served_in_bounded_memory(
     clients, tokens = scale.pick(40, 500), scale.pick(20, 100)
     with serving(str(make_checkpoint(tmp_path)), *FLAGS) as served:
         api_process = psutil.Process(served.process.pid)
-        processes = [api_process, *api_process.children()]
+        processes = [api_process, *workers_below(api_process.pid)]
         before = [process.memory_info().rss for process in processes]
         peak = list(before)
         stats = ClientStats()
