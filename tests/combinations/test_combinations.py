@@ -46,7 +46,7 @@ def run_row(row: Row, seed: int) -> Counter[str]:
 
 
 def test_every_pair_of_values_gives_the_models_text(scale: Scale, record: Callable[..., None]) -> None:
-    rows = covering().rows if scale.full else covering().rows[::24]
+    rows = covering().rows if scale.full else covering().rows[::16]
     total: Counter[str] = Counter()
     for number, row in enumerate(rows):
         total += run_row(row, scale.seed + number)

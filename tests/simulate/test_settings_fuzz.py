@@ -28,7 +28,7 @@ def test_every_setting_is_drawn() -> None:
 
 def test_random_settings_change_no_text(scale: Scale, record: Callable[..., None]) -> None:
     total: Counter[str] = Counter()
-    trials = scale.pick(10, 500)
+    trials = scale.pick(20, 500)
     for seed in range(scale.seed, scale.seed + trials):
         total.update(vars(trial(seed)))
     record(trials=trials, **total)
