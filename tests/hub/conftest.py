@@ -78,9 +78,7 @@ def models(environment: dict[str, str]) -> Run:
 
     def run(*arguments: str, input: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         # What lists or shows a model imports torch.
-        reads = arguments[0] in ("list", "show")
-        return command_server.run(
-            ["models", *arguments], input=input, env=environment | variables, torch=reads
-        )
+        kind: command_server.Kind = "torch" if arguments[0] in ("list", "show") else "commands"
+        return command_server.run(["models", *arguments], input=input, env=environment | variables, kind=kind)
 
     return run
