@@ -25,6 +25,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.campaigns.ledger import REPOSITORY
 
@@ -153,6 +154,8 @@ def main() -> int:
     versions = lowest(groups)
     make(versions, [each for each in groups["dev"] if each.name in TOOLS])
     there = installed()
+    higher = {name for name, bound in versions.items() if Version(there[name]) != Version(bound)}
+    assert not higher, f"not the lowest versions: {higher}"
     print("lowest versions:", ", ".join(f"{name} {there[name]}" for name in versions))
     print(f"{OTHER_VERSION}: {there[OTHER_VERSION]}", flush=True)
     subprocess.run([PYTHON, "-m", "pip", "check"], check=True)

@@ -76,7 +76,7 @@ def test_a_named_function_is_called(server: Served, seed: int) -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_call_is_made_where_one_is_required(server: Served, parallel: bool) -> None:
     counts = []
-    for seed in range(4):
+    for seed in range(16 if parallel else 4):  # which give several depends on llguidance
         reply = create(
             server, tools=[TIME, WEATHER], tool_choice="required", parallel_tool_calls=parallel, seed=seed,
             max_tokens=3000,
@@ -89,6 +89,8 @@ def test_a_call_is_made_where_one_is_required(server: Served, parallel: bool) ->
             jsonschema.validate(
                 arguments, PARAMETERS if call.function.name == "get_weather" else {"maxProperties": 0}
             )
+        if counts[-1] > 1:
+            break
     assert (max(counts) > 1) == parallel
 
 
