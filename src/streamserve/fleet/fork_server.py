@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 IMPORT_SECONDS = 60.0
 """Limit for the imports, on a machine with other load."""
 ANSWER_SECONDS = 10.0
-LINGER_SECONDS = 30.0
+LINGER_SECONDS = 60.0
 """Time without a holder after which it ends."""
 RETRY_SECONDS = 30.0
 """After a failure, programs are started without a fork server for this time."""
