@@ -83,6 +83,7 @@ def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
         assert report
         return report
 
+    until(lambda: llm.report() is not None)
     until(lambda: report().running == 0)  # the last report may be of a test before
     thread = threading.Thread(target=interrupt)
     thread.start()
