@@ -209,8 +209,10 @@ from streamserve.workers.fork_server import become
 for _ in range(2):
     if os.fork() == 0:
         processors = tuple(os.sched_getaffinity(0))
-        request = Fork("worker", "a title", dict(os.environ), os.getcwd(), 0o022, processors)
+        request = Fork("worker", ("a",), ("x", "a"), dict(os.environ), os.getcwd(), 0o022, processors)
         become(request, [os.dup(0), os.dup(1), os.dup(2), os.pidfd_open(os.getppid())])
+        assert sys.argv[0].endswith("workers/__main__.py")
+        assert sys.argv[1:] == ["a"]
         print(random.random(), numpy.random.random(), os.urandom(4).hex(), flush=True)
         os._exit(0)
     os.wait()
@@ -257,7 +259,7 @@ def test_a_process_with_several_threads_is_not_forked() -> None:
     with here, there:
         thread = threading.Thread(target=program.serve, args=(there, os.getppid()))
         thread.start()
-        request = fork.Fork("worker", "a title", {}, os.getcwd(), 0o022, (0,))
+        request = fork.Fork("worker", (), (), {}, os.getcwd(), 0o022, (0,))
         fork.send(here, request, (0, 1, 2, 0))
         reply, descriptors = fork.receive(here)
         here.shutdown(socket.SHUT_RDWR)

@@ -93,6 +93,8 @@ class Repository:
             name: value for name, value in os.environ.items() if name != "CI" and "PYTEST" not in name
         }
         variables |= {"PYTHONPATH": f"{self.folder}:{self.folder / 'src'}", **environment}
+        # Python takes a file of the same second and size for the one that it has compiled.
+        variables["PYTHONDONTWRITEBYTECODE"] = "1"
         variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than these tests
         command = [sys.executable, "-m", "pytest", "-vv", "-p", "xdist", *arguments]
         done = subprocess.run(

@@ -110,6 +110,11 @@ class ForkedChild:
             self._ended.set_result(status)
 
 
+def command_of(program: Program, title: str) -> tuple[str, ...]:
+    """Return the command that starts a program. The title is for lists of processes: no program reads it."""
+    return sys.executable, "-P", "-m", MODULES[program], title
+
+
 async def start_program(
     program: Program,
     title: str,
@@ -126,11 +131,7 @@ async def start_program(
         except CannotFork as error:
             logger.debug("starting a new process: %s", error)
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        MODULES[program],
-        title,  # for lists of processes; the program does not read it
+        *command_of(program, title),
         stdin=asyncio.subprocess.PIPE,
         stdout=stdout,
         env=dict(environment),
@@ -146,7 +147,8 @@ async def _fork(
     """Fork a program. Raises CannotFork, OSError."""
     request = Fork(
         program,
-        f"{sys.executable} -P -m {MODULES[program]} {title}",
+        (title,),
+        command_of(program, title),
         dict(environment),
         os.getcwd(),
         file_mode_mask(),

@@ -31,11 +31,13 @@ Program = Literal["worker", "memory_plan"]
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Start a program. It shows as `title` in lists of processes, and runs in `folder` with this environment,
-    file mode mask and these processors. `descriptors` are the numbers that further descriptors get in it."""
+    """Start a program with these arguments. `command` is the command line that would start it, as lists of
+    processes show it. It runs in `folder` with this environment, file mode mask and these processors.
+    `descriptors` are the numbers that further descriptors get in it."""
 
     program: Program
-    title: str
+    arguments: tuple[str, ...]
+    command: tuple[str, ...]
     environment: dict[str, str]
     folder: str
     umask: int

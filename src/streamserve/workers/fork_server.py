@@ -145,24 +145,23 @@ def become(request: Fork, descriptors: list[int]) -> Callable[[], int]:
     os.umask(request.umask)
     os.chdir(request.folder)
     os.sched_setaffinity(0, request.processors)
-    setproctitle(request.title)
+    setproctitle(" ".join(request.command))
+    sys.orig_argv[:] = request.command
     tempfile.tempdir = None  # found again, in this environment
     import numpy
 
     numpy.random.seed()  # the random module seeds itself
     alive = select.poll()
     alive.register(parent, select.POLLIN)
-    if request.program == "worker":
-        from streamserve.workers.__main__ import run_worker
+    from streamserve.workers import __main__, memory_plan
 
-        return lambda: run_worker(lambda: not alive.poll(0))
-    from streamserve.workers.memory_plan import main as run_plan
-
-    def run() -> int:
-        run_plan()
+    def plan_memory() -> int:
+        memory_plan.main()
         return 0
 
-    return run
+    module = __main__ if request.program == "worker" else memory_plan
+    sys.argv[:] = [str(module.__file__), *request.arguments]
+    return plan_memory if module is memory_plan else lambda: __main__.run_worker(lambda: not alive.poll(0))
 
 
 def place(descriptors: list[int], numbers: tuple[int, ...]) -> int:
