@@ -15,8 +15,6 @@ import time
 from statistics import median
 from typing import Any
 
-from benchmarks.report import table, write
-
 POLL = 0.001
 
 
@@ -91,6 +89,8 @@ def main() -> None:
     if args.measure:
         print(json.dumps(measure(args.measure == "fork")))
         return
+    from benchmarks.report import table, write  # imports torch, which a measured script must not have
+
     rounds = []
     for number in range(args.rounds):
         both = {fork: run(fork) for fork in ((True, False) if number % 2 else (False, True))}
