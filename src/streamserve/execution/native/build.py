@@ -14,11 +14,14 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from streamserve.execution.native.levels import Level, lesser_level
 from streamserve.protocol.config import KernelPath
+from streamserve.protocol.processors import usable_processors
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ COMMON_FLAGS = (
 """Flags of every build of the kernels, here and in wheels (scripts/build_wheel.py)."""
 FLAGS = ("-march=native", *COMMON_FLAGS)
 
+COMPILING = "compiling-"
+"""How names of folders begin in which kernels are being compiled."""
 LOCK = "lock"
 """The file whose lock is held while files of the folder are made or deleted."""
 
@@ -126,6 +131,8 @@ def _prune(folder: Path) -> None:
     libraries = sorted(folder.glob("*.so"), key=lambda path: path.lstat().st_mtime_ns)
     for path in libraries[:-MAX_LIBRARIES]:
         path.unlink()
+    for path in folder.glob(f"{COMPILING}*"):  # of processes that were killed
+        shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob("*.json"):  # rates measured with a library (paths.py)
         if not path.with_suffix(".so").exists():
             path.unlink()
@@ -153,20 +160,29 @@ def processor() -> str:
 
 
 def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Compile to a temporary file, then rename it: an existing library is always complete."""
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
-    handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(handle)
+    """Compile in a temporary folder, then rename the library: an existing one is always complete. Raises
+    BuildFailed."""
     log.info("compiling kernels for this processor (once)")
-    try:
-        command = [compiler, *flags, *sources, "-o", name]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            raise BuildFailed(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
-        os.chmod(name, 0o700)
-        os.rename(name, library)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
+    with (
+        tempfile.TemporaryDirectory(prefix=COMPILING, dir=library.parent) as folder,
+        ThreadPoolExecutor(usable_processors().threads) as threads,
+    ):
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        list(
+            threads.map(lambda pair: _run(compiler, *flags, "-c", *pair), zip(sources, objects, strict=True))
+        )
+        _run(compiler, *flags, *objects, f"{folder}/library.so")
+        os.chmod(f"{folder}/library.so", 0o700)
+        os.rename(f"{folder}/library.so", library)
+
+
+def _run(compiler: str, *arguments: str | Path) -> None:
+    """Run the compiler with these arguments and the last one as its output. Raises BuildFailed."""
+    command = [compiler, *map(str, arguments[:-1]), "-o", str(arguments[-1])]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise BuildFailed(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
 
 
 def check_owner(path: Path) -> None:
