@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from tests.campaigns.ledger import REPOSITORY
 from tests.lowest import EXTRAS, OTHER_VERSION, TOOLS, default_torch_arguments, lower_bound, lowest, project
+from tests.sources import parse
 
 SOURCE = REPOSITORY / "src" / "streamserve"
 
@@ -37,7 +38,7 @@ MODULES = {"pyzmq": "zmq", "nixl-cu12": "nixl"}
 
 @cache
 def trees() -> dict[Path, ast.Module]:
-    files = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    files = {path: parse(path) for path in SOURCE.rglob("*.py")}
     assert len(files) > 300
     return files
 

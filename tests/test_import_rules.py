@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import parse
+
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "streamserve"
 
@@ -65,7 +67,7 @@ PURE_LIBRARIES = set(sys.stdlib_module_names) | {"numpy", "msgspec", "streamserv
 @cache
 def nodes(file: Path) -> list[ast.AST]:
     """Return all nodes of a file's syntax tree."""
-    return list(ast.walk(ast.parse(file.read_text())))
+    return list(ast.walk(parse(file)))
 
 
 def imports(file: Path) -> set[str]:

@@ -11,6 +11,8 @@ from itertools import pairwise
 
 import msgspec
 
+from tests.sources import parse
+
 PACKAGES = "streamserve|tests|benchmarks|scripts|examples"
 DOTTED = re.compile(rf"(?:{PACKAGES})(?:\.\w+)+")
 IMPORTED = re.compile(rf"\bfrom\s+((?:{PACKAGES})[\w.]*)\s+import\s+\(?([\w,\s]+)")
@@ -46,7 +48,7 @@ def references(text: str, package: str, is_package: bool) -> References:
         package: the dotted name of the package that it is in, for relative imports.
         is_package: it is an `__init__.py`: what it imports in functions, it imports for those who ask.
     """
-    tree = ast.parse(text)
+    tree = parse(text)
     modules, programs, paths, exports, dynamic = set[str](), set[str](), set[str](), dict[str, str](), False
     deferred = {id(node) for node in _deferred(tree)} if is_package else set()
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+from tests.sources import parse
 
 SOURCE = ROOT / "src" / "streamserve"
 FOLDERS = (SOURCE, ROOT)
@@ -19,7 +20,7 @@ REFERENCE = re.compile(r"\b((?:[a-z_]+/)+[a-z_0-9]+\.py)(?::([A-Za-z_][\w.]*\w))
 def defined(module: Path) -> frozenset[str]:
     """Return the names at the top of a module, and the methods and fields of its classes."""
     names = set()
-    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+    for node in parse(module).body:
         for name in _names(node):
             names.add(name)
         if isinstance(node, ast.ClassDef):

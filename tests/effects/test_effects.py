@@ -27,6 +27,7 @@ from tests.cluster.fakes import key_file
 from tests.conftest import Scale
 from tests.effects.simulated import observed
 from tests.effects.tables import CONTEXTS, KEY_FILES, LOADED, OF_TEXT, SERVED, SIMULATED, TESTED
+from tests.sources import parse
 
 ROOT = Path(__file__).parents[2]
 NONE: dict[str, str] = {}
@@ -135,7 +136,7 @@ def test_everything_that_the_api_is_given_is_used() -> None:
     read = {
         node.attr
         for file in (ROOT / "src/streamserve/api").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name | ast.Attribute)
         and (node.value.id if isinstance(node.value, ast.Name) else node.value.attr) == "settings"

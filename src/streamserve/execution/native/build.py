@@ -169,9 +169,7 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
         ThreadPoolExecutor(usable_processors().threads) as threads,
     ):
         objects = [f"{folder}/{source.stem}.o" for source in sources]
-        list(
-            threads.map(lambda pair: _run(compiler, *flags, "-c", *pair), zip(sources, objects, strict=True))
-        )
+        list(threads.map(partial(_run, compiler, *flags, "-c"), sources, objects))
         _run(compiler, *flags, *objects, f"{folder}/library.so")
         os.chmod(f"{folder}/library.so", 0o700)
         os.rename(f"{folder}/library.so", library)
