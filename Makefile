@@ -84,7 +84,7 @@ test: style pages
 	@$(MAKE) --no-print-directory --jobs 2 types pytest
 
 pytest: $(VENV)/.developing
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Clients of other makers pin what others of them cannot live with, so each has a venv of its own.
 $(COMPAT)/%/.installed: tests/compat/constraints.txt

@@ -150,6 +150,13 @@ def test_a_worker_with_another_environment_has_a_fork_server_of_its_own(
         with LLM(str(checkpoint)):
             assert own_server.pid != before
         assert text(llm)
+        with LLM(str(checkpoint)) as third, monkeypatch.context() as patch:
+            other = own_server.pid
+            patch.delenv("OMP_NUM_THREADS")
+            with LLM(str(checkpoint)):
+                assert own_server.pid == before, "the first one was kept"
+            assert other != before
+            assert text(third)
         worker_of(llm).kill()  # its fork server still knows how it ended
         until(lambda: llm._llm._runtime.fleet.incidents().deaths == 1)
         assert "SIGKILL" in caplog.text

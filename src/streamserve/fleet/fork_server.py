@@ -3,8 +3,7 @@
     launchers, LLM, … ── hold ──▶ ForkServer ── socket ──▶ workers/fork_server.py ── fork ──▶ programs
 
 All launchers of a process share one. It runs as long as one of them holds it, and a while longer for the
-next one. It is replaced after its process died, and when a new process would inherit something else than it
-did.
+next one. A process that died is replaced, and so is one whose children would not be what new processes are.
 """
 
 import contextlib
@@ -45,6 +44,8 @@ IMPORT_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 LINGER_SECONDS = 60.0
 """Time without a holder after which it ends."""
+MAX_PROCESSES = 2
+"""Fork servers for different surroundings: those of the server itself, and changed ones."""
 RETRY_SECONDS = 30.0
 """After a failure, programs are started without a fork server for this time."""
 
@@ -60,7 +61,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._holders = 0
-        self._process: _Process | None = None
+        self._processes: list[_Process] = []  # the one that forked last comes first
         self._failed_at = -math.inf
 
     def hold(self, environment: Mapping[str, str]) -> None:
@@ -68,9 +69,9 @@ class ForkServer:
         import at once, and this call does not wait for it."""
         with self._lock:
             self._holders += 1
-            if self._process is None:
+            if not self._processes:
                 with contextlib.suppress(CannotFork, OSError):
-                    self._process = _start(environment)
+                    self._processes.append(_start(environment))
 
     def release(self) -> None:
         """Hold it no longer: without a holder it ends after `LINGER_SECONDS`."""
@@ -85,12 +86,12 @@ class ForkServer:
         """End the fork server if nothing holds it. What it has forked goes on."""
         with self._lock:
             if not self._holders:
-                self._replace(None)
+                self._keep(0)
 
     @property
     def pid(self) -> int | None:
-        """The id of the fork server's process; None if there is none."""
-        return self._process.popen.pid if self._process else None
+        """The id of the process that forked last; None if there is none."""
+        return self._processes[0].popen.pid if self._processes else None
 
     def fork(self, request: Fork, streams: Sequence[int], descriptors: Sequence[int] = ()) -> "ForkedProcess":
         """Start a program with these standard streams: input, output and error. The request has the numbers
@@ -109,25 +110,31 @@ class ForkServer:
             except (CannotFork, OSError) as error:
                 logger.warning("workers start more slowly: %s", error)
                 self._failed_at = time.monotonic()
-                self._replace(None)
+                self._keep(0)
                 raise CannotFork(str(error)) from error
 
     def _fork(self, request: Fork, descriptors: tuple[int, ...]) -> "ForkedProcess":
         """Fork, with a new fork server if the present one has ended or does not fit. Raises CannotFork,
         OSError."""
-        if self._process and self._process.fits(surroundings(request.environment)):
+        current = surroundings(request.environment)
+        for process in [process for process in self._processes if process.fits(current)]:
+            self._processes.remove(process)
+            self._processes.insert(0, process)
             try:
-                return self._process.fork(request, descriptors)
+                return process.fork(request, descriptors)
             except CannotFork as error:  # it may have ended since
                 logger.info("starting another fork server: %s", error)
-        self._replace(_start(request.environment))
-        assert self._process is not None
-        return self._process.fork(request, descriptors)
+        self._keep(MAX_PROCESSES - 1)
+        self._processes.insert(0, _start(request.environment))
+        return self._processes[0].fork(request, descriptors)
 
-    def _replace(self, process: "_Process | None") -> None:
-        if self._process:
-            self._process.retire()
-        self._process = process
+    def _keep(self, count: int) -> None:
+        """Retire those that have ended, and those that forked longest ago beyond this number."""
+        running = [process for process in self._processes if process.popen.poll() is None]
+        for process in self._processes:
+            if process not in running[:count]:
+                process.retire()
+        self._processes = running[:count]
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from streamserve.protocol.config import KernelPath
 from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 from tests.execution.native.paths import name_of, repeated
 from tests.processor import chosen_path, leave_out
+from tests.small_runs import cases_left_out, group_cases
 
 MakePool = Callable[..., ThreadPool]
 
@@ -29,8 +30,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remove repetitions that the lesser processor cannot run."""
-    items[:] = [item for item in items if not _lacks_paths(item)]
+    """Remove repetitions that the lesser processor cannot run, and of the others those that are not needed to
+    repeat every value of every parameter."""
+    able = [item for item in items if not _lacks_paths(item)]
+    groups = group_cases(item for item in able if repeated(item))
+    removed = {id(case) for cases in groups.values() for case in cases_left_out(cases, 1)}
+    items[:] = [item for item in able if id(item) not in removed]
 
 
 def _lacks_paths(item: pytest.Item) -> bool:
