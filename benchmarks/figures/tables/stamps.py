@@ -32,4 +32,6 @@ TABLES["stamps"] = _stamps
 def _verified() -> str:
     """Return commit, machine and date of the last complete run of `make verify`."""
     document = files.load("verify")
+    if document["commit"] == files.UNKNOWN:
+        return f"its parts ran at {len(document['commits'])} commits, of which none passed all"
     return f"commit {document['commit'][:12]} on {files.processor(document)}, {document['date']}"
