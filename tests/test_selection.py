@@ -65,7 +65,8 @@ class Repository:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(ROOT / "tests" / "dependencies", folder / "tests" / "dependencies", ignore=_tests)
-        shutil.copy(ROOT / "tests" / "selection.py", folder / "tests")
+        for file in ("selection.py", "sources.py"):
+            shutil.copy(ROOT / "tests" / file, folder / "tests")
         self.write("pyproject.toml", "[tool.pytest.ini_options]\ntestpaths = ['tests']\naddopts = '-q'\n")
         self.write("tests/__init__.py", "")
         self.write(
