@@ -320,7 +320,7 @@ def _serve_workers(control: socket.socket) -> None:
         (command,), environment, folder, _ = request
         _become([], environment, folder, "")
         setproctitle(f"{sys.executable} -P -m streamserve.workers.fork_server for {command}")
-        sys.exit(program.main())
+        sys.exit(program.main(os.getppid()))
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ from streamserve.workers.fork_server import become
 for _ in range(2):
     if os.fork() == 0:
         processors = tuple(os.sched_getaffinity(0))
-        request = Fork("worker", ("a",), ("x", "a"), dict(os.environ), os.getcwd(), 0o022, processors)
+        request = Fork("worker", ("a",), ("x", "a"), {b"A": b"1"}, os.getcwdb(), 0o022, processors)
         become(request, [os.dup(0), os.dup(1), os.dup(2), os.pidfd_open(os.getppid())])
         assert sys.argv[0].endswith("workers/__main__.py")
         assert sys.argv[1:] == ["a"]
@@ -261,12 +261,36 @@ def test_only_what_is_imported_late_may_differ() -> None:
     assert fork.surroundings(environment) != fork.surroundings({**environment, "OMP_NUM_THREADS": "1"})
 
 
+def test_a_fork_of_the_process_has_a_fork_server_of_its_own(checkpoint: Path) -> None:
+    code = """
+import os, sys, time
+from streamserve import LLM
+from streamserve.fleet.fork_server import fork_server
+
+def answered():
+    with LLM(sys.argv[1], log_level="error") as llm:
+        llm.generate([[5, 6, 7]], use_tqdm=False)
+        return fork_server().pid
+
+first = answered()
+if not (child := os.fork()):
+    assert answered() not in (None, first)
+    fork_server().end_unless_held()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert answered() == first
+"""
+    command = [sys.executable, "-c", code, str(checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_process_with_several_threads_is_not_forked() -> None:
     here, there = socket.socketpair()
     with here, there:
         thread = threading.Thread(target=program.serve, args=(there, os.getppid()))
         thread.start()
-        request = fork.Fork("worker", (), (), {}, os.getcwd(), 0o022, (0,))
+        request = fork.Fork("worker", (), (), {}, os.getcwdb(), 0o022, (0,))
         fork.send(here, request, (0, 1, 2, 0))
         reply, descriptors = fork.receive(here)
         here.shutdown(socket.SHUT_RDWR)

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from streamserve.fleet.events import Send
-from streamserve.llm.async_llm import worker_model
+from streamserve.llm.async_llm import AsyncLLM, worker_model
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.processors import usable_processors
+from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
 from streamserve.settings.options import Settings, SettingsError
@@ -85,6 +86,14 @@ async def test_pairs_give_the_text_of_one_worker(
         record(requests=2 * len(requests), transfer=msgspec.to_builtins(report.transfer))
 
 
+def transferred(llm: AsyncLLM) -> TransferReport:
+    """Return the counters of KV transfers by the last report."""
+    report = llm.report()
+    assert report is not None
+    assert report.transfer is not None
+    return report.transfer
+
+
 async def test_pairs_with_kv_of_8_bits_send_half_the_bytes(tmp_path: Path, scale: Scale) -> None:
     """The text is that of one worker with KV of 8 bits, scales included, and a worker with other KV has
     another fingerprint."""
@@ -97,19 +106,18 @@ async def test_pairs_with_kv_of_8_bits_send_half_the_bytes(tmp_path: Path, scale
             async with serving(folder, kv_cache_dtype=kv) as llm:
                 expected = await answers(llm, requests)
         async with serving(folder, kv_cache_dtype=kv, pairs=1) as llm:
+            for request in requests[:6]:  # one at a time: what is sent does not depend on the load
+                await answers(llm, [request])
+                await wait_until_idle(llm)
+            sent.append(transferred(llm).sent_bytes)
+            assert transferred(llm).received_tokens - transferred(llm).hit_tokens > 100
             found = await answers(llm, requests)
             assert expected is None or found == expected
             await wait_until_idle(llm)
-            report = llm.report()
-            assert report is not None
-            assert report.transfer is not None
-            assert not report.transfer.failed
-            sent_tokens = report.transfer.received_tokens - report.transfer.hit_tokens
-            assert sent_tokens > 500
-            sent.append(report.transfer.sent_bytes / sent_tokens)
+            assert not transferred(llm).failed
             caches = [worker.ready.cache for worker in fleet(llm).workers.values() if worker.ready]
             fingerprints |= {cache.fingerprint for cache in caches if cache}
-    assert sent[1] / sent[0] == pytest.approx(68 / 128, rel=0.1)
+    assert 0.4 < sent[1] / sent[0] < 0.75, "68 bytes for 128, and blocks that are sent again as they fill"
     assert len(fingerprints) == 2
 
 

@@ -1,6 +1,5 @@
 """`streamserve serve`: serve one or several models over HTTP."""
 
-import contextlib
 from typing import Annotated
 
 import typer
@@ -30,7 +29,7 @@ def serve(
     variables override the file.
     The table [models.NAME] of the file has settings of that model, which override these.
     """
-    from streamserve.fleet.worker_process import prepared_fork_server
+    from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
     from streamserve.settings.cluster import check_visible_keys
     from streamserve.settings.several import resolve_served, served_to_toml
 
@@ -40,9 +39,9 @@ def serve(
         typer.echo(served_to_toml(served), nl=False)
         return
     server = served.first.server
-    preparing = server.fork_workers and server.launcher == "local"
+    forked = server.fork_workers and not may_use_gpu(served.first.model.device)
     # Workers' imports run at the same time as this process's own.
-    with prepared_fork_server() if preparing else contextlib.nullcontext():
+    with prepared_fork_server(forked and server.launcher == "local"):
         from streamserve.cli.run_server import run
 
         run(served)

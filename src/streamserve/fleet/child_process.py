@@ -9,8 +9,9 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import IO, Protocol
 
 from streamserve.fleet.fork_server import CannotFork, ForkedProcess, fork_server
 from streamserve.protocol.fork import Fork, Program, file_mode_mask
@@ -104,7 +105,13 @@ class ForkedChild:
     def _end(self) -> None:
         self._loop.remove_reader(self._process.pidfd)
         self._stdin.close()
-        status = self._process.status()
+        self._loop.create_task(self._take_status())
+
+    async def _take_status(self) -> None:
+        try:  # in a thread: a fork server that is stopped does not answer
+            status = await self._loop.run_in_executor(None, self._process.status)
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+            status = self._process.status()
         self._process.close()
         if not self._ended.done():
             self._ended.set_result(status)
@@ -144,43 +151,86 @@ async def start_program(
 async def _fork(
     program: Program, title: str, environment: Mapping[str, str], descriptors: Sequence[int], stdout: int
 ) -> ForkedChild:
-    """Fork a program. Raises CannotFork, OSError."""
-    request = Fork(
+    """Fork a program. Raises CannotFork; then no other process has its standard input."""
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as stack:
+        try:
+            request = _request(program, title, environment, descriptors)
+            pipe, job = _forking(request, stdout, descriptors)
+        except (OSError, ValueError) as error:
+            raise CannotFork(str(error)) from error
+        stack.callback(pipe.close)  # ends a process that is forked, or being forked
+        stack.callback(job.give_up)
+        forked = loop.run_in_executor(None, job.run)
+        forked.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if given up
+        process = await asyncio.shield(forked)
+        transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, pipe)
+        stack.pop_all()
+    return ForkedChild(process, transport)
+
+
+def _request(
+    program: Program, title: str, environment: Mapping[str, str], descriptors: Sequence[int]
+) -> Fork:
+    """Return the request for a program that inherits what this thread has. Raises OSError."""
+    return Fork(
         program,
         (title,),
         command_of(program, title),
-        dict(environment),
-        os.getcwd(),
+        {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+        os.fsencode(os.getcwd()),
         file_mode_mask(),
         tuple(os.sched_getaffinity(0)),
         tuple(descriptors),
     )
-    reading, writing = os.pipe()
-    pipe = os.fdopen(writing, "wb", buffering=0)
-    # The thread may outlive this call: it closes descriptors of its own.
-    streams = [reading, os.dup(stdout), os.dup(2)]
-    inherited = [os.dup(descriptor) for descriptor in descriptors]
 
-    def fork() -> ForkedProcess:
+
+def _forking(request: Fork, stdout: int, descriptors: Sequence[int]) -> "tuple[IO[bytes], _Forking]":
+    """Return the pipe to a program's standard input, and the job that forks it. Raises OSError."""
+    with contextlib.ExitStack() as stack:
+        reading, writing = os.pipe()
+        stack.callback(os.close, reading)
+        pipe = stack.enter_context(os.fdopen(writing, "wb", buffering=0))
+        # The thread may outlive its caller: it closes descriptors of its own.
+        copies = []
+        for descriptor in (stdout, 2, *descriptors):
+            copies.append(os.dup(descriptor))
+            stack.callback(os.close, copies[-1])
+        stack.pop_all()
+    return pipe, _Forking(request, (reading, *copies))
+
+
+class _Forking:
+    """Forks one program in a thread, with descriptors that this owns. Its caller may give up meanwhile."""
+
+    def __init__(self, request: Fork, descriptors: tuple[int, ...]) -> None:
+        self._request = request
+        self._descriptors = descriptors
+        self._lock = threading.Lock()
+        self._process: ForkedProcess | None = None
+        self._given_up = False
+
+    def run(self) -> ForkedProcess:
+        """Fork the program. Raises CannotFork."""
         try:
-            return fork_server().fork(request, streams, inherited)
+            process = fork_server().fork(self._request, self._descriptors[:3], self._descriptors[3:])
         finally:
-            for descriptor in (*streams, *inherited):
+            for descriptor in self._descriptors:
                 os.close(descriptor)
+        with self._lock:
+            self._process = process
+            if self._given_up:
+                _end(process)
+        return process
 
-    loop = asyncio.get_running_loop()
-    forked = loop.run_in_executor(None, fork)
-    try:
-        process = await asyncio.shield(forked)
-    except BaseException:
-        pipe.close()  # ends a process that is being forked
-        forked.add_done_callback(_forget)
-        raise
-    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, pipe)
-    return ForkedChild(process, transport)
+    def give_up(self) -> None:
+        """End the program, also if it is forked later."""
+        with self._lock:
+            self._given_up = True
+            if self._process:
+                _end(self._process)
 
 
-def _forget(forked: "asyncio.Future[ForkedProcess]") -> None:
-    """Close a process that was forked after its starter gave up."""
-    if not forked.cancelled() and not forked.exception():
-        forked.result().close()
+def _end(process: ForkedProcess) -> None:
+    process.kill()
+    process.close()

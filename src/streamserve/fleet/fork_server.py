@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from streamserve.protocol.fork import (
     Request,
     Unable,
     Wait,
+    above_streams,
     identity,
     receive,
     send,
@@ -58,9 +60,10 @@ class ForkServer:
     """The fork server of this process, for as long as it is held."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows; never held while a fork server is waited for
         self._owner = os.getpid()
         self._holders = 0
+        self._ending: threading.Timer | None = None
         self._processes: list[_Process] = []  # the one that forked last comes first
         self._failed_at = -math.inf
 
@@ -69,18 +72,23 @@ class ForkServer:
         import at once, and this call does not wait for it."""
         with self._lock:
             self._holders += 1
+            if self._ending:
+                self._ending.cancel()
             if not self._processes:
                 with contextlib.suppress(CannotFork, OSError):
                     self._processes.append(_start(environment))
 
     def release(self) -> None:
         """Hold it no longer: without a holder it ends after `LINGER_SECONDS`."""
+        if os.getpid() != self._owner:  # in a fork of this process, where the lock may be held for ever
+            return
         with self._lock:
             self._holders -= 1
             if not self._holders:
-                timer = threading.Timer(LINGER_SECONDS, self.end_unless_held)
-                timer.daemon = True
-                timer.start()
+                self._ending = threading.Timer(LINGER_SECONDS, self.end_unless_held)
+                self._ending.daemon = True
+                with contextlib.suppress(RuntimeError):  # Python is exiting, which ends the fork server
+                    self._ending.start()
 
     def end_unless_held(self) -> None:
         """End the fork server if nothing holds it. What it has forked goes on."""
@@ -97,40 +105,40 @@ class ForkServer:
         """Start a program with these standard streams: input, output and error. The request has the numbers
         of the `descriptors` in it. Waits until the fork server has finished its imports.
 
-        Raises CannotFork.
+        Raises CannotFork. Then another process may have been forked, and must be ended by its standard input.
         """
+        try:
+            process = self._fitting(request)
+            with own_pidfd() as own:
+                return process.fork(request, (*streams, own, *descriptors))
+        except (CannotFork, OSError) as error:
+            if os.getpid() == self._owner and self._holders:
+                logger.warning("workers start more slowly: %s", error)
+                self._failed_at = time.monotonic()
+            raise CannotFork(str(error)) from error
+
+    def _fitting(self, request: Fork) -> "_Process":
+        """Return a fork server whose programs inherit what this process has, started if need be. Raises
+        CannotFork, OSError."""
+        if os.getpid() != self._owner:
+            raise CannotFork("this process was forked from the one that has a fork server")
+        environment = {os.fsdecode(name): os.fsdecode(value) for name, value in request.environment.items()}
+        current = surroundings(environment)
         with self._lock:
-            if os.getpid() != self._owner or not self._holders:
+            if not self._holders:
                 raise CannotFork("this process has no fork server")
             if time.monotonic() - self._failed_at < RETRY_SECONDS:
                 raise CannotFork("the fork server failed a moment ago")
-            try:
-                with own_pidfd() as own:
-                    return self._fork(request, (*streams, own, *descriptors))
-            except (CannotFork, OSError) as error:
-                logger.warning("workers start more slowly: %s", error)
-                self._failed_at = time.monotonic()
-                self._keep(0)
-                raise CannotFork(str(error)) from error
-
-    def _fork(self, request: Fork, descriptors: tuple[int, ...]) -> "ForkedProcess":
-        """Fork, with a new fork server if the present one has ended or does not fit. Raises CannotFork,
-        OSError."""
-        current = surroundings(request.environment)
-        for process in [process for process in self._processes if process.fits(current)]:
-            self._processes.remove(process)
-            self._processes.insert(0, process)
-            try:
-                return process.fork(request, descriptors)
-            except CannotFork as error:  # it may have ended since
-                logger.info("starting another fork server: %s", error)
-        self._keep(MAX_PROCESSES - 1)
-        self._processes.insert(0, _start(request.environment))
-        return self._processes[0].fork(request, descriptors)
+            process = next((process for process in self._processes if process.fits(current)), None)
+            if process is None:
+                self._keep(MAX_PROCESSES - 1)
+                process = _start(environment)
+            self._processes = [process, *(other for other in self._processes if other is not process)]
+            return process
 
     def _keep(self, count: int) -> None:
         """Retire those that have ended, and those that forked longest ago beyond this number."""
-        running = [process for process in self._processes if process.popen.poll() is None]
+        running = [process for process in self._processes if process.runs]
         for process in self._processes:
             if process not in running[:count]:
                 process.retire()
@@ -143,6 +151,9 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
+os.register_at_fork(after_in_child=fork_server.cache_clear)  # a fork of this process has another one
+
+
 class _Process:
     """A running fork server. Programs that it forks inherit `surroundings`. It runs until it is retired and
     the programs that it forked are not watched any more: it alone knows their exit statuses."""
@@ -151,30 +162,37 @@ class _Process:
         self.popen = popen
         self._connection = connection
         self._inherited = inherited
-        self._lock = threading.RLock()
+        self._asking = threading.Lock()
         self._libraries: dict[str, tuple[int, ...]] | None = None
+        self._lock = threading.Lock()  # of what follows
         self._watched = 0
         self._retired = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.popen.poll() is None
 
     def fits(self, inherited: object) -> bool:
         """Return whether it runs, and forks what a new process would be."""
         libraries = self._libraries or {}
         return (
-            self.popen.poll() is None
+            self.runs
             and self._inherited == inherited
             and all(identity(Path(path)) == known for path, known in libraries.items())
         )
 
     def ask(self, request: Request, descriptors: tuple[int, ...] = ()) -> tuple[Reply, list[int]]:
         """Send a request, once the server has finished its imports; return the reply with its descriptors.
-        Raises CannotFork."""
-        with self._lock:
+        Raises CannotFork, and ends a server that does not answer: its next reply would be to this request."""
+        with self._asking:
             try:
                 if self._libraries is None:
                     self._libraries = self._wait_for_imports()
                 send(self._connection, request, descriptors)
                 return self._receive()
-            except (OSError, msgspec.DecodeError) as error:
+            except (OSError, msgspec.DecodeError, CannotFork) as error:
+                self.popen.kill()
                 raise CannotFork(f"the fork server does not answer: {error}") from error
 
     def _wait_for_imports(self) -> dict[str, tuple[int, ...]]:
@@ -189,7 +207,7 @@ class _Process:
     def _receive(self) -> tuple[Reply, list[int]]:
         data, descriptors = receive(self._connection)
         if not data:
-            raise CannotFork("the fork server has ended")
+            raise CannotFork("it has ended")
         reply: Reply = msgspec.msgpack.decode(data, type=Reply)
         return reply, descriptors
 
@@ -200,8 +218,6 @@ class _Process:
             with self._lock:
                 self._watched += 1
             return ForkedProcess(reply.pid, received[0], self)
-        for descriptor in received:
-            os.close(descriptor)
         raise CannotFork(reply.reason if isinstance(reply, Unable) else f"unexpected reply {reply}")
 
     def forget(self) -> None:
@@ -218,19 +234,20 @@ class _Process:
 
     def _end_if_unused(self) -> None:
         if self._retired and not self._watched:
-            self._connection.close()
-            self.popen.kill()
+            self.popen.kill()  # a thread that asks it finds that it has ended
             self.popen.wait()
+            self._connection.close()
 
 
 def _start(environment: Mapping[str, str]) -> _Process:
     """Start a fork server. Raises OSError, CannotFork where that is not possible at all."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         raise CannotFork("fork servers need Linux")
-    here, there = socket.socketpair()
+    pair = socket.socketpair()
+    here, there = map(above_streams, pair)
     with there:
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "streamserve.workers.fork_server"],
+            [sys.executable, "-P", "-m", "streamserve.workers.fork_server", str(os.getpid())],
             stdin=there.fileno(),
             stdout=subprocess.DEVNULL,
             env=dict(environment),
@@ -245,6 +262,7 @@ class ForkedProcess:
     def __init__(self, pid: int, pidfd: int, server: _Process) -> None:
         self.pid, self.pidfd = pid, pidfd
         self._server = server
+        self._close = weakref.finalize(self, _forget, pidfd, server)
 
     def status(self) -> int | None:
         """Return the exit status once it has ended; negative: the signal that ended it; None: unknown,
@@ -264,9 +282,13 @@ class ForkedProcess:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Watch it no longer."""
-        os.close(self.pidfd)
-        self._server.forget()
+        """Watch it no longer; idempotent."""
+        self._close()
+
+
+def _forget(pidfd: int, server: _Process) -> None:
+    os.close(pidfd)
+    server.forget()
 
 
 @contextlib.contextmanager

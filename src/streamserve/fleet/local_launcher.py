@@ -27,8 +27,7 @@ class LocalLauncher:
         self._weights = SharedWeightsMemory()
         self._launch = launch or partial(self._weights.start_worker, fork=fork)
         self._resources = contextlib.ExitStack()
-        if fork and not launch:
-            self._resources.enter_context(prepared_fork_server())
+        self._resources.enter_context(prepared_fork_server(fork and not launch))
 
     @property
     def endpoint(self) -> str:

@@ -211,7 +211,7 @@ async def start_worker(
             config.worker,
             worker_environment(),
             (descriptor, *weights),
-            fork=fork and not may_use_gpu(config),
+            fork=fork and not may_use_gpu(config.model.device),
         )
     finally:
         os.close(descriptor)
@@ -221,8 +221,11 @@ async def start_worker(
 
 
 @contextlib.contextmanager
-def prepared_fork_server() -> Iterator[None]:
-    """Import what workers need, in the background, for those that start within the block."""
+def prepared_fork_server(wanted: bool = True) -> Iterator[None]:
+    """If `wanted`, import what workers need in the background, for those that start within the block."""
+    if not wanted:
+        yield
+        return
     server = fork_server()
     server.hold(worker_environment())
     try:
@@ -231,9 +234,8 @@ def prepared_fork_server() -> Iterator[None]:
         server.release()
 
 
-def may_use_gpu(config: WorkerConfig) -> bool:
-    """Return whether a worker may use a GPU, whose driver must not be forked."""
-    device = config.model.device
+def may_use_gpu(device: str) -> bool:
+    """Return whether a worker on this device may use a GPU, whose driver must not be forked."""
     return device.startswith("cuda") or (device == "auto" and GPU_DRIVER.exists())
 
 

@@ -13,6 +13,7 @@ from zmq.utils import z85
 from streamserve.cluster.launcher import JoinConfig, JoinLauncher
 from streamserve.fleet.launcher import MakeLauncher
 from streamserve.fleet.local_launcher import LocalLauncher
+from streamserve.fleet.worker_process import may_use_gpu
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import KeyPair, read_key_pair
 from streamserve.protocol.kv_network import KVNetwork
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 def make_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
     """Return what makes the launcher of a server of this model."""
     if server.launcher == "local":
-        return partial(LocalLauncher, fork=server.fork_workers)
+        return partial(LocalLauncher, fork=server.fork_workers and not may_use_gpu(model.device))
     key = server.join_key
     join = JoinConfig(
         endpoint=server.listen,

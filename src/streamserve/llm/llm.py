@@ -6,12 +6,12 @@ import threading
 import weakref
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeVar
 
-from streamserve.fleet.worker_process import prepared_fork_server
+from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
 from streamserve.llm.async_llm import AsyncLLM, new_request_id
 from streamserve.llm.items import Item
 from streamserve.protocol.errors import RequestError
@@ -123,7 +123,9 @@ class LLM:
         return llm
 
     def _start(self, settings: Settings) -> None:
-        with prepared_fork_server() if settings.server.fork_workers else nullcontext():
+        server = settings.server
+        forked = server.fork_workers and not may_use_gpu(settings.model.device)
+        with prepared_fork_server(forked and server.launcher == "local"):
             self._start_workers(settings)
 
     def _start_workers(self, settings: Settings) -> None:

@@ -4,6 +4,7 @@ They go over a stream socket: four bytes of length (little endian), then msgpack
 come with its first byte.
 """
 
+import fcntl
 import os
 import resource
 import socket
@@ -38,8 +39,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     program: Program
     arguments: tuple[str, ...]
     command: tuple[str, ...]
-    environment: dict[str, str]
-    folder: str
+    environment: dict[bytes, bytes]
+    folder: bytes
     umask: int
     processors: tuple[int, ...]
     descriptors: tuple[int, ...] = ()
@@ -108,6 +109,14 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+def above_streams(connection: socket.socket) -> socket.socket:
+    """Return a socket whose descriptor is not that of a standard stream, as it may be where one is closed."""
+    if connection.fileno() > 2:
+        return connection
+    with connection:
+        return socket.socket(fileno=fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
 def identity(file: Path) -> tuple[int, ...]:
     """Return what changes when a file is replaced; empty if there is none. Not its time, which uses of the
     library renew."""
@@ -124,12 +133,16 @@ def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
     early = {name: value for name, value in environment.items() if name not in LATE_VARIABLES}
     limits = tuple(resource.getrlimit(limit) for limit in range(RESOURCE_LIMITS))
     groups = Path("/proc/self/cgroup").read_text()
-    return early, limits, groups, os.getpriority(os.PRIO_PROCESS, 0), os.geteuid(), os.getegid()
+    users = os.geteuid(), os.getegid()
+    return early, limits, groups, own_status("SigIgn"), os.getpriority(os.PRIO_PROCESS, 0), users
 
 
 def file_mode_mask() -> int:
     """Return this process's umask."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    return 0o022
+    return int(own_status("Umask") or "022", 8)
+
+
+def own_status(name: str) -> str:
+    """Return a line of what the kernel says of this process; empty if there is none."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")), "")

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import logging
 import os
 import select
 import socket
@@ -33,6 +34,7 @@ from streamserve.protocol.fork import (
     Imported,
     Unable,
     Wait,
+    above_streams,
     identity,
     receive,
     send,
@@ -41,21 +43,22 @@ from streamserve.protocol.runtime_folder import sweep
 
 PARENT_SECONDS = 1.0
 """Interval of checks whether the parent still runs: a fork of it may keep the socket open."""
+logger = logging.getLogger(__name__)
+
 FOLDER_SECONDS = 2.0
 """How long to wait for the end of a parent that may be dying."""
 
 
-def main() -> int:
-    """Serve on the socket that is standard input; in each forked process, run its program instead. Returns
-    the exit status."""
-    parent = os.getppid()
+def main(parent: int) -> int:
+    """Serve the process `parent` on the socket that is standard input; in each forked process, run its
+    program instead. Returns the exit status."""
     getproctitle()  # finds its memory while the environment is as it was
     gc.disable()  # a collection in a forked process would copy all memory that it shares with this one
-    connection = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    connection = above_streams(socket.socket(fileno=os.dup(sys.stdin.fileno())))
     libraries = preload()
     gc.freeze()
     forked = None
-    with contextlib.suppress(OSError):  # the process that started this one may have ended
+    with contextlib.suppress(OSError):  # the parent may have ended
         send(connection, Imported(libraries))
         forked = serve(connection, parent)
     if forked:
@@ -81,14 +84,16 @@ def preload() -> dict[str, tuple[int, ...]]:
     importlib.import_module("streamserve.workers.worker")
     importlib.import_module("streamserve.workers.draft_worker")
     importlib.import_module("streamserve.execution.footprint")
-    from streamserve.execution.native.build import BuildFailed, cached_library
+    from streamserve.execution.native.build import cached_library
     from streamserve.execution.native.library import kernels
     from streamserve.execution.native.packaged import packaged_library
 
-    with contextlib.suppress(BuildFailed):
+    try:
         library = packaged_library() or cached_library()
         if library and kernels():
             return {str(library): identity(library)}
+    except Exception as error:  # a worker says what it means for it
+        logger.debug("kernels are not loaded in advance: %s", error)
     return {}
 
 
@@ -141,9 +146,10 @@ def become(request: Fork, descriptors: list[int]) -> Callable[[], int]:
     os.setsid()
     parent = place(descriptors, request.descriptors)
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in request.environment.items()})
     os.umask(request.umask)
-    os.chdir(request.folder)
+    if not in_folder(request.folder):
+        os.chdir(request.folder)
     os.sched_setaffinity(0, request.processors)
     setproctitle(" ".join(request.command))
     sys.orig_argv[:] = request.command
@@ -164,12 +170,24 @@ def become(request: Fork, descriptors: list[int]) -> Callable[[], int]:
     return plan_memory if module is memory_plan else lambda: __main__.run_worker(lambda: not alive.poll(0))
 
 
+def in_folder(folder: bytes) -> bool:
+    """Return whether this process is in the folder already, which it may not be allowed to enter."""
+    try:
+        return os.fsencode(os.getcwd()) == folder
+    except OSError:
+        return False
+
+
 def place(descriptors: list[int], numbers: tuple[int, ...]) -> int:
     """Give the received descriptors their numbers: 0 to 2 for the standard streams, then `numbers`, which the
     program inherits as a started one does. Return the pidfd of the requesting process."""
-    above = max((*descriptors, *numbers)) + 1
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
-    for descriptor in descriptors:
+    wanted, spare = {0, 1, 2, *numbers}, []
+    moved: list[int] = []
+    for descriptor in descriptors:  # out of the way of the numbers
+        while (copy := fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)) in wanted:
+            spare.append(copy)
+        moved.append(copy)
+    for descriptor in (*spare, *(set(descriptors) - wanted)):
         os.close(descriptor)
     streams, (parent,), others = moved[:3], moved[3:OWN_DESCRIPTORS], moved[OWN_DESCRIPTORS:]
     for descriptor, number in zip((*streams, *others), (0, 1, 2, *numbers), strict=True):
@@ -179,4 +197,4 @@ def place(descriptors: list[int], numbers: tuple[int, ...]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))
