@@ -1,6 +1,8 @@
 """Workers that are forked by the fork server: what they share with started ones, and what happens when the
 fork server dies or no longer fits."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -17,12 +19,14 @@ import psutil
 import pytest
 
 from streamserve import LLM
+from streamserve.fleet.child_process import start_program
 from streamserve.fleet.fork_server import ForkServer
-from streamserve.fleet.worker_process import prepared_fork_server
+from streamserve.fleet.worker_process import prepared_fork_server, worker_environment
 from streamserve.protocol import fork
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.workers import fork_server as program
 from tests.checkpoints import make_checkpoint
+from tests.processes import words, workers_below
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 STATUS = ("Umask", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "SigCgt", "CapEff")
@@ -259,6 +263,51 @@ def test_only_what_is_imported_late_may_differ() -> None:
     environment = {"PATH": "/bin", "TMPDIR": "/a"}
     assert fork.surroundings(environment) == fork.surroundings({**environment, "TMPDIR": "/b"})
     assert fork.surroundings(environment) != fork.surroundings({**environment, "OMP_NUM_THREADS": "1"})
+
+
+def test_a_fork_server_that_is_stopped_costs_a_status_and_not_the_worker(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamserve.fleet.fork_server.ANSWER_SECONDS", 0.5)
+    with used(server := ForkServer()), LLM(str(checkpoint)) as llm:
+        expected, stopped = text(llm), server.pid
+        assert stopped is not None
+        assert worker_of(llm).ppid() == stopped
+        os.kill(stopped, signal.SIGSTOP)
+        worker_of(llm).kill()
+        until(lambda: llm._llm._runtime.fleet.incidents().deaths == 1)
+        assert "an unknown status" in caplog.text
+        until(lambda: llm._llm.health().ready)
+        assert text(llm) == expected
+        assert worker_of(llm).ppid() == server.pid != stopped
+        assert not psutil.pid_exists(stopped) or psutil.Process(stopped).status() == psutil.STATUS_ZOMBIE
+
+
+def test_any_bytes_may_be_in_the_environment(
+    checkpoint: Path, own_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD", os.fsdecode(b"a\xff"))
+    with LLM(str(checkpoint)) as llm:
+        assert len(text(llm)) == 8
+        assert worker_of(llm).ppid() == own_server.pid
+
+
+def test_a_start_that_is_given_up_leaves_no_process(own_server: ForkServer) -> None:
+    async def give_up(seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            start = start_program("worker", "given-up", worker_environment())
+            child = await asyncio.wait_for(start, seconds)
+            child.kill()
+            await child.wait()
+
+    def running() -> list[psutil.Process]:
+        return [worker for worker in workers_below(os.getpid()) if words(worker)[-1] == "given-up"]
+
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(12):
+        asyncio.run(give_up(number * 0.001))
+    until(lambda: not running())
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_fork_of_the_process_has_a_fork_server_of_its_own(checkpoint: Path) -> None:

@@ -193,6 +193,7 @@ class _Process:
                 return self._receive()
             except (OSError, msgspec.DecodeError, CannotFork) as error:
                 self.popen.kill()
+                self.popen.wait()
                 raise CannotFork(f"the fork server does not answer: {error}") from error
 
     def _wait_for_imports(self) -> dict[str, tuple[int, ...]]:
