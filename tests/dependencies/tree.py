@@ -20,7 +20,7 @@ from tests.dependencies.references import COMMAND, References, references
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "dependencies.json"
 FOLDERS = ("src", "tests", "benchmarks", "examples", "scripts", "docs", "deploy", "dist")
-"""The folders that are read, besides the files at the top. `dist` has the wheel that tests install."""
+"""The folders that are read, in addition to the files at the top. `dist` has the wheel that tests install."""
 ROOTS = ("src/", "", "scripts/")
 """Where imports are looked up; scripts are run from their folder."""
 RESULTS = ("tests/results", "benchmarks/results", "tests/durations.json")
@@ -237,7 +237,7 @@ def _connect(tree: Tree) -> None:
         if source.references is None:
             tree.near[name] = tree.far[name] = frozenset()
             continue
-        near = index.modules(source.references) | index.packages(name) | index.beside(name)
+        near = index.modules(source.references) | index.packages(name) | index.adjacent(name)
         far = index.programs(source.references) | index.paths(name, source.references)
         if is_in(name, READS_EVERYTHING):
             far |= tree.files.keys()
@@ -259,7 +259,7 @@ class _Index:
         self._with_python = {
             folder for folder, inside in self._inside.items() if any(name.endswith(".py") for name in inside)
         }
-        self._beside: dict[str, set[str]] = {}
+        self._adjacent: dict[str, set[str]] = {}
         self._modules: dict[str, set[str]] = {}
         self.results = {name for name in files if is_in(name, RESULTS)}
         self.unseen = self.results | {name for name in files if is_in(name, SHOWS_RESULTS)}
@@ -311,11 +311,11 @@ class _Index:
             before |= {f"{folder}/conftest.py" for folder in _folders(name)}
         return (before & self._files.keys()) - {name}
 
-    def beside(self, name: str) -> set[str]:
+    def adjacent(self, name: str) -> set[str]:
         """Return the data next to a file: other files in its folder, and in folders without Python there."""
         folder = name.rpartition("/")[0]
-        if folder not in self._beside:
-            self._beside[folder] = {
+        if folder not in self._adjacent:
+            self._adjacent[folder] = {
                 other
                 for other in self._inside[folder]
                 if not other.endswith(".py")
@@ -323,7 +323,7 @@ class _Index:
                     between in self._with_python for between in _folders(other) if len(between) > len(folder)
                 )
             }
-        return self._beside[folder]
+        return self._adjacent[folder]
 
     def programs(self, found: References) -> set[str]:
         """Return the files of the programs that are started, pyproject.toml included."""

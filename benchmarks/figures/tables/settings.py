@@ -14,8 +14,7 @@ def _needs(up: str) -> str:
 
 
 def _settings(need: Need) -> str:
-    values = [f" {value}" for value in need.values] or [""]
-    flags = [f"`--{name.replace('_', '-')}{value}`" for name in need.settings for value in values]
+    flags = [f"`{_flag(name, value)}`" for name in need.settings for value in need.values or ("",)]
     return ", ".join(flags)
 
 
@@ -41,6 +40,12 @@ def _holes(up: str) -> str:
             [_values(one, firsts, list(AXES[one])), _values(other, seconds, list(AXES[other])), reason]
         )
     return markdown(["a value of", "with one of", "is refused, because"], rows)
+
+
+def _flag(name: str, value: object) -> str:
+    """Return a setting's flag with a value, as it is typed."""
+    name = name.replace("_", "-")
+    return f"--no-{name}" if value is False else f"--{name} {value}".rstrip()
 
 
 def _values(axis: str, names: set[str], order: list[str]) -> str:

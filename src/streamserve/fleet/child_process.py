@@ -1,7 +1,7 @@
 """Child processes that run a program of this package: forked by the fork server, or started.
 
-start_program ── fork server held, no GPU ──▶ ForkedChild    ready to load a model after 0.03 s
-              └─ otherwise ─────────────────▶ StartedChild   after importing torch
+start_program ── fork server held, no GPU ──▶ ForkedChild    has torch and the kernels already
+              └─ otherwise ─────────────────▶ StartedChild   imports them first
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class ForkedChild:
     def _end(self) -> None:
         self._loop.remove_reader(self._process.pidfd)
         self._stdin.close()
-        self._loop.create_task(self._take_status())
+        self._taking = self._loop.create_task(self._take_status())  # kept: the loop holds tasks weakly
 
     async def _take_status(self) -> None:
         try:  # in a thread: a fork server that is stopped does not answer
