@@ -79,6 +79,15 @@ class Peer:
         }  # fmt: skip
         return self.send(Hello(**{**keys, **fields}), wait)
 
+    def welcome(self, name: str = "x") -> Welcome:
+        """Say Hello until there is a session: after what other tests did, the service may have to turn a
+        target away for a moment. Raises AssertionError after 20 seconds."""
+        deadline = time.monotonic() + 20
+        while not isinstance(answer := self.hello(name=name), Welcome):
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.1)
+        return answer
+
     def received_kinds(self, sessions: list[Welcome]) -> Counter[str]:
         """Count the received messages by type, and add new `sessions`."""
         kinds: Counter[str] = Counter()

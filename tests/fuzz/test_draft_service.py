@@ -50,7 +50,7 @@ def test_a_client_without_an_allowed_key_is_refused(
 ) -> None:
     assert peer(keyed_service.unknown_client).hello(wait=0.5) is None
     assert peer(None).hello(wait=0.5) is None
-    assert isinstance(peer(keyed_service.good).hello(), Welcome)
+    assert peer(keyed_service.good).welcome()
     assert until(lambda: service.printed("refused (key)"))
 
 
@@ -64,8 +64,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 def test_a_crashed_target_leaves_no_session(service: Drafting, keyed_service: KeyedService) -> None:
     """The session ends with its connection, long before its lease."""
     dead = Peer(service, keyed_service, keyed_service.other)
-    welcome = dead.hello(name="dead")
-    assert isinstance(welcome, Welcome)
+    welcome = dead.welcome("dead")
     dead.close()
     closed = f"session {welcome.tag} closed, as its connection ended: target 'other'"
     assert until(lambda: service.printed(closed), 20.0)
@@ -80,7 +79,7 @@ def test_an_incompatible_client_is_refused_and_logged(service, keyed_service, pe
 
 
 def test_another_clients_session_cannot_be_used(service, keyed_service, peer) -> None:
-    victim = peer(keyed_service.good).hello()
+    victim = peer(keyed_service.good).welcome()
     for keys in (keyed_service.other, keyed_service.good):
         thief = peer(keys)
         for message in (
