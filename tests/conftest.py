@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["STREAMSERVE_PROFILE"] = "false"  # no profile is measured or stored unless a test enables it
     os.environ["STREAMSERVE_CHECK"] = "true"  # every engine checks its counts after each step
     os.environ |= pytorch_bounds()
-    os.environ.setdefault("SSL_CERT_FILE", str(ONE_AUTHORITY))
+    os.environ["SSL_CERT_FILE"] = str(ONE_AUTHORITY)
     full, seeded = config.getoption("--full"), config.option.seeded
     hypothesis.settings.load_profile("full" if full else "seeded" if seeded else "small")
     if full and config.option.timeout is None:
