@@ -3,6 +3,7 @@ fork server dies or no longer fits."""
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -10,16 +11,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
+import uvloop
 
 from streamserve import LLM
-from streamserve.fleet.child_process import start_program
+from streamserve.fleet.child_process import ForkedChild, start_program
 from streamserve.fleet.fork_server import ForkServer
 from streamserve.fleet.worker_process import prepared_fork_server, worker_environment
 from streamserve.protocol import fork
@@ -308,6 +311,30 @@ def test_a_start_that_is_given_up_leaves_no_process(own_server: ForkServer) -> N
         asyncio.run(give_up(number * 0.001))
     until(lambda: not running())
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_the_input_of_a_program_is_closed_once(
+    own_server: ForkServer, monkeypatch: pytest.MonkeyPatch, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """Between two closes of a number, a thread may open another file that gets it."""
+    open_before: list[bool] = []
+
+    class Pipe(io.FileIO):
+        def close(self) -> None:
+            if not self.closed:
+                open_before.append(Path(f"/proc/self/fd/{self.fileno()}").exists())
+            super().close()
+
+    async def start_and_end() -> None:
+        child = await start_program("worker", "ended", worker_environment())
+        assert isinstance(child, ForkedChild)
+        child.close_input()
+        await child.wait()
+
+    monkeypatch.setattr(os, "fdopen", lambda descriptor, mode, **_: Pipe(descriptor, mode))
+    run(start_and_end())
+    assert open_before == [True]
 
 
 def test_a_fork_of_the_process_has_a_fork_server_of_its_own(checkpoint: Path) -> None:

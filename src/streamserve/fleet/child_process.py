@@ -74,12 +74,50 @@ class StartedChild:
             self._process.kill()
 
 
+class InputPipe:
+    """The pipe to a program's standard input, written by the running event loop. Only this closes its
+    descriptor: a transport of uvloop closes that of a file twice, and in between a thread may have opened
+    another file with the same number."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
+        self._loop = asyncio.get_running_loop()
+        self._waiting = bytearray()
+        self._closing = False
+
+    def write(self, data: bytes) -> None:
+        """Write data once there is room, unless this is closed."""
+        if self._closing or not data:
+            return
+        if not self._waiting:
+            self._loop.add_writer(self._pipe.fileno(), self._write)
+        self._waiting += data
+
+    def close(self) -> None:
+        """Close it once all data is written; idempotent."""
+        self._closing = True
+        if not self._waiting:
+            self._pipe.close()
+
+    def _write(self) -> None:
+        try:
+            del self._waiting[: self._pipe.write(self._waiting) or 0]
+        except OSError:  # nothing reads it any more
+            self._waiting.clear()
+            self._closing = True
+        if not self._waiting:
+            self._loop.remove_writer(self._pipe.fileno())
+            if self._closing:
+                self._pipe.close()
+
+
 class ForkedChild:
     """A process of the fork server. Made in a running event loop."""
 
-    def __init__(self, process: ForkedProcess, stdin: asyncio.WriteTransport) -> None:
+    def __init__(self, process: ForkedProcess, pipe: IO[bytes]) -> None:
         self._process = process
-        self._stdin = stdin
+        self._stdin = InputPipe(pipe)
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int | None] = self._loop.create_future()
         self._loop.add_reader(process.pidfd, self._end)
@@ -89,8 +127,7 @@ class ForkedChild:
         return self._process.pid
 
     def write(self, data: bytes) -> None:
-        if not self._stdin.is_closing():
-            self._stdin.write(data)
+        self._stdin.write(data)
 
     def close_input(self) -> None:
         self._stdin.close()
@@ -163,10 +200,9 @@ async def _fork(
         stack.callback(job.give_up)
         forked = loop.run_in_executor(None, job.run)
         forked.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if given up
-        process = await asyncio.shield(forked)
-        transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, pipe)
+        child = ForkedChild(await asyncio.shield(forked), pipe)
         stack.pop_all()
-    return ForkedChild(process, transport)
+    return child
 
 
 def _request(
