@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from streamserve.scheduling.ordering import MAX_WAIT
 from streamserve.scheduling.prefill import MARGIN, DecodeBatch, chunks, due_tokens
@@ -159,3 +160,39 @@ def test_a_cached_prefix_only_counts_as_computed_once_the_prompt_holds_its_block
         RequestView(0.0, remaining=500, length=500, cached=480, running=running) for running in (False, True)
     )
     assert [chunks([view], decode_batch(), 64.0)[0].tokens for view in (waiting, running)] == [20, 500]
+
+
+@given(
+    prompts=prompts, requirements=requirements, budget=st.integers(1, 600), max_chunk=st.integers(1, 600),
+    mean_output=st.floats(1, 1000), share=st.none() | st.floats(0, 1), data=st.data(),
+)  # fmt: skip
+def test_no_prompt_gets_more_than_its_due_before_more_urgent_ones_have_all_they_can_use(
+    prompts, requirements, budget, max_chunk, mean_output, share, data
+) -> None:
+    urgency = st.sampled_from((-5, 0, 5))
+    ranked = sorted((replace(prompt, priority=data.draw(urgency)) for prompt in prompts), key=_priority)
+    priorities = [data.draw(urgency) for _ in requirements]
+    batch = DecodeBatch(requirements, seconds, budget, max_chunk, priorities=priorities)
+    result = chunks(ranked, batch, mean_output, share)
+    assert sum(chunk.tokens for chunk in result) <= max(budget - len(requirements), 0)
+    satisfied = True
+    for priority in sorted(set(map(_priority, ranked))):
+        level = [(p, chunk) for p, chunk in zip(ranked, result, strict=True) if p.priority == priority]
+        assert satisfied or all(chunk.tokens == chunk.due for _, chunk in level)
+        satisfied = satisfied and all(chunk.tokens == min(p.remaining, max_chunk) for p, chunk in level)
+
+
+def _priority(view: RequestView) -> int:
+    return view.priority
+
+
+def test_a_prompt_that_outranks_all_that_decodes_gets_all_that_targets_allow() -> None:
+    """By value alone it would get nothing: its output is short, and many decode."""
+    outranking = replace(prompt(1500, 1500, running=True), priority=-1)
+    free = [NO_REQUIREMENT] * 16
+    assert chunks([outranking], DecodeBatch(free, seconds, 512, 512), 1.0)[0].tokens < 10
+    (chunk,) = chunks([outranking], DecodeBatch(free, seconds, 512, 512, priorities=[0] * 16), 1.0)
+    assert chunk.tokens == 512 - 16
+    strict = [LatencyRequirement(seconds(64), 0.0, 0)] * 16
+    (chunk,) = chunks([outranking], DecodeBatch(strict, seconds, 512, 512, priorities=[0] * 16), 1.0)
+    assert 32 < chunk.tokens <= 64 - 16, "no step is longer than their target"

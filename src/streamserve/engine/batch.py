@@ -259,7 +259,8 @@ def _slo_chunks(
 ) -> dict[int, Chunk]:
     """Return the chunks of `prompts` that latency targets allow, by sequence id. `views` are those of all
     sequences of the engine."""
-    requirements = [view.requirement for view in views if view.decoding and view.running]
+    decoding = [view for view in views if view.decoding and view.running]
+    requirements = [view.requirement for view in decoding]
     kv_tokens = sum(view.computed for view in views if view.remaining)
     draft_tokens = round(len(requirements) * averages.draft_tokens)
     drafting = averages.drafting if draft_tokens else 0.0
@@ -271,6 +272,7 @@ def _slo_chunks(
         now,
         averages.step,
     )
+        [view.priority for view in decoding],
     admitted = _admitted_prompts(
         prompts, views, now, lambda: speculation.means(kv_tokens, RELIABLE_LEVELS), round(averages.prompts)
     )

@@ -5,8 +5,10 @@ needs to meet it. A prompt without a deadline that holds memory already gets as 
 eventually.
 
 Beyond that, prompt tokens compete with decoding for the time of the step: a token of a prompt is worth its
-share of the expected output, a decoded token is worth one. Prompt streams are sent early for the sake of
-their first token: where there is one, all prompts are served in order, as fast as targets allow.
+share of the expected output, a decoded token is worth one. More urgent priorities come first, and decoding
+sequences that they outrank do not compete with them, but keep their targets. Prompt streams are sent early
+for the sake of their first token: where there is one, all prompts are served in order, as fast as targets
+allow.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +41,8 @@ class DecodeBatch(NamedTuple):
     """The decoding sequences of the step that prompts are to join, with these latency `requirements` and one
     query token each. `step_seconds` is the time of a step by query tokens, `budget` the most query tokens of
     the step, `max_chunk` the most of one prompt. The step begins at `now` on the engine's clock, and yields
-    `tokens_per_step` tokens for a decoding sequence on average."""
+    `tokens_per_step` tokens for a decoding sequence on average. `priorities` are those of the decoding
+    sequences; by default all are as urgent as any prompt."""
 
     requirements: Sequence[LatencyRequirement]
     step_seconds: Callable[[int], float]
@@ -47,6 +50,13 @@ class DecodeBatch(NamedTuple):
     max_chunk: int
     now: float = 0.0
     tokens_per_step: float = 1.0
+    priorities: Sequence[int] = ()
+
+    def competing(self, priority: int) -> int:
+        """Return how many decoding sequences a prompt of this priority does not outrank."""
+        if not self.priorities:
+            return len(self.requirements)
+        return sum(1 for other in self.priorities if other <= priority)
 
 
 def chunks(
@@ -56,10 +66,34 @@ def chunks(
 
     Beyond what is due, prompts get the number of tokens that maximises expected output per second of the
     step, an output having `mean_output` tokens on average; or with a `share`, this share of the budget.
-    Neither makes the step longer than the decoding sequences' targets allow.
+    Neither makes the step longer than the decoding sequences' targets allow. A prompt of a less urgent
+    priority gets more than its due only once the more urgent ones have as much as they can use.
     """
-    decoding = len(batch.requirements)
-    due = due_tokens(prompts, batch)
+    planned = [Chunk(0, 0)] * len(prompts)
+    others, satisfied = 0, True
+    for priority in sorted({prompt.priority for prompt in prompts}):
+        level = [i for i, prompt in enumerate(prompts) if prompt.priority == priority]
+        members = [prompts[i] for i in level]
+        due = due_tokens(members, batch, others)
+        given = _with_extra(members, due, batch, others, mean_output, share) if satisfied else due
+        for i, tokens, least in zip(level, given, due, strict=True):
+            planned[i] = Chunk(tokens, least)
+            satisfied = satisfied and tokens == min(uncached(prompts[i]), batch.max_chunk)
+        others += sum(given)
+    return planned
+
+
+def _with_extra(
+    prompts: Sequence[RequestView],
+    due: Sequence[int],
+    batch: DecodeBatch,
+    others: int,
+    mean_output: float,
+    share: float | None,
+) -> list[int]:
+    """Return the tokens of `prompts` of one priority, of which `due` are due, in a step with `others` prompt
+    tokens besides."""
+    decoding, competing = len(batch.requirements), batch.competing(prompts[0].priority)
     remainders = [
         min(uncached(prompt), batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)
     ]
@@ -68,9 +102,10 @@ def chunks(
         values = [1.0] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda i: -values[i] if share is None else i)
     ends = list(accumulate((remainders[i] for i in order), initial=0))
-    headroom = (batch.budget - decoding if share is None else ceil(share * batch.budget)) - sum(due)
-    headroom = min(headroom, batch.budget - decoding - sum(due), ends[-1])
-    base = decoding + sum(due)
+    headroom = batch.budget - decoding if share is None else ceil(share * batch.budget)
+    headroom = min(headroom, batch.budget - decoding) - others - sum(due)
+    headroom = min(headroom, ends[-1])
+    base = decoding + others + sum(due)
     longest = _longest_step(batch)
     sizes = {size for size in (*SIZES, *ends, headroom) if 0 < size <= headroom}
     feasible = [0, *(size for size in sorted(sizes) if batch.step_seconds(base + size) <= longest)]
@@ -79,22 +114,23 @@ def chunks(
         gain = sum(
             values[i] * min(remainders[i], max(size - end, 0)) for i, end in zip(order, ends, strict=False)
         )
-        return (decoding * batch.tokens_per_step + gain) / max(batch.step_seconds(base + size), 1e-9)
+        return (competing * batch.tokens_per_step + gain) / max(batch.step_seconds(base + size), 1e-9)
 
     extra = feasible[-1] if share is not None else max(feasible, key=rate)
-    chunk_tokens = list(due)
+    tokens = list(due)
     for i, end in zip(order, ends, strict=False):
-        chunk_tokens[i] += min(remainders[i], max(extra - end, 0))
-    return [Chunk(tokens, least) for tokens, least in zip(chunk_tokens, due, strict=True)]
+        tokens[i] += min(remainders[i], max(extra - end, 0))
+    return tokens
 
 
-def due_tokens(prompts: Sequence[RequestView], batch: DecodeBatch) -> list[int]:
+def due_tokens(prompts: Sequence[RequestView], batch: DecodeBatch, others: int = 0) -> list[int]:
     """Return how many tokens each of the `prompts` must get now to have its first token in time: with T the
-    time of the step with all that is due, remaining * T / time left. Where the budget is too small, the last
-    get none. An infeasible deadline is not pursued: such a prompt is treated as one without a deadline."""
-    decoding, step_seconds = len(batch.requirements), batch.step_seconds
+    time of the step with all that is due, and `others` prompt tokens, remaining * T / time left. Where the
+    budget is too small, the last get none. An infeasible deadline is not pursued: such a prompt is treated as
+    one without a deadline."""
+    decoding, step_seconds = len(batch.requirements) + others, batch.step_seconds
     whole = step_seconds(decoding + batch.max_chunk) / batch.max_chunk
-    idle = not any(prompt.running for prompt in prompts)
+    idle = not others and not any(prompt.running for prompt in prompts)
     remaining, times = [uncached(prompt) for prompt in prompts], []
     for number, prompt in enumerate(prompts):
         due_in = inf if prompt.deadline is None else prompt.deadline - batch.now
