@@ -106,6 +106,7 @@ def test_a_capped_batch_is_the_largest_that_keeps_the_strictest_target(tpot, lim
     assert cap == limit or step(cap + 1) > strictest
 
 
-def test_by_arrival_idle_prompt_streams_keep_their_rank() -> None:
-    idle = RequestView(1.0, complete=False, computed=30, idle=True)
-    assert rank(ORDERS["arrival"], [idle, RequestView(2.0)], 9.0) == [0, 1]
+@pytest.mark.parametrize("order", ORDERS)
+def test_idle_prompt_streams_rank_last_whatever_their_priority(order: str) -> None:
+    idle = RequestView(1.0, priority=-9, complete=False, computed=30, idle=True)
+    assert rank(ORDERS[order], [idle, RequestView(2.0, priority=5)], 9.0) == [1, 0]

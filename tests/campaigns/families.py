@@ -40,6 +40,10 @@ FAMILIES = {
         "tests.campaigns.simulated_settings",
         "random settings and workloads in virtual time, with every count checked after each step",
     ),
+    "idle_streams": Family(
+        "tests.campaigns.idle_streams",
+        "engines in virtual time with prompt streams that lie idle, while others are to be served",
+    ),
     "http": Family("tests.campaigns.http", "hostile bytes and bodies on every HTTP route of a real server"),
     "websocket": Family("tests.campaigns.websocket", "hostile frames and calls on the prompt-stream socket"),
     "worker_protocol": Family(

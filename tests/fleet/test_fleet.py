@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from streamserve.fleet.config import FleetConfig
@@ -39,6 +40,7 @@ from streamserve.protocol.messages import (
 )  # fmt: skip
 from streamserve.protocol.reports import IncidentReport
 from streamserve.protocol.sampling import Pooling, SamplingParams
+from tests.api.reports import REPORT
 from tests.fleet.fakes import OPEN, READY, W, send_events, started, submitted
 
 
@@ -306,7 +308,7 @@ def test_a_silent_worker_counts_as_stuck_until_its_next_message() -> None:
     fleet.handle(Tick(), 9.0)
     assert fleet.health()[0]
     assert fleet.handle(Tick(), 11.0) == []
-    assert fleet.health() == (False, f"worker {W} has not responded for 10 seconds")
+    assert fleet.health() == (False, f"worker {W} is stuck: it has not responded for 10 seconds")
     send_events(fleet)
     assert fleet.health()[0]
 
@@ -316,6 +318,25 @@ def test_a_worker_that_stays_silent_is_killed() -> None:
     assert fleet.handle(Tick(), 39.0) == []
     assert fleet.handle(Tick(), 41.0) == [Kill(W)]
     assert fleet.handle(WorkerLost(W, 1, "killed"), 41.1) == [Start(W, 2)]
+
+
+def test_a_worker_whose_steps_compute_nothing_is_named_and_replaced() -> None:
+    fleet = started()
+    fleet.handle(OPEN, 0.0)
+
+    def report(standstill: float, now: float) -> None:
+        message = msgspec.structs.replace(REPORT, standstill_seconds=standstill)
+        fleet.handle(WorkerMessage(W, 1, message), now)
+
+    report(9.5, 9.5)
+    assert fleet.handle(Tick(), 9.6) == []
+    report(10.5, 10.5)
+    assert fleet.handle(Tick(), 10.6) == [Kill(W)]
+    reason = "its steps computed nothing for 10 s, although requests wait"
+    assert fleet.health() == (False, f"worker {W} is stuck: {reason}")
+    assert fleet.handle(WorkerLost(W, 1, "killed"), 10.7) == [Start(W, 2)]
+    assert fleet.health() == (False, f"worker {W} is being restarted: {reason}")
+    assert set(fleet.requests) == {"r"}, "it goes on with the next process"
 
 
 def opened(name: str, prompt: int) -> Open:

@@ -140,13 +140,13 @@ async def test_a_killed_worker_costs_time_never_text(llm: AsyncLLM) -> None:
 
 
 async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
-    params = SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
+    params = SamplingParams(max_tokens=1900, ignore_eos=True, seed=1)
     async with aclosing(llm.submit([1, 2, 3], params, request_id="r")) as items:
         async for item in items:
             assert isinstance(item, Delta)
             break
     report = await assert_idle(llm)
-    assert report.generation_tokens < 400
+    assert report.generation_tokens < 1900
 
 
 async def test_many_requests_with_random_cancels_leak_nothing(

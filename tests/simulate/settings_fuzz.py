@@ -7,7 +7,7 @@ are cancelled.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -36,6 +36,8 @@ from tests.simulate.lifecycle import RandomDrafter
 MAX_MODEL_LEN = 96
 MAX_VIRTUAL_SECONDS = 2000.0
 """Virtual seconds after which an unfinished request counts as hung."""
+FIRST_LOOK = 20.0
+"""Virtual seconds after which all clients have sent what they will send, unless they still wait."""
 POLICIES = (*NAMES, "fixed:1", "fixed:8", "fixed-tree:2x3", "fixed-tree:4x2")
 ROUTERS = (
     "flowguard", "flowguard-as-published", "predictive", "round-robin", "random", "least-loaded",
@@ -105,6 +107,8 @@ OTHER_FIELDS: dict[str, Draw] = {
 }
 """What a trial has besides: `streaming` is the share of prompt streams, of which `early` are answered early,
 `appending` the share of their edits that only append, `targets` that of requests with latency targets."""
+IDLE_FIELDS: dict[str, Draw] = {"idle": lambda rng: rng.choice((0, 4, 24))}
+"""The number of prompt streams that lie idle, apart so that what else a seed means stays the same."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,14 @@ def trial(seed: int, fixed: Mapping[str, Any] | None = None) -> TrialCounts:
     else drawn. Raises AssertionError where a text is wrong, a request does not end, or something is leaked,
     and any exception of an engine."""
     rng = random.Random(seed)
-    simulation, submitted, services = _server(rng, fixed or {})
-    received = simulation.run(until=MAX_VIRTUAL_SECONDS)
+    idle = random.Random(f"idle {seed}")
+    drawn = {name: draw(idle) for name, draw in IDLE_FIELDS.items()} | dict(fixed or {})
+    others = {name: value for name, value in drawn.items() if name not in IDLE_FIELDS}
+    simulation, submitted, services = _server(rng, others)
+    names = [f"idle{number}" for number in range(drawn["idle"])]
+    for name in names:
+        _open_idle(simulation, idle, name)
+    received = _run(simulation, names)
     return _check(simulation, submitted, services, received)
 
 
@@ -259,6 +269,36 @@ def _submit(
     submitted[name] = SubmittedRequest(prompt, params, cancelled, adapter)
 
 
+def _open_idle(simulation: Simulation, rng: random.Random, name: str) -> None:
+    """Open a prompt stream that is edited a few times, and then lies idle."""
+    prompt = [rng.randrange(90) for _ in range(rng.randint(0, MAX_MODEL_LEN - 4))]
+    at = 1.0 + rng.uniform(0, 1)
+    params = SamplingParams(n=rng.choice((1, 3)), seed=rng.randrange(100), max_tokens=4)
+    opened = Open(
+        name, list(prompt), params, rng.choice((-5, 0, 5)), open=True, answer_early=rng.random() < 0.2,
+        tail=rng.choice((0, min(3, len(prompt)))),
+    )  # fmt: skip
+    simulation.at(at, opened)
+    for version in range(1, rng.randint(1, 4)):
+        at += rng.expovariate(1)
+        retained = rng.randint(0, len(prompt))
+        added = [rng.randrange(90) for _ in range(rng.randint(0, MAX_MODEL_LEN - 4 - retained))]
+        prompt = prompt[:retained] + added
+        simulation.at(at, Edit(name, version, retained, added))
+
+
+def _run(simulation: Simulation, idle: Collection[str]) -> list[ClientEvent]:
+    """Run until all else has ended, beside the idle prompt streams, and then to the end without them."""
+    until = FIRST_LOOK
+    simulation.run(until)
+    while until < MAX_VIRTUAL_SECONDS and not simulation.fleet.requests.keys() <= set(idle):
+        until = min(2 * until, MAX_VIRTUAL_SECONDS)
+        simulation.run(until)
+    for name in idle:
+        simulation.at(simulation.clock.now, Close(name))
+    return simulation.run(MAX_VIRTUAL_SECONDS)
+
+
 def _check(
     simulation: Simulation,
     submitted: dict[str, SubmittedRequest],
@@ -308,7 +348,11 @@ def _check(
         edits=sum(report.streams.chunks for report in reports),
         withdrawn=withdrawn,
         choices=sum(choice > 0 for _, choice in texts),
-        adapted=sum(len(tokens) for (name, _), tokens in texts.items() if submitted[name].adapter),
+        adapted=sum(
+            len(tokens)
+            for (name, _), tokens in texts.items()
+            if name in submitted and submitted[name].adapter
+        ),
         served_trees=sum(service.trees for service in services),
         read_ahead=sum(service.read_ahead for service in services),
         shared_trees=sum(service.shared_trees for service in services),

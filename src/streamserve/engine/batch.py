@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.reservations import may_fail_to_start
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import MemoryClaim, Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.feasibility import Load
@@ -218,6 +218,7 @@ def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float
         tpot=requirement.tpot if outputs else sequence.tpot(now),
         requirement=requirement,
         aged_in=sequence.aged_in,
+        idle=stream.claim is not MemoryClaim.ANY,
     )
 
 
@@ -271,8 +272,8 @@ def _slo_chunks(
         config.max_chunk,
         now,
         averages.step,
-    )
         [view.priority for view in decoding],
+    )
     admitted = _admitted_prompts(
         prompts, views, now, lambda: speculation.means(kv_tokens, RELIABLE_LEVELS), round(averages.prompts)
     )

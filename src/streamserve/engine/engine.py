@@ -8,12 +8,13 @@ from streamserve.engine.ahead import Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
-from streamserve.engine.invariants import check_plan, check_state
+from streamserve.engine.invariants import check_advance, check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer
 from streamserve.engine.pipeline import StepPipeline
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
+from streamserve.engine.progress import Standstill
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
@@ -86,6 +87,7 @@ class Engine:
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step could do nothing: sequences that wait for memory must go on waiting."""
+        self._standstill = Standstill()
         self.adapters = AdapterManager(ports.adapters)
         self._stepping = False
         self._deferred: list[ToEngine] = []
@@ -135,6 +137,7 @@ class Engine:
             return []
         self._journal.take(message)
         events = self._take(message)
+        self.scheduler.allocator.review_claims()
         self._journal.leave(self.transfers.moving())
         return events
 
@@ -197,16 +200,20 @@ class Engine:
         events = self._commit(flight, result)
         plan = flight.plan
         moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
-        self.stalled = not (self._pipeline.running or moved)
+        again, self.stalled = self.stalled, not (self._pipeline.running or moved)
+        self._standstill.stepped(self.stalled, self.clock(), self.scheduler, self.transfers)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
             check_state(self.scheduler, self.transfers)
+            if again and self.stalled:  # one step may be lost to an eviction
+                check_advance(self.scheduler, self.transfers)
         return events
 
     def _plan(self) -> Flight:
         """Plan a step over all work there is."""
         started, elsewhere = self.clock(), self._computing_seconds
         self._journal.enter("plan", None)
+        self.scheduler.allocator.review_claims()
         able = [s for s in self.scheduler.sequences.values() if s.status.schedulable]
         for sequence in able:
             sequence.tick(started)
@@ -294,6 +301,7 @@ class Engine:
             evictions=EvictionReport(**vars(scheduler.allocator.evictions)),
             streams=StreamReport(**vars(self.streams.counters)),
             transfer=self.transfers.report(),
+            standstill_seconds=self._standstill.seconds(self.clock()),
         )
 
     @property

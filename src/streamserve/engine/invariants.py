@@ -4,6 +4,7 @@
     pool    references = holders of the block: tables, copies to the host, transfers, quarantine
     group   computed ≤ slots held, in every KV cache group; a host block belongs to one sequence
     status  it agrees with the blocks and host blocks held, the transfer role and the reservation
+    advance some sequence is computed while one could be (progress.py)
 
 Serving does not need these checks: they find a wrong count where it is made, not where it shows.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.plan import TARGET, StepPlan
+from streamserve.engine.progress import could_compute
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
@@ -31,6 +33,22 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
 def check_state(scheduler: Scheduler, transfers: KVTransferManager) -> None:
     """Check the engine's counts between steps. Raises InvariantError if one is wrong."""
     _raise_first(_state_faults(scheduler, transfers))
+
+
+def check_advance(scheduler: Scheduler, transfers: KVTransferManager) -> None:
+    """Check that no sequence could have been part of a step that computed nothing. Raises InvariantError with
+    all sequences."""
+    if could := could_compute(scheduler, transfers):
+        numbers = ", ".join(str(sequence.id) for sequence in could)
+        described = "; ".join(map(_described, scheduler.sequences.values()))
+        raise InvariantError(f"a step computed nothing, though {numbers} could: {described}")
+
+
+def _described(sequence: Sequence) -> str:
+    return (
+        f"{sequence.id} of {sequence.request}: {sequence.status.label}, priority {sequence.priority}, "
+        f"{len(sequence.kv.blocks)} blocks, {sequence.pending} of {len(sequence.tokens)} tokens pending"
+    )
 
 
 def _raise_first(faults: Iterable[str]) -> None:

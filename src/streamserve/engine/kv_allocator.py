@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.reservations import evictable, outranks, status_when_dropped
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import MemoryClaim, Sequence
 from streamserve.engine.status import SequenceStatus
 from streamserve.engine.swap import SwapSpace
 from streamserve.protocol.config import EngineConfig
@@ -153,6 +153,9 @@ class KVAllocator:
         index forgets it, as the policy decides. A sequence that has only to be sent is always
         recomputed: no step would swap it in."""
         sequence.preempted_at = sequence.outputs
+        stream = sequence.stream
+        if stream.open and not stream.early and not sequence.todo(idle=False):
+            stream.claim = MemoryClaim.NONE
         self.preemptions += 1
         tokens, sending = sequence.kv.computed[TARGET], sequence.status is SequenceStatus.SENDING
         survival = sequence.stream.survival if sequence.stream.open else 1.0
@@ -172,6 +175,18 @@ class KVAllocator:
         self._tables.drop(sequence)
         sequence.become(status_when_dropped(sequence))
         sequence.epoch += 1
+
+    def review_claims(self) -> None:
+        """Let prompt streams that were evicted while they had nothing to compute take free blocks, in order
+        of arrival, if there are enough for all of their tokens."""
+        free = self._tables.pool.free
+        for sequence in self._sequences.values():
+            if sequence.stream.claim is MemoryClaim.ANY:
+                continue
+            missing = self._tables.blocks_for(len(sequence.tokens) + 1) - len(sequence.kv.blocks)
+            fits = missing <= free
+            free -= missing if fits else 0
+            sequence.stream.claim = MemoryClaim.FREE if fits else MemoryClaim.NONE
 
     def preempt_lowest(self) -> None:
         """Preempt the lowest-ranked running sequence that got a token since its last preemption, so that
@@ -235,6 +250,8 @@ class KVAllocator:
     def _evictable(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences with blocks that may be evicted for this one and are not part of the step yet.
         The last of them is evicted first."""
+        if sequence.stream.claim is not MemoryClaim.ANY:
+            return []
         below = evictable(sequence, self._ranked, self._sequences.values())
         return [
             s for s in below if s.kv.blocks and s.id not in self._proposed and s.id not in self._swap.moving

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import DecodeClock, Sequence
+from streamserve.engine.sequence import DecodeClock, MemoryClaim, Sequence
 from streamserve.engine.status import TransferRole
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Progress, Token, Withdrawn
@@ -65,6 +65,7 @@ class Streams:
             stream = branch.stream
             stream.version, stream.tail, stream.open = message.version, message.tail, not message.finish
             stream.finished_at = message.arrival if message.finish else None
+            stream.claim = MemoryClaim.ANY if message.finish else stream.claim
         if branches[0].transfer.role is TransferRole.RECEIVER:
             return events  # the worker that computes the prompt counts it
         events.append(_progress(branches[0]))
@@ -141,6 +142,7 @@ class Streams:
         sequence.epoch += 1
         sequence.state_stale = True
         sequence.stream.last_chunk_at = message.arrival
+        sequence.stream.claim = MemoryClaim.ANY
 
     def _finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1

@@ -150,7 +150,7 @@ class Scheduler:
             chunk = self._chunk(sequence, step)
             if chunk is None:
                 continue
-            cached = None
+            cached = sequence.cached_at_start
             sequence.passed_over = sequence.status is not SequenceStatus.RUNNING
             if sequence.passed_over:
                 cached = self._start(sequence, step)
@@ -161,9 +161,12 @@ class Scheduler:
             )
             if tokens:
                 self._propose(sequence, tokens, chunk, cached, step)
-            elif cached is not None:
-                self.tables.drop(sequence)
-                step.admission_open = False
+            elif sequence.passed_over:
+                if sequence.todo(candidates.idle):
+                    self.tables.drop(sequence)
+                    step.admission_open = False
+                else:  # all of it was cached: it holds the blocks, and will compute what arrives next
+                    self._run(sequence, cached)
         return list(step.proposals.values())
 
     def _begin(self, candidates: BatchCandidates) -> "_Step":
@@ -238,16 +241,20 @@ class Scheduler:
         )
         step.budget -= tokens
         step.free_slots -= len(sequence.choices)
-        sequence.passed_over = False
+        sequence.cached_at_start = None
         nodes = self._nodes(sequence, tokens) if self.drafting else 0
         step.proposals[sequence.id] = Proposal(sequence, tokens, min(tokens, chunk.due), nodes, cached)
-        if cached is None:
-            return
-        sequence.become(SequenceStatus.RUNNING)
-        if not sequence.lookup_counted:
+        if sequence.passed_over:
+            self._run(sequence)
+        if cached is not None and not sequence.lookup_counted:
             sequence.lookup_counted = True
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += cached
+
+    def _run(self, sequence: Sequence, cached: int | None = None) -> None:
+        """Start an admitted sequence; `cached` is for its first step, unless that is this one."""
+        sequence.passed_over, sequence.cached_at_start = False, cached
+        sequence.become(SequenceStatus.RUNNING)
 
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:
         """Fix tree nodes and chunk sizes together by the budget, and free the blocks not needed."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import takewhile
 from math import inf
 
@@ -51,6 +52,26 @@ class DecodeClock:
     start: int = 1
 
 
+class MemoryClaim(Enum):
+    """The memory that an open prompt stream may take.
+
+    ANY ──── evicted while it has nothing to compute ───▶ NONE ◀── free blocks for all of it ──▶ FREE
+     ▲                                                     │       (KVAllocator.review_claims)    │
+     └────────────────── its prompt changes ───────────────┴──────────────────────────────────────┘
+
+    What was computed in vain is computed again in blocks that nobody needs: otherwise streams that do not fit
+    together would evict each other for ever.
+
+    * ANY: that of sequences that rank lower.
+    * FREE: blocks that are free. It ranks below those that may evict it.
+    * NONE: none, so that it has nothing to compute.
+    """
+
+    ANY = 0
+    FREE = 1
+    NONE = 2
+
+
 @dataclass(slots=True)
 class PromptStreamState:
     """The state of a prompt stream; that of a prompt that was complete at once never changes.
@@ -64,6 +85,7 @@ class PromptStreamState:
     * `survival`: the share of the prompt that is expected to survive its next edit.
     * `progress_at`: when the latest Progress event was sent.
     * `final_event`: the final event of an early answer, held back: it stands once the prompt is finished.
+    * `claim`: its claim to memory.
     """
 
     open: bool = False
@@ -76,6 +98,7 @@ class PromptStreamState:
     retained_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_EDITS))
     progress_at: float = -1.0
     final_event: Token | Finished | None = None
+    claim: MemoryClaim = MemoryClaim.ANY
 
 
 @dataclass(slots=True)
@@ -123,6 +146,8 @@ class Sequence:
     passed_over: bool = False
     """Whether it could not start when a step last considered it: for lack of memory or sequence slots, or
     because another sequence computes its next block."""
+    cached_at_start: int | None = None
+    """How many of its tokens were cached when it was admitted, until its first step."""
     aged_in: bool = False
     """Whether it was aged in: admitted although that may make other requests miss their targets."""
     preempted_at: int = -1
@@ -156,8 +181,9 @@ class Sequence:
     def todo(self, idle: bool) -> int:
         """Return how many tokens a step should compute. Of a prompt stream without an early answer that is
         all but the last token, whose output is not needed yet, and its tail only where a step would be `idle`
-        otherwise. A swapped prompt stream has nothing to compute until as many new tokens have arrived as it
-        has computed: for fewer, the copies would take longer than they save."""
+        otherwise; nothing without a claim to memory. A swapped prompt stream has nothing to compute until as
+        many new tokens have arrived as it has computed: for fewer, the copies would take longer than they
+        save."""
         stream = self.stream
         if stream.final_event is not None:
             return 0
@@ -165,6 +191,8 @@ class Sequence:
         pending = len(self.tokens) - computed
         if not stream.open or stream.early:
             return self._unheld(pending) if self.transfer.hold else pending
+        if stream.claim is MemoryClaim.NONE:
+            return 0
         last = 1 if idle else stream.tail or 1
         if self.status is SequenceStatus.SWAPPED and not idle and pending - last < computed:
             return 0

@@ -113,7 +113,8 @@ class Availability:
             if worker.ready is None:
                 return False, f"worker {name} is loading its model"
             if worker.stuck:
-                return False, f"worker {name} has not responded for {self.stuck_after:g} seconds"
+                silent = f"it has not responded for {self.stuck_after:g} seconds"
+                return False, f"worker {name} is stuck: {worker.last_words or silent}"
         return False, self.unavailable_reason() or "no set of workers that can serve a request is ready"
 
     def recovery(self, now: float) -> float | None:

@@ -136,7 +136,7 @@ class FleetDriver:
                     self._tasks.spawn(self._retire(command))
                 case Kill():
                     logger.error(
-                        "worker %s has not responded for too long, or its KV format differs: killing it",
+                        "worker %s does not respond, computes nothing, or has another KV format: killing it",
                         command.worker,
                     )
                     self.processes.kill(command.worker)

@@ -14,6 +14,9 @@ from streamserve.protocol.messages import Failed, Ready
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
 
+MAX_STANDSTILL = 10.0
+"""Seconds for which a worker's steps may compute nothing although a sequence could be computed."""
+
 
 class WorkerSupervisor:
     """The workers of one server. A worker that is silent for `stuck_after` seconds counts as stuck."""
@@ -101,9 +104,15 @@ class WorkerSupervisor:
         worker.report = None
 
     def tick(self, now: float, beats: Mapping[tuple[str, int], Heartbeat]) -> Iterator[Kill]:
-        """Mark workers that are silent or hang in a step as stuck; kill those that remain so."""
+        """Mark workers that are silent or hang in a step as stuck; kill those that remain so, and those whose
+        steps compute nothing although a sequence could be computed."""
         for name, worker in self.workers.items():
-            if worker.tick(beats.get((name, worker.incarnation)), now, self._policy):
+            kill = worker.tick(beats.get((name, worker.incarnation)), now, self._policy)
+            still = worker.report.standstill_seconds if worker.ready and worker.report else 0.0
+            if still > MAX_STANDSTILL:
+                worker.stuck = True
+                worker.last_words = f"its steps computed nothing for {still:.0f} s, although requests wait"
+            if kill or still > MAX_STANDSTILL:
                 yield Kill(name)
 
 

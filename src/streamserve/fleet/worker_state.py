@@ -175,7 +175,9 @@ def total(reports: Iterable[Report]) -> Report | None:
 def counted(report: Report) -> Report:
     """Return what a worker that has ended leaves of its report: the counters, without its state."""
     remote = report.remote and msgspec.structs.replace(report.remote, services=0)
-    return msgspec.structs.replace(report, running=0, waiting=0, blocks_total=0, blocks_live=0, remote=remote)
+    return msgspec.structs.replace(
+        report, running=0, waiting=0, blocks_total=0, blocks_live=0, remote=remote, standstill_seconds=0.0
+    )
 
 
 def _sum(values: Sequence[Any]) -> Any:

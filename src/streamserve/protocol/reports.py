@@ -127,7 +127,9 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     `prefix_queries` are the tokens of requests when they were scheduled for the first time, `prefix_hits`
     those that were cached.
     `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has been
-    profiled. `corrupted_requests`: requests that ended because the model's outputs were not finite."""
+    profiled. `corrupted_requests`: requests that ended because the model's outputs were not finite.
+    `standstill_seconds`: for how long its steps have computed nothing although a sequence could be computed;
+    0 after any other step."""
 
     running: int
     waiting: int
@@ -150,6 +152,7 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     transfer: TransferReport | None = None
     remote: RemoteReport | None = None
     corrupted_requests: int = 0
+    standstill_seconds: float = 0.0
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,18 +52,12 @@ class Order:
 
 
 def rank(order: Order, views: Sequence[RequestView], now: float) -> list[int]:
-    """Return the requests' indices, highest rank first; equals stay in the given order. Where complete
-    prompts come first, idle ones come last: memory is for sequences with something to compute."""
+    """Return the requests' indices, highest rank first; equals stay in the given order. Idle prompt streams
+    come last in every order, whatever their priority: memory is for sequences with something to compute."""
     key, complete_first = order.key, order.complete_first
 
     keys = [
-        (
-            view.priority,
-            complete_first and not view.complete,
-            complete_first and view.idle,
-            key(view, now),
-        )
-        for view in views
+        (view.idle, view.priority, complete_first and not view.complete, key(view, now)) for view in views
     ]
     return sorted(range(len(views)), key=keys.__getitem__)
 
@@ -82,7 +76,7 @@ def _edit_stable_first(views: Sequence[RequestView], ranked: Sequence[int]) -> l
     positions = [position for position, i in enumerate(ranked) if not views[i].complete]
     most_stable = sorted(
         (ranked[position] for position in positions),
-        key=lambda i: (views[i].priority, -views[i].edit_stability),
+        key=lambda i: (views[i].idle, views[i].priority, -views[i].edit_stability),
     )
     for position, i in zip(positions, most_stable, strict=True):
         reordered[position] = i

@@ -24,7 +24,8 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     * `aged_in`: it is admitted whatever the effect on other requests' targets.
 
     Of a sequence with nothing to compute only arrival, priority, computed tokens, times and `tpot` are known;
-    `idle` is one that waits for more of its prompt.
+    `idle` is a prompt stream that takes no memory from others: it waits for more of its prompt, or computes
+    again what was evicted meanwhile.
     """
 
     arrival: float

@@ -1,0 +1,70 @@
+"""An engine that stands still is noticed: by its invariants, and in its reports."""
+
+import itertools
+
+import pytest
+
+from streamserve.engine.engine import Engine
+from streamserve.engine.invariants import InvariantError
+from streamserve.engine.progress import could_compute
+from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.sampling import SamplingParams
+from tests.engine.drive import make_engine, submit
+from tests.engine.edits import opened
+
+CONFIG = EngineConfig(num_blocks=24, block_size=4, max_model_len=90)
+PARAMS = SamplingParams(seed=1, max_tokens=3)
+
+
+class Refusing:
+    """An allocator with a fault: it admits nobody."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._allocator = engine.scheduler.allocator
+        engine.scheduler.allocator = self  # type: ignore[assignment]
+
+    def admit(self, sequence: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._allocator, name)
+
+
+def test_a_second_step_that_computes_nothing_names_all_sequences() -> None:
+    engine = make_engine(CONFIG)
+    engine.handle(submit("first", [1, 2, 3], PARAMS))
+    engine.handle(submit("second", [1, 2, 3], PARAMS))
+    Refusing(engine)
+    engine.step()
+    with pytest.raises(InvariantError, match=r"1, 2 could: 1 of first: waiting.*2 of second: waiting"):
+        engine.step()
+
+
+def test_a_report_says_for_how_long_nothing_was_computed() -> None:
+    engine = make_engine(CONFIG)
+    seconds = itertools.count()
+    engine.clock = lambda: float(next(seconds))
+    engine.handle(submit("r", [1, 2, 3], PARAMS))
+    engine.step()
+    assert engine.report().standstill_seconds == 0
+    allocator = engine.scheduler.allocator
+    engine.handle(submit("other", [1, 2, 3], PARAMS))
+    Refusing(engine)
+    while engine.scheduler.of("r"):
+        engine.step()
+    while not engine.stalled:
+        assert engine.report().standstill_seconds == 0
+        engine.step()
+    assert 0 < engine.report().standstill_seconds < engine.report().standstill_seconds, "it grows"
+    engine.scheduler.allocator = allocator
+    engine.step()
+    assert engine.report().standstill_seconds == 0
+
+
+def test_one_that_waits_for_its_client_could_not_compute() -> None:
+    engine = make_engine(CONFIG)
+    engine.handle(opened([1, 2, 3, 4, 5]))
+    while engine.has_work:
+        engine.step()
+    assert could_compute(engine.scheduler, engine.transfers) == []
+    assert engine.report().standstill_seconds == 0

@@ -1,0 +1,20 @@
+"""Prompt streams that lie idle cost nobody else anything but memory that nobody needs."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from tests.conftest import Scale
+from tests.simulate.idle_streams import trial
+
+
+def test_everybody_else_is_served(scale: Scale, record: Callable[..., None]) -> None:
+    total: Counter[str] = Counter()
+    trials, most = scale.pick(12, 300), 0
+    for seed in range(scale.seed, scale.seed + trials):
+        count = trial(seed)
+        most = max(most, count["percent_of_bound"])
+        total.update(count)
+    del total["percent_of_bound"]
+    record(trials=trials, **total, most_percent_of_bound=most)
+    for name in ("preempted", "swapped", "held"):
+        assert total[name] > 0, name
