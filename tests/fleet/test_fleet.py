@@ -339,6 +339,31 @@ def test_a_worker_whose_steps_compute_nothing_is_named_and_replaced() -> None:
     assert set(fleet.requests) == {"r"}, "it goes on with the next process"
 
 
+def test_no_answer_goes_on_with_another_model() -> None:
+    """The files of the model are replaced, and then the only worker dies."""
+    fleet = started()
+    fleet.handle(OPEN, 0.0)
+    fleet.handle(dataclasses.replace(OPEN, request="unanswered"), 0.0)
+    send_events(fleet, Token("r", 0, 0, 0, 7))
+    fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
+    model = msgspec.structs.replace(READY.model, fingerprint="another")
+    other = msgspec.structs.replace(READY, model=model)
+    assert READY.model.kv_name != other.model.kv_name
+    refuse, *sent = fleet.handle(WorkerMessage(W, 2, other), 2.0)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.request, refuse.error.status) == ("r", 503)
+    assert "were replaced" in str(refuse.error)
+    assert submitted(sent).request == "unanswered"
+
+
+def test_an_answer_goes_on_with_the_same_model() -> None:
+    fleet = started()
+    fleet.handle(OPEN, 0.0)
+    send_events(fleet, Token("r", 0, 0, 0, 7))
+    fleet.handle(WorkerLost(W, 1, "killed"), 1.0)
+    assert submitted(fleet.handle(WorkerMessage(W, 2, READY), 2.0)).outputs == {0: [7]}
+
+
 def opened(name: str, prompt: int) -> Open:
     return Open(name, [1] * prompt, SamplingParams(seed=1, max_tokens=9))
 

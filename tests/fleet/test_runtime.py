@@ -139,14 +139,26 @@ async def test_a_killed_worker_costs_time_never_text(llm: AsyncLLM) -> None:
             assert await task == is_healthy
 
 
+async def test_a_new_request_waits_while_the_only_worker_restarts(llm: AsyncLLM) -> None:
+    expected = await collect(llm, [5, 6, 7], LONG)
+    os.kill(llm.process_id(), signal.SIGKILL)
+    for _ in range(10_000):
+        if not llm.health().ready:
+            break
+        await asyncio.sleep(0.001)
+    assert not llm.health().ready
+    assert await collect(llm, [5, 6, 7], LONG) == expected
+    assert llm.incidents().deaths == 1
+
+
 async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
-    params = SamplingParams(max_tokens=1900, ignore_eos=True, seed=1)
+    params = SamplingParams(n=16, max_tokens=500, ignore_eos=True, seed=1)
     async with aclosing(llm.submit([1, 2, 3], params, request_id="r")) as items:
         async for item in items:
             assert isinstance(item, Delta)
             break
     report = await assert_idle(llm)
-    assert report.generation_tokens < 1900
+    assert report.generation_tokens < 16 * 500
 
 
 async def test_many_requests_with_random_cancels_leak_nothing(

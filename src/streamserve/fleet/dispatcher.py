@@ -173,6 +173,13 @@ class Dispatcher:
             for request in list(self.requests.values()):
                 yield from self.place(request, now)
 
+    def end_answers(self, reason: str) -> Iterator[Command]:
+        """End the requests of which a part was answered, because nobody can continue them."""
+        for request in list(self.requests.values()):
+            if any(request.outputs.values()):
+                yield from self.cancel(request)
+                yield self.refuse(request, RequestError(reason, status=503))
+
     def withdraw(self, request: OpenRequest, ended_worker: str = "") -> Iterator[Command]:
         """Remove a request from its workers and prepare a next attempt that continues after the delivered
         tokens."""

@@ -66,6 +66,11 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.transfers import Hold
 
+REPLACED = (
+    "the files of the model were replaced, and no worker has the model any more that began this answer: "
+    "send the request again"
+)
+
 
 class Fleet:
     """All workers and all open requests of one server."""
@@ -258,7 +263,10 @@ class Fleet:
             return
         match event.message:
             case Ready():
+                before = self.supervisor.served
                 if self.supervisor.join(event.worker, event.message, now):
+                    if before and before.model.kv_name != event.message.model.kv_name:
+                        yield from self.dispatcher.end_answers(REPLACED)
                     yield from self.adapters.joined(event.worker)
                     yield from self._isolation.advance(now)
                     yield from self.dispatcher.place_waiting(now)

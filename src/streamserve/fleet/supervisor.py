@@ -27,6 +27,8 @@ class WorkerSupervisor:
         self.deaths = 0
         self.adopted = 0
         """Workers that served another head before."""
+        self.served: Ready | None = None
+        """What the worker that joined last has loaded, which is the same in all of them."""
         self.ended: Report | None = None
         """The counters of workers that have ended: the sums of a fleet never fall."""
         self._policy = SupervisionPolicy(stuck_after)
@@ -79,6 +81,7 @@ class WorkerSupervisor:
             self.fail(name, mismatch)
             return False
         self.workers[name].join(ready, now)
+        self.served = ready
         self.adopted += ready.adopted
         self._was_ready = self._was_ready or self.availability.health()[0]
         return True

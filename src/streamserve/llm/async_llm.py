@@ -138,9 +138,9 @@ class AsyncLLM:
 
     @property
     def ready(self) -> Ready:
-        """The startup report of the first ready worker. Raises RequestError (503) if no worker is ready."""
-        workers = self._runtime.fleet.workers.values()
-        ready = next((worker.ready for worker in workers if worker.ready), None)
+        """The startup report of the worker that was ready last, which may be restarting now: requests wait
+        for it. Raises RequestError (503) if none was ready yet."""
+        ready = self._runtime.fleet.supervisor.served
         if ready is None:
             health = self.health()
             raise RequestError(health.detail, status=503, retry_after=health.retry_after)
