@@ -123,13 +123,13 @@ TRACES = {"append": crawler, "update": vector_search}
 
 def write(path: Path, queries: Sequence[Query]) -> None:
     """Write a trace to a file."""
-    path.write_text("".join(json.dumps(asdict(query)) + "\n" for query in queries))
+    path.write_text("".join(json.dumps(asdict(query)) + "\n" for query in queries), encoding="utf-8")
 
 
 def read(path: Path) -> list[Query]:
     """Read a trace from a file. Raises ValueError naming the invalid line."""
     queries = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             entry = json.loads(line)
             events = [

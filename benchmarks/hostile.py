@@ -97,12 +97,12 @@ def probing(target: Target, figures: dict[str, Any]) -> Iterator[None]:
 
 def reset_peak(process: subprocess.Popen[str]) -> None:
     """Reset the peak memory counter."""
-    Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak_mb(process: subprocess.Popen[str]) -> float:
     """Return the peak of the resident set, in 10^6 bytes."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
     measured = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert measured
     return int(measured[1]) * 1024 / 1e6

@@ -32,7 +32,7 @@ SIMULATED: tuple[str, ...] = ()
 def machine() -> dict[str, Any]:
     """Return the processor, and how many of its cores this process may use."""
     name = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             name = line.partition(":")[2].strip()
             break

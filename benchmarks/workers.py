@@ -107,7 +107,7 @@ async def burst(llm: AsyncLLM, requests: int, length: int, outputs: int) -> floa
 
 def pss(process: int) -> float:
     """Return a process's memory in bytes; what it shares is divided among those that have it."""
-    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    text = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8")
     found = re.search(r"^Pss: +(\d+)", text, re.MULTILINE)
     assert found
     return int(found[1]) * 1024
@@ -200,7 +200,7 @@ async def throughput_of(model: str, options: dict[str, int]) -> dict[str, float]
 
 def busy_seconds() -> float:
     """Return the processor time that the machine has used so far."""
-    numbers = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]))
+    numbers = list(map(int, Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:]))
     return (sum(numbers[:8]) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
 
 

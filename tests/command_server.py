@@ -275,9 +275,11 @@ def _become(arguments: list[str], environment: dict[str, str], folder: str, inhe
     os.chdir(folder)
     random.seed()
     reading, *writing = (io.FileIO(number, mode, closefd=False) for number, mode in enumerate("rww"))
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(reading))
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(reading), encoding="utf-8")
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(file), line_buffering=file.isatty() or file.fileno() == 2)
+        io.TextIOWrapper(
+            io.BufferedWriter(file), encoding="utf-8", line_buffering=file.isatty() or file.fileno() == 2
+        )
         for file in writing
     )
     main = importlib.import_module("streamserve.__main__")

@@ -193,7 +193,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             "figures": _figures(terminalreporter.stats),
         }
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(report, indent=2) + "\n")
+        Path(path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _figures(stats: dict[str, list[Any]]) -> dict[str, dict[str, Any]]:
@@ -212,7 +212,7 @@ def _git(*arguments: str) -> str:
 
 
 def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()

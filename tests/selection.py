@@ -125,7 +125,7 @@ def environment() -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def load(path: Path, environment: str) -> State:

@@ -36,7 +36,7 @@ REQUESTS = [
 
 
 def write(path: Path, *requests: Any) -> Path:
-    path.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
+    path.write_text("".join(f"{json.dumps(request)}\n" for request in requests), encoding="utf-8")
     return path
 
 
@@ -47,7 +47,7 @@ def run(model: Path, file: Path, *arguments: str) -> Any:
 
 
 def results(path: Path) -> list[Any]:
-    return [json.loads(text) for text in path.read_text().splitlines()]
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")

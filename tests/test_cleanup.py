@@ -86,12 +86,12 @@ def wait_for_stage(process: subprocess.Popen[str], stage: str) -> list[psutil.Pr
     """Wait for a stage of a program; returns its workers in that stage."""
     program_process = psutil.Process(process.pid)
     if stage == "imports":  # an early import of the command is loaded, the last one is not
-        wait_for(lambda: "msgspec" in Path(f"/proc/{process.pid}/maps").read_text())
+        wait_for(lambda: "msgspec" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8"))
         return []
     wait_for(program_process.children)
     workers = program_process.children(recursive=True)
     if stage == "loading":
-        wait_for(lambda: "libtorch" in Path(f"/proc/{workers[0].pid}/maps").read_text())
+        wait_for(lambda: "libtorch" in Path(f"/proc/{workers[0].pid}/maps").read_text(encoding="utf-8"))
         return workers
     assert process.stdout is not None
     printed = ""

@@ -183,7 +183,7 @@ def test_the_compose_file_names_what_it_defines() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
-    text = unit.read_text()
+    text = unit.read_text(encoding="utf-8")
     command = "/opt/streamserve/bin/streamserve"
     assert command in text
 

@@ -85,7 +85,7 @@ def test_a_model_without_the_tokens_of_a_judgement_is_refused(plain: Path) -> No
 
 def write(file: Path, content: object) -> None:
     file.parent.mkdir(exist_ok=True)
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
 
 
 @pytest.mark.parametrize("mode", ["cls_token", "max_tokens"])

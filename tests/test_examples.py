@@ -56,10 +56,10 @@ def test_code_in_the_docs_runs(page: str) -> None:
 
 def test_every_page_with_code_is_run() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    here = Path(__file__).read_text()
+    here = Path(__file__).read_text(encoding="utf-8")
     assert all(str(page.relative_to(ROOT)) in here for page in pages if "```python" in page.read_text())
 
 
 def test_every_example_is_run() -> None:
-    here = Path(__file__).read_text()
+    here = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{example.name}"' in here for example in EXAMPLES.glob("*.py"))

@@ -62,7 +62,7 @@ def test_the_printed_command_streams_an_answer(record: Callable[..., None]) -> N
 
 def maps_torch(process: int) -> bool:
     """Whether torch's library is in the memory of a process."""
-    return "libtorch" in Path(f"/proc/{process}/maps").read_text()
+    return "libtorch" in Path(f"/proc/{process}/maps").read_text(encoding="utf-8")
 
 
 def accepted_draft_tokens(url: str) -> float:

@@ -164,7 +164,9 @@ async def test_the_weights_are_in_memory_once(tmp_path: Path, scale: Scale, work
 def memory_of(process: int, name: str = "") -> tuple[int, int]:
     """Return the memory of a process in areas of this name, in bytes, and its part of these if an area is
     divided among all processes that have it."""
-    areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{process}/smaps").read_text(), flags=re.M)
+    areas = re.split(
+        r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{process}/smaps").read_text(encoding="utf-8"), flags=re.M
+    )
     text = "".join(area for area in areas if re.search(name, area.partition("\n")[0]))
     resident, proportional = (
         sum(map(int, re.findall(rf"^{key}: +(\d+)", text, re.M))) for key in ("Rss", "Pss")

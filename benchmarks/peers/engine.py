@@ -30,7 +30,7 @@ class Process:
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
-        with log.open("w") as output:
+        with log.open("w", encoding="utf-8") as output:
             self.popen = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -70,7 +70,7 @@ class Process:
         measured = {"RssAnon": 0.0, "VmRSS": 0.0}
         for process in self.tree():
             try:
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                lines = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
             except OSError:
                 continue
             for line in lines:

@@ -19,13 +19,13 @@ NOT_BEST = ("openvino-u8", *OFFLINE_OF.values(), *ALL_OURS)
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
 def read(path: Path) -> list[Record]:
     """Return all records of a file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def figures(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import sys
 
 from streamserve.protocol.stop_signals import INTERRUPTED
 
 
 def main() -> None:
     """Run the command. Imports take a moment: Ctrl-C during them ends the process without a traceback."""
+    open_standard_streams()
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not so in a script's background
     if heeded:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
@@ -16,6 +18,19 @@ def main() -> None:
     if heeded:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
+
+
+def open_standard_streams() -> None:
+    """Let standard streams that are closed, as those of some services are, read and write nothing. Otherwise
+    the files opened next would get their numbers, and what is printed."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 if __name__ == "__main__":

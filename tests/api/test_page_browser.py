@@ -142,7 +142,7 @@ def test_history_survives_a_reload_and_stays_in_the_browser(page: Page) -> None:
         page.click("#export summary")
         with page.expect_download() as download:
             page.click(f"text=Export as {kind}")
-        assert Path(download.value.path()).read_text().startswith(start)
+        assert Path(download.value.path()).read_text(encoding="utf-8").startswith(start)
         assert download.value.suggested_filename.startswith("First-words.")
     page.get_by_label("Delete First words").click()
     expect(titles).to_have_text(["Second words"])

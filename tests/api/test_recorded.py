@@ -38,7 +38,7 @@ def test_all_clients_are_there() -> None:
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("stream", [True, False])
 def test_recorded_requests_are_served(server: Served, path: Path, stream: bool) -> None:
-    recorded: Any = json.loads(path.read_text())
+    recorded: Any = json.loads(path.read_text(encoding="utf-8"))
     body = {**recorded["body"], "model": "scripted", "stream": stream}
     if not stream:
         body.pop("stream_options", None)

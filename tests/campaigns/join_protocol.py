@@ -5,7 +5,6 @@ import asyncio
 import random
 
 import msgspec
-import zmq
 import zmq.asyncio
 
 from streamserve.protocol.cluster import (

@@ -166,6 +166,6 @@ def git(*arguments: str) -> str:
 
 def machine() -> str:
     """Return the processor's name and the number of cores."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {psutil.cpu_count()} cores"

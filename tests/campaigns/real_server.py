@@ -128,7 +128,7 @@ class RealServer:
 
     def peak_megabytes(self) -> float:
         """Return the largest resident size that the API process has had."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
         match = re.search(r"VmHWM:\s+(\d+) kB", status)
         return int(match[1]) / 1024 if match else 0.0
 

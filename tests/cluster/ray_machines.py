@@ -60,7 +60,7 @@ class RayMachines(Machines):
     def start_here(self) -> None:
         """Start Ray's head on this machine."""
         log = Path(self._folder, "head.log")
-        with log.open("w") as output:
+        with log.open("w", encoding="utf-8") as output:
             process = self._run([*self._head_node(), "--block"], output)
         self._stack.callback(_end_all, process)
         _until_logged(process, log, "Ray runtime started")
@@ -74,7 +74,7 @@ class RayMachines(Machines):
             "--threads", "1", "--no-profile", *flags,
         )  # fmt: skip
         both = f'{shlex.join(self._head_node())} && exec "$@"'
-        with log.open("w") as output:
+        with log.open("w", encoding="utf-8") as output:
             process = self._run(self.net.command(self._head, "sh", "-c", both, "sh", *server), output)
         _until_logged(process, log, "Ray runtime started")
         for number in range(1, self.net.count + 1):
@@ -103,9 +103,13 @@ def _end_all(process: Process) -> None:
 def _until_logged(process: Process, log: Path, pattern: str) -> "re.Match[str]":
     """Wait until a process has logged what matches, and return the match."""
     deadline = time.monotonic() + SECONDS
-    while (match := re.search(pattern, log.read_text(errors="replace"))) is None:
-        assert process.poll() is None, f"it has ended: {log.read_text(errors='replace')[-2000:]}"
-        assert time.monotonic() < deadline, f"not in time: {log.read_text(errors='replace')[-2000:]}"
+    while (match := re.search(pattern, log.read_text(encoding="utf-8", errors="replace"))) is None:
+        assert process.poll() is None, (
+            f"it has ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+        )
+        assert time.monotonic() < deadline, (
+            f"not in time: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+        )
         time.sleep(0.05)
     return match
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-import zmq
 import zmq.asyncio
 
 from streamserve.cluster.listener import ClusterListener

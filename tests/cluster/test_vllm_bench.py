@@ -50,7 +50,7 @@ def bench(url: str, result: Path) -> dict[str, Any]:
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "VLLM_LOGGING_LEVEL": "WARNING"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    results: dict[str, Any] = json.loads(result.read_text())
+    results: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return results
 
 

@@ -36,7 +36,7 @@ def test_pages_have_the_values_of_the_result_files(page: Path) -> None:
 @pytest.mark.parametrize("page", MARKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_change_by_hand_is_found(page: Path, copy: Copy) -> None:
     """Change each number and each table's last digit, and expect the page to differ."""
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     spans = [match.span(2) for match in NUMBER.finditer(text)]
     spans += [match.span(3) for match in TABLE.finditer(text)]
     assert spans

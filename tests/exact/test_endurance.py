@@ -73,7 +73,7 @@ def _end(engine: Engine, waiting, open_choices: dict[str, int], name: str) -> No
 
 
 def resident_bytes() -> int:
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
     assert found
     return int(found[1]) * 1024
 

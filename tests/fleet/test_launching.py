@@ -142,7 +142,7 @@ async def test_a_full_disk_ends_the_timeline_but_no_request(
     async with running(Launcher(), Recorder([timeline])) as runtime:
         assert await ask(runtime, "a") == [0, 1, 2]
         timeline._file.close()
-        timeline._file = Path("/dev/full").open("w", buffering=1)  # noqa: ASYNC230, SIM115
+        timeline._file = Path("/dev/full").open("w", encoding="utf-8", buffering=1)  # noqa: ASYNC230, SIM115
         for name in "bcd":
             assert await ask(runtime, name) == [0, 1, 2]
         assert runtime.incidents().observer_failures == 1

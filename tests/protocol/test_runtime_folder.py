@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,9 +13,11 @@ import pytest
 from streamserve.protocol.runtime_folder import (
     EMPTY_SECONDS,
     LOCK,
+    MAX_BASE_BYTES,
     folder_of,
     make_runtime_folder,
     remove_if_dead,
+    socket_base,
     sweep,
 )
 
@@ -100,3 +103,17 @@ def test_the_folder_of_an_endpoint():
     assert folder_of("ipc:///tmp/streamserve-abc/control") == Path("/tmp/streamserve-abc")
     assert folder_of("ipc:///tmp/elsewhere/control") is None
     assert folder_of("tcp://127.0.0.1:5000") is None
+
+
+def test_a_temporary_folder_that_is_too_long_for_sockets_is_not_used(monkeypatch, tmp_path):
+    short, long = Path("/tmp"), tmp_path / ("x" * MAX_BASE_BYTES)
+    long.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert socket_base() == short
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert socket_base() == (tmp_path if len(str(tmp_path)) <= MAX_BASE_BYTES else short)
+    folder = make_runtime_folder()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder.path / "control"))
+    folder.remove()

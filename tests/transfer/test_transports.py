@@ -234,7 +234,7 @@ def test_memory_of_dead_processes_is_released(
     process.wait()
     transport.check(receiving[1])
     gc.collect()
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
         mine = [line for line in maps if "streamserve-kv" in line and f" {address.inode} " in line]
     assert not mine
 

@@ -61,7 +61,7 @@ def test_private_memory_is_weights_cache_and_little_else(llm, folder, record):
 
 
 def _cpus(status: Path) -> set[int]:
-    match = re.search(r"Cpus_allowed_list:\s+(\S+)", status.read_text())
+    match = re.search(r"Cpus_allowed_list:\s+(\S+)", status.read_text(encoding="utf-8"))
     assert match
     processors: set[int] = set()
     for part in match[1].split(","):

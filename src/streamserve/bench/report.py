@@ -97,7 +97,7 @@ def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) ->
         "summary": asdict(summary),
         "requests": [asdict(outcome) for outcome in run.outcomes],
     }
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if importlib.util.find_spec("matplotlib") is None:
         return [path]
     plot_path = path.with_suffix(".png")

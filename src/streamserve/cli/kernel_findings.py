@@ -8,10 +8,10 @@ from streamserve.cli.findings import Finding, Verdict
 from streamserve.execution.native.build import (
     BuildFailed,
     NativeCacheError,
-    cache_folder,
     cached_library,
     check_owner,
     find_compiler,
+    kernel_folder,
 )
 from streamserve.execution.native.levels import detected_level, lesser_level
 from streamserve.execution.native.library import Path as KernelPath
@@ -25,8 +25,8 @@ from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 def kernel_findings() -> list[Finding]:
     """Return what kernels a server would use, and the findings about the compiler that they may need."""
     try:
-        if cache_folder().exists():
-            check_owner(cache_folder())
+        if kernel_folder().exists():
+            check_owner(kernel_folder())
         packaged = packaged_library()
         library = packaged or cached_library()
     except (NativeCacheError, CheckpointError) as error:

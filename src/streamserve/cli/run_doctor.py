@@ -18,6 +18,7 @@ from streamserve.cli.findings import (
     version_findings,
 )
 from streamserve.protocol.processors import usable_processors
+from streamserve.protocol.user_folders import cache_folder
 
 COLORS = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.FAIL: "red"}
 
@@ -59,11 +60,10 @@ def _by_torch() -> list[Finding]:
 
 def _folders() -> list[Finding]:
     """Return the findings about the folders that a server writes."""
-    environment, home = os.environ, Path.home()
-    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-    hub = Path(environment.get("HF_HOME") or cache / "huggingface")
+    cache = cache_folder()
+    hub = Path(os.environ.get("HF_HOME") or cache.with_name("huggingface"))
     without = "kernels and profiles are made again at every start"
     return [
-        folder_finding("cache", cache / "streamserve", without, "XDG_CACHE_HOME"),
+        folder_finding("cache", cache, without, "XDG_CACHE_HOME"),
         folder_finding("models", hub, "models cannot be downloaded by name", "HF_HOME"),
     ]

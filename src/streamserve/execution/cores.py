@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamserve.execution.native.build import LOCK, cache_folder, locked
+from streamserve.execution.native.build import LOCK, locked
 from streamserve.protocol.processors import Processors, usable_processors
+from streamserve.protocol.user_folders import cache_folder
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def reserve_cores(
 ) -> ReservedCores | None:
     """Reserve `count` of the processors that this process may use (`usable`, by default those that are
     found), of different cores if possible, and of one NUMA node; None if fewer are free."""
-    folder = folder or cache_folder().parent / "cores"
+    folder = folder or cache_folder() / "cores"
     usable = usable or usable_processors()
     nodes = usable.by_node()
     try:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from streamserve.protocol.user_folders import state_folder
+
 MAX_REPORTS = 20
 """Maximum number of reports; a new one replaces the oldest."""
 
@@ -12,6 +14,4 @@ MAX_REPORT_BYTES = 256 << 10
 def crash_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of crash reports: $XDG_STATE_HOME/streamserve/crashes, by default in
     ~/.local/state."""
-    state = environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-    return base / "streamserve" / "crashes"
+    return state_folder(environ) / "crashes"

@@ -132,7 +132,7 @@ def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
     while they are imported: one forked from an earlier child has that one's."""
     early = {name: value for name, value in environment.items() if name not in LATE_VARIABLES}
     limits = tuple(resource.getrlimit(limit) for limit in range(RESOURCE_LIMITS))
-    groups = Path("/proc/self/cgroup").read_text()
+    groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     users = os.geteuid(), os.getegid()
     return early, limits, groups, own_status("SigIgn"), os.getpriority(os.PRIO_PROCESS, 0), users
 
@@ -144,5 +144,5 @@ def file_mode_mask() -> int:
 
 def own_status(name: str) -> str:
     """Return a line of what the kernel says of this process; empty if there is none."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")), "")

@@ -29,4 +29,4 @@ def matches(shown: str, digests: Collection[str]) -> bool:
     """Return whether `shown` is one of the keys, in time independent of which one it is, or none. A digest is
     not accepted as a key."""
     shown_digest = PREFIX + hashlib.sha256(shown.encode("utf-8", "surrogateescape")).hexdigest()
-    return sum([hmac.compare_digest(shown_digest, known) for known in digests]) > 0
+    return sum(hmac.compare_digest(shown_digest, known) for known in digests) > 0

@@ -10,7 +10,7 @@ from streamserve.protocol.curve import Endpoint
 def identity() -> str:
     """Return what processes have in common that can open each other's memory: boot, processes, user."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.geteuid()}"
     except OSError:
         return f"{socket.gethostname()}/{os.getpid()}"

@@ -95,6 +95,6 @@ def _quota(group: Path) -> float | None:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(errors="replace").strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

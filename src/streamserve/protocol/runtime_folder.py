@@ -23,6 +23,9 @@ EMPTY_SECONDS = 60.0
 """Age, in seconds, from which a folder without a lock is stale: its owner died within the microseconds of
 making it."""
 
+MAX_BASE_BYTES = 78
+"""Longest path of a folder for runtime folders: a socket's has at most 107 bytes, 29 of them below it."""
+
 IPC = "ipc://"
 
 
@@ -42,7 +45,7 @@ class RuntimeFolder:
 def make_runtime_folder(base: Path | None = None) -> RuntimeFolder:
     """Make a locked folder in `base`, by default the temporary folder, after removing those of dead owners.
     Raises OSError if that is not possible."""
-    base = base or Path(tempfile.gettempdir())
+    base = base or socket_base()
     sweep(base)
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
@@ -50,6 +53,15 @@ def make_runtime_folder(base: Path | None = None) -> RuntimeFolder:
         if _lock(handle) and (path / LOCK).exists():
             return RuntimeFolder(path, handle)
         os.close(handle)  # another process's sweep came between making and locking it
+
+
+def socket_base() -> Path:
+    """Return the folder for runtime folders: the temporary one, unless paths of sockets in it would be longer
+    than the kernel takes, else another one for temporary files."""
+    folders = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"]
+    usable = (folder for folder in folders if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK))
+    short = (folder for folder in usable if len(os.fsencode(folder)) <= MAX_BASE_BYTES)
+    return Path(next(short, folders[0]))
 
 
 def sweep(base: Path) -> list[Path]:

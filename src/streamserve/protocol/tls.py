@@ -40,7 +40,7 @@ def _refuse_password() -> str:
 def _check_block(setting: str, file: str, name: str, advice: str = "") -> None:
     """Raise ValueError if `file` has no PEM block whose title ends with `name`."""
     try:
-        text = Path(file).read_text(errors="replace")
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ValueError(f"{setting} = {file!r}: cannot be read: {error.strerror}") from None
     if f"{name.upper()}-----" not in text:

@@ -152,7 +152,7 @@ def delay(arrival: Arrival, candidate: RouteCandidate) -> int:
     if candidate.pending or not prefill.long_prompts:
         return after_all
     longest = max(own, STEP_TOKENS)
-    return after_all - sum([tokens - longest for tokens in prefill.long_prompts if tokens > longest])
+    return after_all - sum(tokens - longest for tokens in prefill.long_prompts if tokens > longest)
 
 
 def best(keys: Sequence[tuple[float, ...]], turn: int) -> int:

@@ -75,7 +75,7 @@ def exit_with_parent(
 def name_process(worker: str) -> None:
     """Name this process after its role and index, for `top` and `ps -o comm` (on Linux, 15 characters)."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(worker[:15])
+        Path("/proc/self/comm").write_text(worker[:15], encoding="utf-8")
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 from setproctitle import getproctitle, setproctitle
@@ -39,7 +38,7 @@ from streamserve.protocol.fork import (
     receive,
     send,
 )
-from streamserve.protocol.runtime_folder import sweep
+from streamserve.protocol.runtime_folder import socket_base, sweep
 
 PARENT_SECONDS = 1.0
 """Interval of checks whether the parent still runs: a fork of it may keep the socket open."""
@@ -76,7 +75,7 @@ def sweep_after(parent: int) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
-    sweep(Path(tempfile.gettempdir()))
+    sweep(socket_base())
 
 
 def preload() -> dict[str, tuple[int, ...]]:

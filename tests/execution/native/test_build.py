@@ -16,8 +16,8 @@ from streamserve.execution.native.build import (
     BuildFailed,
     NativeCacheError,
     build,
-    cache_folder,
     find_compiler,
+    kernel_folder,
     locked,
 )
 
@@ -161,6 +161,6 @@ def test_processes_that_build_at_once_get_one_library(tmp_path):
 def test_any_processor_can_have_the_portable_path():
     """Compiled for the oldest 64-bit x86 (or whatever this is), only the portable path is there. The library
     is kept in the user's cache until the kernels change, for all clones."""
-    compiled = library.load_library(build(cache_folder().with_name("native-portable"), QUICK))
+    compiled = library.load_library(build(kernel_folder().with_name("native-portable"), QUICK))
     supported = [path for path in library.Path if compiled.ss_path_supported(path, 1)]
     assert supported == [library.Path.PORTABLE]

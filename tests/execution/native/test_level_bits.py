@@ -8,7 +8,7 @@ from pathlib import Path as Folder
 import pytest
 import torch
 
-from streamserve.execution.native.build import BuildFailed, build, cache_folder, level_flags
+from streamserve.execution.native.build import BuildFailed, build, kernel_folder, level_flags
 from streamserve.execution.native.levels import Level
 from streamserve.execution.native.library import Path, ThreadPool, load_library
 from streamserve.execution.native.linear import NativeLinear
@@ -21,7 +21,7 @@ from tests.execution.native.sequences import Sequence
 from tests.processor import levels
 
 RUNNABLE = levels()
-BUILT = cache_folder().with_name("native-levels")
+BUILT = kernel_folder().with_name("native-levels")
 """Where the libraries are compiled, once for all clones; they are kept until the kernels change."""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.execution.native import levels, packaged
-from streamserve.execution.native.build import cache_folder, flags_up_to
+from streamserve.execution.native.build import flags_up_to, kernel_folder
 from streamserve.execution.native.levels import (
     LEVELS,
     Level,
@@ -134,6 +134,6 @@ def test_rates_are_stored_by_library_and_never_next_to_a_packaged_one(
     library = tmp_path / "kernels-avx2.so"
     library.write_bytes(b"one")
     first = rates_file(library)
-    assert first.parent == cache_folder() / "packaged"
+    assert first.parent == kernel_folder() / "packaged"
     library.write_bytes(b"another")
     assert rates_file(library) != first

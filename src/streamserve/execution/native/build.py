@@ -22,6 +22,7 @@ from pathlib import Path
 from streamserve.execution.native.levels import Level, lesser_level
 from streamserve.protocol.config import KernelPath
 from streamserve.protocol.processors import usable_processors
+from streamserve.protocol.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +59,9 @@ class BuildFailed(Exception):
     """The kernels are not available on this machine; the message is for the log."""
 
 
-def cache_folder() -> Path:
+def kernel_folder() -> Path:
     """Return the folder of this user's compiled kernels."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "streamserve" / "native"
+    return cache_folder() / "native"
 
 
 def find_compiler() -> str:
@@ -89,7 +89,7 @@ def flags_up_to(bound: KernelPath | None = None) -> tuple[str, ...]:
 def cached_library(folder: Path | None = None) -> Path | None:
     """Return the compiled library of these sources if it is in the cache; nothing is compiled or made. Raises
     BuildFailed without a compiler."""
-    path = (folder or cache_folder()) / f"{_key(find_compiler(), flags_up_to())}.so"
+    path = (folder or kernel_folder()) / f"{_key(find_compiler(), flags_up_to())}.so"
     return path if path.exists() else None
 
 
@@ -99,7 +99,7 @@ def build(folder: Path | None = None, flags: Sequence[str] | None = None) -> Pat
 
     Raises NativeCacheError for a cache that others could write, BuildFailed if there is no library.
     """
-    folder = folder or cache_folder()
+    folder = folder or kernel_folder()
     compiler, flags = find_compiler(), flags_up_to() if flags is None else flags
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _key(compiler: str, flags: Sequence[str]) -> str:
 def processor() -> str:
     """Return the processor's model and features, as Linux reports them."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return " ".join(os.uname())
     fields = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")

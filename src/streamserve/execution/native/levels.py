@@ -84,7 +84,7 @@ def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the instruction sets that processor and kernel support, as Linux names them; none where it does
     not say."""
     try:
-        lines = cpuinfo.read_text().splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
     found = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))

@@ -7,7 +7,7 @@ import hashlib
 import platform
 from pathlib import Path
 
-from streamserve.execution.native.build import cache_folder, processor
+from streamserve.execution.native.build import kernel_folder, processor
 from streamserve.execution.native.levels import Level, detected_level
 from streamserve.protocol.config import KernelPath
 
@@ -36,4 +36,4 @@ def rates_file(library: Path) -> Path:
         return library.with_suffix(".json")
     digest = hashlib.blake2b(library.read_bytes(), digest_size=16)
     digest.update(processor().encode())
-    return cache_folder() / "packaged" / f"{digest.hexdigest()}.json"
+    return kernel_folder() / "packaged" / f"{digest.hexdigest()}.json"

@@ -84,7 +84,7 @@ class Usage:
 def _usage() -> Usage | None:
     """Return the current usage, as Linux reports it; None elsewhere."""
     try:
-        numbers = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        numbers = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
         user, nice, system, _, _, interrupts, soft, stolen = (int(number) for number in numbers)
     except (OSError, ValueError):
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from streamserve.execution.native.levels import lesser_level
+from streamserve.protocol.user_folders import cache_folder
 from streamserve.scheduling.cost import StepCost, SwapCost
 
 log = logging.getLogger(__name__)
@@ -118,8 +119,7 @@ class ProfileStore:
 
 def user_profiles() -> ProfileStore:
     """Return the folder of this user's profiles."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return ProfileStore((Path(base) if base else Path.home() / ".cache") / "streamserve" / "profiles")
+    return ProfileStore(cache_folder() / "profiles")
 
 
 def this_machine(threads: int) -> Machine:
@@ -133,7 +133,7 @@ def this_machine(threads: int) -> Machine:
 def processor_name() -> str:
     """Return the processor's name, as Linux reports it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

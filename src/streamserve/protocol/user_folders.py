@@ -1,0 +1,33 @@
+"""The user's folders, as the XDG specification has them: what is made again if it is lost, and what is kept.
+
+Where the user has no home folder, as an id without an account in a container, they are in the temporary one.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of files that are made again if they are lost: compiled kernels, profiles."""
+    return base_folder("XDG_CACHE_HOME", ".cache", environ) / "streamserve"
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of files that tell what happened: crash reports."""
+    return base_folder("XDG_STATE_HOME", ".local/state", environ) / "streamserve"
+
+
+def base_folder(variable: str, default: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder in an environment variable, which counts if it is absolute, else the default below
+    the user's home."""
+    given = Path(environ.get(variable, ""))
+    return given if given.is_absolute() else _home() / default
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # neither HOME nor an account
+        return Path(tempfile.gettempdir()) / f"home-of-user-{os.geteuid()}"
