@@ -1,5 +1,7 @@
 """Locate a model: a packaged one by name, a folder, a GGUF file, or a repository of the Hugging Face hub."""
 
+import stat
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
 EMBEDDED = ("embedded", "embedded-draft")
+TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+MAX_TEXT_BYTES = 256 << 20
 _MAX_NAME = 64
 
 
@@ -35,6 +39,7 @@ def locate(model: str) -> Path:
         raise CheckpointError(f"{model:.200} cannot be read: {error.strerror}") from error
     file = gguf_file(path)
     if file or path.is_dir():
+        refuse_odd_files([file] if file else sorted(path.iterdir()))
         return file or path
     if path.exists():
         raise CheckpointError(
@@ -50,6 +55,22 @@ def locate(model: str) -> Path:
             f"owner/model or owner/model:Q4_K_M, or one of: {', '.join(EMBEDDED)}"
         )
     return _from_hub(name)
+
+
+def refuse_odd_files(files: Iterable[Path]) -> None:
+    """Raise CheckpointError where reading one of a checkpoint's `files` would not end: a pipe, a device, or a
+    file of settings or a vocabulary that is far too large. Hidden files are not read."""
+    for file in files:
+        if file.name.startswith("."):
+            continue
+        try:
+            status = file.stat()
+        except OSError:  # whoever needs it says so
+            continue
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise CheckpointError(f"{file} is no file, but a pipe, a device or a socket: remove it")
+        if file.suffix in TEXT_SUFFIXES and status.st_size > MAX_TEXT_BYTES:
+            raise CheckpointError(f"{file} has {status.st_size} bytes: at most {MAX_TEXT_BYTES} are read")
 
 
 def root_name(model: str, path: str) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -119,7 +120,8 @@ def stored_rates(library: FilePath) -> Mapping[str, float] | None:
 def _read(file: FilePath) -> Rates | None:
     """Return the stored rates; None if there are none that can be used."""
     with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-        return msgspec.json.decode(file.read_bytes(), type=Rates)
+        if stat.S_ISREG(file.stat().st_mode):  # not a pipe, which would not end
+            return msgspec.json.decode(file.read_bytes(), type=Rates)
     return None
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,8 +94,9 @@ class ProfileStore:
         as none."""
         path = self.path(subject)
         try:
-            if path.stat().st_size > MAX_BYTES:
-                raise ValueError(f"it is larger than {MAX_BYTES} bytes")
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+                raise ValueError(f"it is no file of at most {MAX_BYTES} bytes")
             profile = msgspec.json.decode(path.read_bytes(), type=Profile)
         except FileNotFoundError:
             return None

@@ -1,0 +1,59 @@
+"""Folders whose files would keep a start waiting are refused at once."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streamserve.protocol.errors import CheckpointError
+from streamserve.settings.checkpoints import MAX_TEXT_BYTES, locate
+from tests.checkpoints import make_checkpoint
+
+READ = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "model.safetensors",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path)
+
+
+def test_regular_files_and_links_to_them_are_taken(folder: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "blob"
+    (folder / "config.json").rename(blob)
+    (folder / "config.json").symlink_to(blob)
+    (folder / "images").mkdir()
+    assert locate(str(folder)) == folder
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_pipe_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is no file, but a pipe"):
+        locate(str(folder))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_device_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=rf"{name} is no file"):
+        locate(str(folder))
+
+
+def test_a_text_of_gigabytes_is_refused_by_name(folder: Path) -> None:
+    os.truncate(folder / "tokenizer.json", MAX_TEXT_BYTES + 1)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has \d+ bytes"):
+        locate(str(folder))
+
+
+def test_hidden_files_do_not_matter(folder: Path) -> None:
+    os.mkfifo(folder / ".control")
+    assert locate(str(folder)) == folder
