@@ -9,9 +9,9 @@ from typing import Any, NoReturn, Protocol
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from streamserve.protocol.errors import CheckpointError, RequestError
+from streamserve.text.template_limits import BoundedEnvironment, render
 
 Message = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
@@ -89,7 +89,7 @@ class ChatTemplate:
         if tools and self._tools_in_message:
             inputs["messages"] = _with_tools(chat, tools)
         try:
-            prompt = self._template.render(inputs)
+            prompt = render(self._template.generate(inputs))
         except RecursionError as error:
             raise RequestError("messages are nested too deeply", field="messages") from error
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:

@@ -1,0 +1,64 @@
+"""Templates end, whatever they say, and others are rendered as before."""
+
+import time
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from streamserve.protocol.errors import RequestError
+from streamserve.text import template_limits
+from streamserve.text.chat import ChatTemplate
+
+ENDLESS = {
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a text that grows": "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+    "a product": "{{ 'x' * 10000000000 }}",
+    "a product of lists": "{{ ([1] * 10000000000) | length }}",
+    "a sum that doubles": (
+        "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+    ),
+    "a join that doubles": (
+        "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    ),
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "powers of powers": (
+        "{% set ns = namespace(x=9) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
+    ),
+    "itself": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_without_an_end_is_refused(source: str) -> None:
+    template = ChatTemplate(source, {})
+    began = time.monotonic()
+    with pytest.raises(RequestError):
+        template.render([{"role": "user", "content": "hello"}])
+    assert time.monotonic() - began < 60
+
+
+def test_the_limit_is_of_all_loops_of_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "MAX_ITERATIONS", 110)
+    template = ChatTemplate("{% for a in range(10) %}{% for m in messages %}.{% endfor %}{% endfor %}", {})
+    chat = [{"role": "user", "content": "hello"}] * 10
+    assert [template.render(chat) for _ in range(3)] == ["." * 100] * 3
+    with pytest.raises(RequestError, match="not ended after 110 iterations"):
+        template.render([*chat, *chat])
+
+
+def test_texts_are_those_of_plain_jinja() -> None:
+    source = """
+        {%- set ns = namespace(total=0) %}
+        {%- for message in messages if message.role != 'system' recursive %}
+            {{- loop.index ~ '/' ~ loop.length + ': ' + message.content * 2 ~ none ~ 1.5 }}
+            {%- set ns.total = ns.total + loop.index0 * 2 ** 3 %}
+            {%- if loop.last %}{% continue %}{% endif %}
+        {%- else %}nobody
+        {%- endfor %}
+        {{- ns.total ~ ([1, 2] + [3]) }}"""
+    chat = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user")]
+    plain = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    expected = plain.from_string(source).render(messages=chat)
+    assert ChatTemplate(source, {}).render(chat) == expected != ""
