@@ -17,7 +17,7 @@ PARAMS = SamplingParams(seed=1, max_tokens=3)
 
 
 class Refusing:
-    """An allocator with a fault: it admits nobody."""
+    """An allocator with a fault: it admits no sequence."""
 
     def __init__(self, engine: Engine) -> None:
         self._allocator = engine.scheduler.allocator

@@ -1,4 +1,4 @@
-"""Prompt streams that lie idle cost nobody else anything but memory that nobody needs."""
+"""Prompt streams that lie idle cost others nothing but memory that is free."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -38,7 +38,7 @@ def first_token(order: str, priority: int) -> float:
 
 
 @pytest.mark.parametrize("order", ["slo", "fcfs", "chunked", "prefill-first"])
-def test_an_urgent_prompt_waits_for_nobody(order: str) -> None:
+def test_an_urgent_prompt_does_not_wait(order: str) -> None:
     """Alone it would take 3.0 seconds."""
     assert first_token(order, -10) < 4.0
 

@@ -53,7 +53,7 @@ def test_texts_are_those_of_plain_jinja() -> None:
             {{- loop.index ~ '/' ~ loop.length + ': ' + message.content * 2 ~ none ~ 1.5 }}
             {%- set ns.total = ns.total + loop.index0 * 2 ** 3 %}
             {%- if loop.last %}{% continue %}{% endif %}
-        {%- else %}nobody
+        {%- else %}none
         {%- endfor %}
         {{- ns.total ~ ([1, 2] + [3]) }}"""
     chat = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user")]

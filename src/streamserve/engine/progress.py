@@ -28,7 +28,7 @@ def could_compute(scheduler: Scheduler, transfers: KVTransferManager) -> list[Se
 
 
 def _waits_for_worker(sequence: Sequence) -> bool:
-    """Whether another worker sends, receives or has no room yet for a sequence's KV."""
+    """Whether another worker sends, receives or has no free blocks yet for a sequence's KV."""
     held_back = sequence.transfer.hold and not sequence.transfer.has_reservation
     return held_back or not sequence.status.schedulable
 

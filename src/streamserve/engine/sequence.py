@@ -59,7 +59,7 @@ class MemoryClaim(Enum):
      ▲                                                     │       (KVAllocator.review_claims)    │
      └────────────────── its prompt changes ───────────────┴──────────────────────────────────────┘
 
-    What was computed in vain is computed again in blocks that nobody needs: otherwise streams that do not fit
+    What was computed in vain is computed again in blocks that are free: otherwise streams that do not fit
     together would evict each other for ever.
 
     * ANY: that of sequences that rank lower.

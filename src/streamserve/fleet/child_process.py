@@ -87,7 +87,7 @@ class InputPipe:
         self._closing = False
 
     def write(self, data: bytes) -> None:
-        """Write data once there is room, unless this is closed."""
+        """Write data as soon as the pipe takes it, unless this is closed."""
         if self._closing or not data:
             return
         if not self._waiting:

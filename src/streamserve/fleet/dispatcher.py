@@ -174,7 +174,7 @@ class Dispatcher:
                 yield from self.place(request, now)
 
     def end_answers(self, reason: str) -> Iterator[Command]:
-        """End the requests of which a part was answered, because nobody can continue them."""
+        """End the requests of which a part was answered, because no worker can continue them."""
         for request in list(self.requests.values()):
             if any(request.outputs.values()):
                 yield from self.cancel(request)

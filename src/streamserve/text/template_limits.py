@@ -1,4 +1,4 @@
-"""Jinja for templates of checkpoints that nobody has read: sandboxed, and with an end in time and size.
+"""Jinja for the templates of unknown checkpoints: sandboxed, and with an end in time and size.
 
 Loops count their iterations. Sums, products, powers and joined texts are refused where they would be too
 large, and so is the whole text.
