@@ -13,6 +13,7 @@ from tests import verify
 from tests.campaigns.families import FAMILIES
 from tests.campaigns.ledger import REPOSITORY, machine
 from tests.dependencies import Tree, read
+from tests.dependencies.tree import RESULTS, is_in
 from tests.verify import LIMIT_MINUTES, Part, Verification, groups, parts
 
 
@@ -39,6 +40,14 @@ def test_a_new_test_file_is_in_a_part_by_itself(monkeypatch: pytest.MonkeyPatch,
 def _files(path: Path) -> list[Path]:
     assert path.exists(), path
     return [path] if path.is_file() else list(path.rglob("test_*.py"))
+
+
+def test_no_part_depends_on_what_a_verification_writes() -> None:
+    """Otherwise a part could not count once another one, or it itself, had written a result."""
+    tree = read()
+    for name, part in parts([]).items():
+        written = [file for file in tree.closure(part.roots) if is_in(file, RESULTS)]
+        assert not written, name
 
 
 def test_a_part_depends_on_the_files_that_it_can_reach() -> None:

@@ -18,7 +18,7 @@ class Family:
 
     module: str
     description: str
-    slice_minutes: float = 1.0
+    slice_minutes: float = 0.5
 
     @property
     def file(self) -> str:
@@ -34,7 +34,7 @@ FAMILIES = {
     "settings": Family(
         "tests.campaigns.settings",
         "random settings and workloads on real workers, against the text of a plain engine",
-        3.0,
+        2.0,
     ),
     "simulated_settings": Family(
         "tests.campaigns.simulated_settings",
@@ -57,17 +57,17 @@ FAMILIES = {
     "machine_faults": Family(
         "tests.campaigns.machine_faults",
         "machines that are lost or slow at each lifecycle event of a request, in network namespaces",
-        2.0,
+        1.5,
     ),
     "levels": Family(
         "tests.campaigns.levels",
         "tests of execution, exactness and pairs as on processors with fewer instructions than this one",
-        2.0,
+        1.5,
     ),
     "soak": Family(
         "tests.campaigns.soak",
         "pairs with drafts, prompt streams and cancels; the slope of each process's memory",
-        2.0,
+        1.5,
     ),
 }
 

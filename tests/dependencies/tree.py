@@ -239,9 +239,10 @@ def _connect(tree: Tree) -> None:
             continue
         near = index.modules(source.references) | index.packages(name) | index.adjacent(name)
         far = index.programs(source.references) | index.paths(name, source.references)
-        if is_in(name, READS_EVERYTHING):
+        everything = is_in(name, READS_EVERYTHING)
+        if everything:
             far |= tree.files.keys()
-        else:
+        if not (everything and is_in(name, SHOWS_RESULTS)):
             unseen = index.results if is_in(name, SHOWS_RESULTS) else index.unseen
             near, far = near - unseen, far - unseen
         tree.near[name], tree.far[name] = frozenset(near), frozenset(far)
