@@ -72,7 +72,8 @@ class Architecture:
     `original_positions`: original_max_position_embeddings next to the rope parameters (None: in them),
     `local_theta`: the base wavelength in layers with a window (None: `theta`), `query_scalar`: whose inverse
     root multiplies attention scores (None: head_dim), `attention_cap` and `logits_cap`: soft caps of scores
-    and logits (0: none; None: there is no such field).
+    and logits (0: none; None: there is no such field), `eos_token_id`: the token that ends a text (None:
+    none).
     """
 
     qkv_bias: bool | None = None
@@ -106,22 +107,26 @@ class Architecture:
     query_scalar: int | None = None
     attention_cap: float | None = None
     logits_cap: float | None = None
+    eos_token_id: int | None = None
 
 
-OLMO = Architecture(mlp_bias=False, qk_norm="joint", norms="after", wide_norms=True, epsilon=1e-5)
+OLMO = Architecture(
+    mlp_bias=False, qk_norm="joint", norms="after", wide_norms=True, epsilon=1e-5, eos_token_id=50_279
+)
 """What OLMo 2 and 3 share."""
 
 GEMMA = Architecture(
     mlp_bias=False, norms="around", norm_offset=1.0, wide_norms=True, activation="gelu_pytorch_tanh",
     activation_field="hidden_activation", scaled_embedding=True, kv_heads=4, head_dim=256, window=4096,
-    tied=True, query_scalar=256,
+    tied=True, query_scalar=256, eos_token_id=1,
 )  # fmt: skip
 """What Gemma 2 and 3 share."""
 
 ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture(),
+    "LlamaForCausalLM": Architecture(eos_token_id=2),
     "MistralForCausalLM": Architecture(
-        qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", kv_heads=8, window=4096
+        qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", kv_heads=8, window=4096,
+        eos_token_id=2,
     ),
     "Qwen2ForCausalLM": Architecture(
         qkv_bias=True, out_bias=False, mlp_bias=False, windows="some layers", kv_heads=32, window=4096
@@ -139,7 +144,7 @@ ARCHITECTURES = {
     ),
     "MixtralForCausalLM": Architecture(
         qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", kv_heads=8,
-        theta=1_000_000.0, epsilon=1e-5, mixture=Mixture(
+        theta=1_000_000.0, epsilon=1e-5, eos_token_id=2, mixture=Mixture(
             ExpertTensors("block_sparse_moe", gate_up=("w1", "w3"), down="w2"), "intermediate_size",
             normalized=True, optional=False,
         ),
@@ -155,10 +160,12 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": Architecture(
         qkv_bias=False, out_bias=False, mlp_bias=False, windows="every layer", fused=True,
         partial_rotary=True, longrope_names=("su", "yarn"), epsilon=1e-5, original_positions=4096,
+        eos_token_id=32_000,
     ),
-    "GraniteForCausalLM": Architecture(multipliers=True),
+    "GraniteForCausalLM": Architecture(multipliers=True, eos_token_id=2),
     "SmolLM3ForCausalLM": Architecture(
-        windows="unrotated layers", skips_rotary=True, kv_heads=4, theta=2_000_000.0, tied=True
+        windows="unrotated layers", skips_rotary=True, kv_heads=4, theta=2_000_000.0, tied=True,
+        eos_token_id=128_001,
     ),
     "Olmo2ForCausalLM": OLMO,
     "Olmo3ForCausalLM": replace(

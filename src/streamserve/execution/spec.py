@@ -12,6 +12,7 @@ from streamserve.execution.architectures import (
     QKNorm,
     Windows,
 )
+from streamserve.execution.end_of_text import end_of_text_ids
 from streamserve.execution.experts import Experts, read_experts
 from streamserve.execution.fields import Fields, read_fields, shown
 from streamserve.execution.rope_spec import RopeSpec, read_ropes, rope_parameters, rotated_dimensions
@@ -152,7 +153,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         mlp_bias=config.flag("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
         multipliers=_multipliers(config, family, head_dim),
         dtype=_dtype(config),
-        eos_token_ids=_eos_token_ids(folder, config, vocab_size),
+        eos_token_ids=end_of_text_ids(folder, config, family.eos_token_id, vocab_size),
         qk_norm=family.qk_norm,
         norms=family.norms,
         norm_offset=family.norm_offset,
@@ -322,19 +323,3 @@ def _dtype(config: Fields) -> str | None:
     if name not in ("float32", "bfloat16", "float16"):
         config.refuse("dtype", f"{name!r} is not supported (supported: float32, bfloat16, float16)")
     return name
-
-
-def _eos_token_ids(folder: Path, config: Fields, vocab_size: int) -> tuple[int, ...]:
-    """Return all ids that either file names: chat models often list their end-of-turn token in only one of
-    them."""
-    sources = [config]
-    if (folder / "generation_config.json").exists():
-        sources.append(read_fields(folder / "generation_config.json"))
-    ids: set[int] = set()
-    for source in sources:
-        value = source.get("eos_token_id")
-        for token in value if isinstance(value, list) else [] if value is None else [value]:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                source.refuse("eos_token_id", f"{token!r} is not among the {vocab_size} tokens")
-            ids.add(token)
-    return tuple(sorted(ids))

@@ -109,9 +109,16 @@ def _types(metadata: Metadata, count: int) -> np.ndarray:
     return types
 
 
+def _end_of_text(metadata: Metadata) -> int:
+    return metadata.integer(f"{PREFIX}eos_token_id", -1, minimum=-(2**31), maximum=2**32 - 1)
+
+
 def _special_tokens(metadata: Metadata, tokens: list[str]) -> dict[str, str]:
-    """Return the texts of the named special tokens."""
+    """Return the texts of the named special tokens. An end-of-text id without a text is left out: the model
+    is served without it."""
     ids = {name: f"{PREFIX}{entry}_token_id" for name, entry in NAMED.items()}
+    if not 0 <= _end_of_text(metadata) < len(tokens):
+        ids.pop("eos_token")
     return {
         name: tokens[metadata.integer(key, minimum=0, maximum=len(tokens) - 1)]
         for name, key in ids.items()

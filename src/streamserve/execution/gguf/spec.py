@@ -4,6 +4,7 @@ computed exactly is refused by the entry's name, and so are unknown entries for 
 import numpy as np
 
 from streamserve.execution.architectures import ARCHITECTURES, Architecture
+from streamserve.execution.end_of_text import within_vocabulary
 from streamserve.execution.experts import MAX_ALL_EXPERTS, MAX_EXPERTS, Experts
 from streamserve.execution.gguf.blocks import FORMATS
 from streamserve.execution.gguf.families import FAMILIES
@@ -286,12 +287,14 @@ def _dtype(model: GgufModel, stored: StoredFormats | None, first: str) -> str:
 
 
 def _eos_token_ids(metadata: Metadata, vocab_size: int) -> tuple[int, ...]:
-    """Return all ids that an entry names, and those of control tokens that end a text by their name."""
-    ids = {
-        metadata.integer(key, None, 0, vocab_size - 1)
+    """Return all ids that an entry names, and those of control tokens that end a text by their name. An id
+    outside of the vocabulary is left out with a warning."""
+    named = [
+        (f"{metadata.path}: {key}", metadata.integer(key, None, -(2**31), 2**32 - 1))
         for key in (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
         if key in metadata
-    }
+    ]
+    ids = set(within_vocabulary(named, vocab_size))
     if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
         tokens = metadata.texts("tokenizer.ggml.tokens")
         types = metadata.numbers("tokenizer.ggml.token_type", len(tokens))
