@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from streamserve import LLM, SamplingParams
+from streamserve.cli.run_server import api_settings
 from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.protocol.reports import Report
 from streamserve.settings.options import SettingsError
@@ -91,6 +92,43 @@ def test_an_interrupted_call_leaves_no_request_running(llm: LLM) -> None:
         llm.generate(["a", "b"] * 50, SamplingParams(max_tokens=8000, ignore_eos=True), use_tqdm=False)
     thread.join()
     until(lambda: (report().running, report().waiting, report().blocks_live) == (0, 0, 0))
+
+
+@pytest.fixture(scope="module")
+def recommending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """An LLM of a checkpoint that recommends what makes every choice greedy."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("recommending"), max_position_embeddings=128)
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 1}))
+    with LLM(str(folder), threads=1, log_level="warning") as llm:
+        yield llm
+
+
+def test_without_parameters_the_values_that_the_checkpoint_recommends_apply(recommending: LLM) -> None:
+    llm, chat = recommending, [{"role": "user", "content": "hello"}]
+    assert dict(llm.default_sampling) == {"temperature": 0.7, "top_k": 1}
+    greedy = SamplingParams(temperature=0)
+    (expected,), (output,) = (llm.generate("hello", params, use_tqdm=False) for params in (greedy, None))
+    assert output.outputs == expected.outputs
+    streamed = [token for delta in llm.stream("hello") for token in delta.tokens]
+    assert streamed == expected.outputs[0].token_ids
+    unbounded = SamplingParams(temperature=0, max_tokens=None)
+    (expected,), (output,) = (llm.chat(chat, params, use_tqdm=False) for params in (unbounded, None))
+    assert output.outputs == expected.outputs
+    assert len(output.outputs[0].token_ids) > 16
+
+
+def test_given_parameters_are_complete(recommending: LLM) -> None:
+    params = SamplingParams(seed=5, ignore_eos=True)
+    (sampled,) = recommending.generate("hello", params, use_tqdm=False)
+    (default,) = recommending.generate(
+        "hello", SamplingParams(temperature=0, ignore_eos=True), use_tqdm=False
+    )
+    assert sampled.outputs[0].token_ids != default.outputs[0].token_ids
+
+
+def test_the_server_applies_the_same_values(recommending: LLM) -> None:
+    settings = recommending._llm.settings
+    assert api_settings(settings, local_only=True).default_sampling == recommending.default_sampling
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.cli.run_server import RECOMMENDED, recommended_sampling
 from streamserve.engine.plan import SequenceState, Span, StepPlan
 from streamserve.execution.checkpoint import INDEX, SINGLE
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.settings.sampling import RECOMMENDED, recommended_sampling
 from streamserve.speculation.tree import root
 from streamserve.text.chat import chat_template
 from streamserve.text.tokenizer import Tokenizer

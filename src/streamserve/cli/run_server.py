@@ -24,27 +24,17 @@ from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
-from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import ModelInfo, Ready
 from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.sampling import MAX_VOCABULARY, SamplingParams, check_sampling
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.protocol.tls import tls_context
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import topology, worker_bound
+from streamserve.settings.sampling import recommended_sampling
 from streamserve.settings.several import ServedModels
 
 _log = logging.getLogger(__name__)
-
-RECOMMENDED = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-}
-"""Fields of a checkpoint's generation_config.json that become defaults of requests."""
 
 
 def run(served: ServedModels) -> None:
@@ -175,25 +165,6 @@ def is_local_only(server: ServerConfig, listener: socket.socket) -> bool:
 def is_loopback(listener: socket.socket) -> bool:
     """Return whether only this machine can reach a listening socket."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
-
-
-def recommended_sampling(folder: Path) -> dict[str, Any]:
-    """Return the sampling values that the checkpoint recommends.
-
-    Raises CheckpointError if they cannot be read, or are not valid for any request.
-    """
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return {}
-    try:
-        values = json.loads(path.read_bytes())
-        recommended = {
-            name: kind(values[name]) for name, kind in RECOMMENDED.items() if values.get(name) is not None
-        }
-        check_sampling(SamplingParams(**recommended), MAX_VOCABULARY)
-        return recommended
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds: float) -> str:

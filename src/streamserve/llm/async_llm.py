@@ -45,6 +45,7 @@ from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import check_router, topology, worker_bound
+from streamserve.settings.sampling import recommended_sampling
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.reranker import scoring
@@ -72,8 +73,8 @@ class AsyncLLM:
     def __init__(self, settings: Settings) -> None:
         """Load the tokenizer and the chat template; `start` starts the workers.
 
-        Raises CheckpointError if the folder's tokenizer or chat template cannot be read, SettingsError if the
-        timeline file cannot be written.
+        Raises CheckpointError if the folder's tokenizer, chat template or recommended sampling values cannot
+        be read, SettingsError if the timeline file cannot be written.
         """
         self.settings = settings
         self.tokenizer = Tokenizer.from_folder(settings.model.path)
@@ -81,6 +82,7 @@ class AsyncLLM:
         self.served_names = settings.server.served_model_name or (settings.name,)
         task, path = settings.model.task, Path(settings.model.path)
         self.task = task
+        self.default_sampling = recommended_sampling(path)
         self.embedding = read_embedding(path) if task == "embed" else None
         self.scoring = scoring(self.tokenizer) if task == "score" else None
         self.root = root_name(settings.name, settings.model.path)

@@ -151,6 +151,13 @@ class LLM:
     def model(self) -> ModelInfo:
         return self._llm.model
 
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """The sampling values that the checkpoint's generation_config.json recommends: fields of
+        SamplingParams. They apply to calls without `params`, as they do to the server's requests; for others
+        give `SamplingParams(**llm.default_sampling, max_tokens=64)`."""
+        return self._llm.default_sampling
+
     def report(self) -> Report | None:
         """Return the worker's latest report."""
         return self._llm.report()
@@ -169,13 +176,17 @@ class LLM:
         With `use_tqdm`, standard error shows the progress of several prompts.
 
         `params`, `priority` (lower is served first) and `lora` (the name of a LoRA adapter, empty for none)
-        are one value for all prompts, or one per prompt.
+        are one value for all prompts, or one per prompt. Without `params`, `default_sampling` applies; given
+        ones are complete, so the checkpoint's values are not used.
         Raises RequestError for the first prompt that is refused, or that repeatedly crashes its worker;
         StartError while no worker can be started.
         """
         prompt_list = _as_list(prompts)
         count = len(prompt_list)
-        params_list = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * count
+        if isinstance(params, Sequence):
+            params_list = list(params)
+        else:
+            params_list = [params or SamplingParams(**self.default_sampling)] * count
         if len(params_list) != count:
             raise ValueError(f"{count} prompts, but {len(params_list)} sampling parameters")
         priorities = [priority] * count if isinstance(priority, int) else list(priority)
@@ -201,10 +212,13 @@ class LLM:
         priority: int | Sequence[int] = 0,
         lora: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
-        """Generate for one or several conversations, rendered with the chat template; see `generate`."""
+        """Generate for one or several conversations, rendered with the chat template; see `generate`.
+
+        Without `params`, an output may have as many tokens as the context holds.
+        """
         chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.render(chat) for chat in chats]  # type: ignore[arg-type]
-        params = params or SamplingParams(max_tokens=None)
+        params = params or SamplingParams(**self.default_sampling, max_tokens=None)
         return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority, lora=lora)
 
     def embed(
@@ -226,17 +240,18 @@ class LLM:
     ) -> Generator[Delta, None, None]:
         """Yield deltas of one prompt's output, by the LoRA adapter `lora` if given, as they are generated.
 
+        Without `params`, `default_sampling` applies.
+
         Leaving the loop early cancels the request.
         """
         queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+        params = params or SamplingParams(**self.default_sampling)
 
         async def read() -> None:
             try:
                 ids = self._encode(prompt)
                 await self._llm.until_ready()
-                items = self._llm.submit(
-                    ids, params or SamplingParams(), request_id=new_request_id(), adapter=lora
-                )
+                items = self._llm.submit(ids, params, request_id=new_request_id(), adapter=lora)
                 async with aclosing(items) as stream:
                     async for item in stream:
                         if isinstance(item, Delta):
