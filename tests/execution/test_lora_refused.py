@@ -57,6 +57,15 @@ def read(folder: Path, base: Path) -> Any:
         ({"rank_pattern": {"(.|.)" * 5: 4}}, "too complex"),
         ({"rank_pattern": {"(q_proj": 4}}, "no regular expression"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern must be an object"),
+        ({"target_modules": 7}, "target_modules must be a list of modules' names or a pattern, not 7"),
+        ({"target_modules": ["q_proj", 7]}, "target_modules must be a list of modules' names or a pattern"),
+        ({"exclude_modules": {"q_proj": 1}}, "exclude_modules must be a list of modules' names or a pattern"),
+        ({"layers_to_transform": ["0"]}, "layers_to_transform must be layers' numbers"),
+        ({"target_modules": "(q_proj"}, "target_modules has a pattern that is no regular expression"),
+        ({"target_modules": "(a+)+"}, "target_modules has a pattern that is too complex"),
+        ({"target_modules": ".*a.*b.*c.*d.*"}, "target_modules has a pattern that is too complex"),
+        ({"target_modules": "(m|m)" * 30}, "target_modules has a pattern that is too complex"),
+        ({"target_modules": "a" * 1025}, "target_modules has a pattern that is too complex"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -86,7 +95,11 @@ def test_configurations_that_are_no_objects(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        (f"{Q}.lora_magnitude_vector", (64,), "DoRA is not served"),
+        (f"{Q}.lora_magnitude_vector", (64,), "DoRA is not served: train with use_dora=False, or merge"),
+        (f"{Q}.lora_magnitude_vector.weight", (64,), "DoRA is not served"),
+        ("base_model.model.lm_head.weight", (320, 64), r"trained in full \(modules_to_save\) are not served"),
+        ("base_model.model.model.norm.weight", (64,), "trained in full .*: merge them into the model"),
+        ("base_model.model.lm_head.modules_to_save.bias", (320,), "trained in full"),
         ("base_model.model.model.embed_tokens.lora_embedding_A", (4, 320), "adapters of embeddings"),
         ("base_model.model.lm_head.lora_A.weight", (4, 64), "adapters of the output head"),
         (f"{Q}.bias", (64,), "biases of adapters"),
@@ -104,6 +117,69 @@ def test_tensors(base: Path, tmp_path: Path, name: str, shape: tuple[int, ...], 
     with pytest.raises(CheckpointError, match=message) as refused:
         read(folder, base)
     assert "adapter_model.safetensors" in str(refused.value)
+
+
+NAMED = [
+    ["q_proj", "up_proj"],
+    ["self_attn.q_proj", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"],
+    "all-linear",
+    None,
+    r".*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)",
+    r"model\.layers\.\d+\.(self_attn|mlp)\.(q|up)_proj",
+    r"^(?!.*visual).*(?:q_proj|up_proj).*",
+    r"(model\.)?layers\.[01]\.(self_attn\.q_proj|mlp\.up_proj)",
+]
+UNNAMED = [
+    ["q_proj"],
+    ["q_proj", "layers.0.mlp.up_proj"],
+    ["q_proj", "p_proj", "mlp", "up"],
+    [r".*_proj"],
+    [],
+    r".*\.q_proj",
+    r"self_attn\.q_proj|mlp\.up_proj",
+    r".*\.(q_proj|up_pro)",
+]
+
+
+@pytest.mark.parametrize("targets", NAMED, ids=str)
+def test_tensors_of_modules_that_the_targets_name_are_served(
+    base: Path, tmp_path: Path, targets: Any
+) -> None:
+    modules = ("q_proj", "up_proj")
+    folder = write_adapter(tmp_path / "adapter", base, modules, target_modules=targets)
+    assert len(read(folder, base).parts) == 4
+
+
+@pytest.mark.parametrize("targets", UNNAMED, ids=str)
+def test_tensors_of_modules_that_the_targets_do_not_name_are_refused(
+    base: Path, tmp_path: Path, targets: Any
+) -> None:
+    modules = ("q_proj", "up_proj")
+    folder = write_adapter(tmp_path / "adapter", base, modules, target_modules=targets)
+    with pytest.raises(CheckpointError, match=r"_proj\.lora_A\.weight is not served: .* \(target_modules"):
+        read(folder, base)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"exclude_modules": ["up_proj"]}, "0.mlp.up_proj"),
+        ({"exclude_modules": r".*layers\.1.*q_proj"}, "1.self_attn.q_proj"),
+        ({"layers_to_transform": [0]}, "1.self_attn.q_proj"),
+        ({"layers_to_transform": 1}, "0.self_attn.q_proj"),
+        ({"layers_to_transform": [0, 1], "exclude_modules": ["gate_proj"], "layers_pattern": "layers"}, None),
+    ],
+    ids=str,
+)
+def test_tensors_of_excluded_modules_and_other_layers_are_refused(
+    base: Path, tmp_path: Path, fields: dict[str, Any], refused: str | None
+) -> None:
+    folder = write_adapter(tmp_path / "adapter", base, ("q_proj", "up_proj"), **fields)
+    if refused is None:
+        assert read(folder, base).parts
+        return
+    with pytest.raises(CheckpointError, match=f"layers.{refused}.lora_A.weight is not served"):
+        read(folder, base)
 
 
 def test_matrices_that_are_missing_not_finite_or_of_another_type(base: Path, tmp_path: Path) -> None:

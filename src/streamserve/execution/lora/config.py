@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamserve.execution.fields import Fields, shown
+from streamserve.execution.lora.targets import Targets, read_targets
 from streamserve.protocol.errors import CheckpointError
 
 N = TypeVar("N", int, float)
@@ -45,7 +46,7 @@ HARMLESS = frozenset(
         "megatron_core", "qalora_group_size", "ensure_weight_tying",
     }
 )  # fmt: skip
-"""Fields that are read, or of training alone: which modules have an adapter is said by the tensors."""
+"""Fields that are read, or of training alone."""
 
 PLAIN_INITIALIZATIONS = ("gaussian", "orthogonal", "eva")
 """Names of initializations that leave the base model's weights as they are."""
@@ -54,11 +55,12 @@ PLAIN_INITIALIZATIONS = ("gaussian", "orthogonal", "eva")
 @dataclass(frozen=True)
 class LoraConfig:
     """Rank and scale of an adapter, and those of modules whose names match a pattern. With `rslora` the scale
-    is alpha / sqrt(rank), else alpha / rank."""
+    is alpha / sqrt(rank), else alpha / rank. `targets` are the modules that may have an adapter."""
 
     rank: int
     alpha: float
     rslora: bool
+    targets: Targets
     ranks: tuple[tuple[re.Pattern[str], int], ...] = ()
     alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
 
@@ -95,6 +97,7 @@ def read_config(name: str, content: bytes, max_rank: int) -> LoraConfig:
         rank=_rank(fields, "r", fields.get("r", 8), max_rank),
         alpha=_alpha(fields, "lora_alpha", fields.get("lora_alpha", 8)),
         rslora=fields.flag("use_rslora", False),
+        targets=read_targets(fields),
         ranks=tuple(ranks),
         alphas=tuple(alphas),
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from streamserve.execution.checkpoint import is_finite
 from streamserve.execution.lora.config import LoraConfig, read_config
+from streamserve.execution.lora.targets import Targets
 from streamserve.execution.shapes import matrix_shapes
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, read_files
@@ -30,9 +31,11 @@ HEADER_BYTES = 16 << 20
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
 _LAYER = re.compile(r"model\.layers\.(?P<layer>[0-9]{1,5})\.(?P<name>.+)")
+TRAINED_IN_FULL = "modules trained in full (modules_to_save) are not served: merge them into the model"
 _OTHERS = {
     ".lora_embedding_": "adapters of embeddings are not served",
-    ".lora_magnitude_vector": "DoRA is not served",
+    ".lora_magnitude_vector": "DoRA is not served: train with use_dora=False, or merge it into the model",
+    ".modules_to_save.": TRAINED_IN_FULL,
     ".bias": "biases of adapters are not served",
     ".embed_tokens": "adapters of embeddings are not served",
     "lm_head": "adapters of the output head are not served",
@@ -134,6 +137,7 @@ class _Reader:
     def read(self, config: LoraConfig, max_bytes: int) -> AdapterWeights:
         """Return the checked matrices."""
         modules = self._modules()
+        self._check_targets(modules, config.targets)
         size = self._dtype.itemsize * sum(
             config.rank_of(module) * sum(self._shapes[module]) for module in modules
         )
@@ -166,10 +170,23 @@ class _Reader:
             raise CheckpointError(f"{self._name}: holds no adapter")
         return [module for module in self._shapes if module in matrices]
 
+    def _check_targets(self, modules: list[str], targets: Targets) -> None:
+        """Raise CheckpointError for a module that PEFT would not give an adapter: it would ignore its
+        tensors."""
+        other = next((module for module in modules if module not in targets), None)
+        if other is not None:
+            self._refuse(
+                f"base_model.model.{other}.lora_A.weight",
+                f"is not served: {CONFIG_FILE} gives its module no adapter (target_modules, exclude_modules, "
+                "layers_to_transform): correct these fields, or save the adapter with PEFT",
+            )
+
     def _reason(self, name: str, module: str) -> str:
         if module in self._all:
             return "is an adapter of experts, which is not served: merge it into the model"
         reason = next((reason for part, reason in _OTHERS.items() if part in name), "")
+        if name.endswith(".weight") and ".lora_" not in name:
+            reason = TRAINED_IN_FULL
         return f"is not served: {reason or 'the model has no such linear module'}"
 
     def _part(self, module: str, config: LoraConfig) -> LowRankPart:

@@ -1,0 +1,115 @@
+"""The modules that PEFT gives an adapter, by the fields `target_modules`, `exclude_modules` and
+`layers_to_transform` of its configuration."""
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from streamserve.execution.fields import Fields, shown
+
+ALL_LINEAR = "all-linear"
+"""In place of names: every linear module except the output head."""
+
+MAX_PATTERN_LENGTH = 1024
+MAX_STEPS = 1_000_000
+"""Limits that keep a pattern's matching fast: its length, and an upper bound of its steps for one name."""
+
+NAME_LENGTH = 64
+"""Longer than the name of any module."""
+
+_LAYER = re.compile(r"model\.layers\.([0-9]+)\.")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A set of modules: those whose name, or its end from a dot on, is in `names`, and those whose whole name
+    `pattern` matches."""
+
+    names: frozenset[str] = frozenset()
+    pattern: re.Pattern[str] | None = None
+
+    def __contains__(self, module: str) -> bool:
+        parts = module.split(".")
+        ends = (".".join(parts[first:]) for first in range(len(parts)))
+        return any(end in self.names for end in ends) or bool(self.pattern and self.pattern.fullmatch(module))
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The modules that have an adapter: `included` ones (None: all) that are not `excluded`, in these
+    `layers` (None: all)."""
+
+    included: Modules | None = None
+    excluded: Modules = Modules()
+    layers: Collection[int] | None = None
+
+    def __contains__(self, module: str) -> bool:
+        layer = _LAYER.match(module)
+        in_layers = self.layers is None or (layer is not None and int(layer[1]) in self.layers)
+        return (
+            in_layers and module not in self.excluded and (self.included is None or module in self.included)
+        )
+
+
+def read_targets(fields: Fields) -> Targets:
+    """Return the modules that a configuration gives an adapter: all of them where `target_modules` is absent.
+    Raises CheckpointError naming a field that is wrong, or a pattern that could take long to match."""
+    is_listed = fields.get("target_modules") not in (None, ALL_LINEAR)
+    return Targets(
+        included=_modules(fields, "target_modules") if is_listed else None,
+        excluded=_modules(fields, "exclude_modules"),
+        layers=_layers(fields),
+    )
+
+
+def _modules(fields: Fields, field: str) -> Modules:
+    """Return the modules that a field gives: a list of names, or one regular expression."""
+    value = fields.get(field) or []
+    if isinstance(value, str):
+        return Modules(pattern=_pattern(fields, field, value))
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        fields.refuse(field, f"must be a list of modules' names or a pattern, not {shown(value)}")
+    return Modules(names=frozenset(value))
+
+
+def _layers(fields: Fields) -> Collection[int] | None:
+    """Return the numbers of the layers that have an adapter; None for all."""
+    value = fields.get("layers_to_transform")
+    numbers = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(number) is int for number in numbers):
+        fields.refuse("layers_to_transform", f"must be layers' numbers, not {shown(value)}")
+    return frozenset(numbers) or None
+
+
+def _pattern(fields: Fields, field: str, text: str) -> re.Pattern[str]:
+    """Return a compiled pattern. One that could take long to match is refused."""
+    if len(text) > MAX_PATTERN_LENGTH or _steps(text) > MAX_STEPS:
+        fields.refuse(field, f"has a pattern that is too complex: {shown(text)}: list the modules' names")
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        fields.refuse(field, f"has a pattern that is no regular expression: {shown(text)}: {error}")
+
+
+def _steps(pattern: str) -> float:
+    """Return an upper bound of the steps in which a pattern matches a name: the ways to divide the name among
+    the quantifiers, times the ways to choose alternatives. Infinite if a group is repeated."""
+    plain = re.sub(r"\\.", "a", pattern)
+    if re.search(r"\)[*+{]", plain):
+        return math.inf
+    quantifiers = len(re.findall(r"[*+{]|(?<![(*+?}])\?", plain))
+    return math.comb(NAME_LENGTH + quantifiers, quantifiers) * _alternatives(plain)
+
+
+def _alternatives(pattern: str) -> int:
+    """Return the product of the numbers of alternatives of all groups."""
+    ways, groups = 1, [1]
+    for character in pattern:
+        if character == "(":
+            groups.append(1)
+        elif character == "|":
+            groups[-1] += 1
+        elif character == ")" and len(groups) > 1:
+            ways *= groups.pop()
+    return ways * math.prod(groups)
