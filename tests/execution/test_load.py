@@ -40,6 +40,18 @@ def test_a_loaded_model_describes_itself(shared_checkpoint, backend):
     assert loaded.kv_cache_bytes == 50 * 16 * 2 * 2 * 2 * 16 * 2  # slots, layers, k and v, heads, dim, bytes
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_context_that_yarn_stretches_is_served(shared_checkpoint, backend):
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    folder = str(shared_checkpoint("qwen3", rope_parameters=yarn))
+    assert load(config(path=folder, backend=backend)).model_info.max_model_len == 2048
+
+
 def test_a_tied_head_is_held_once_unless_torch_packs_it(shared_checkpoint):
     folder = str(shared_checkpoint(tie_word_embeddings=True))
     for backend, dtype, size, packed in [

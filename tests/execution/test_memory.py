@@ -48,6 +48,41 @@ def test_the_pool_is_sized_by_settings_and_free_memory(fields, available, expect
 
 
 @pytest.mark.parametrize(
+    ("fields", "available", "named"),
+    [
+        (
+            {"num_blocks": 8},
+            10**9,
+            [
+                "128 tokens",
+                "model's 1024",
+                "--num-blocks 8 makes",
+                "give --num-blocks 64, or set --max-model-len",
+            ],
+        ),
+        (
+            {"kv_cache_bytes": 8 * BLOCK},
+            10**9,
+            ["128 tokens", "model's 1024", "--kv-cache-bytes 8000 makes", "give --kv-cache-bytes 64000, or"],
+        ),
+        (
+            {},
+            int(20 * BLOCK / KV_FRACTION) + 1,
+            ["320 tokens", "model's 1024", "40% of the free memory makes", "give --kv-cache-bytes 64000, or"],
+        ),
+        ({"num_blocks": 64}, 10**9, []),
+        ({"num_blocks": 7, "max_model_len": 100}, 10**9, []),
+    ],
+    ids=str,
+)
+def test_a_pool_below_the_models_context_says_so(fields, available, named, caplog):
+    size_pool(config(**fields), BLOCK, 1024, available)
+    assert len(caplog.records) == bool(named)
+    for text in named:
+        assert text in caplog.text
+
+
+@pytest.mark.parametrize(
     ("fields", "available", "flags"),
     [
         ({"max_model_len": 1025}, 10**9, ["--max-model-len 1025", "1024 positions"]),

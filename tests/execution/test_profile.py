@@ -249,6 +249,7 @@ def test_a_profile_that_another_process_has_measured_meanwhile_is_not_measured_a
     """Two halves of a pair start at once: the second waits, and takes what the first found."""
     caplog.set_level(logging.INFO)
     loaded = load(ModelConfig(path=str(shared_checkpoint()), threads=1, num_blocks=8))
+    caplog.clear()
     store = ProfileStore(tmp_path / "profiles")
     with ThreadPoolExecutor(1) as pool:
         with exclusive_measurement(store.folder, 0.0) as exclusive:

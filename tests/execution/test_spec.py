@@ -280,6 +280,31 @@ def test_yarns_amplitude_is_that_of_transformers(tmp_path, fields):
     torch.testing.assert_close(inverse_frequencies(rope, 16), reference.inv_freq, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rope_scaling": YARN}, 512),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 512}}, 2048),
+        ({"rope_parameters": YARN | {"original_max_position_embeddings": 384}}, 1536),
+        ({"rope_scaling": YARN | {"factor": 2.5}, "original_max_position_embeddings": 100}, 250),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 2048),
+        ({"rope_scaling": YARN | {"factor": 1e15}}, 2**31 - 1),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 512),
+        ({"rope_scaling": {"type": "llama3"} | LLAMA3_SCALING}, 512),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 512),
+    ],
+    ids=str,
+)
+def test_yarn_stretches_the_context_from_the_original_length(tmp_path, fields, expected):
+    assert read(tmp_path, **fields).max_position_embeddings == expected
+
+
+def test_yarn_of_some_layers_stretches_the_context(tmp_path):
+    full = {"full_attention": YARN | {"rope_type": "yarn", "original_max_position_embeddings": 512}}
+    fields = {"sliding_window": 5, "rope_parameters": full | {"sliding_attention": {"rope_type": "default"}}}
+    assert read(tmp_path, "Olmo3ForCausalLM", **fields).max_position_embeddings == 2048
+
+
 def test_phi3s_earliest_names_of_longrope_are_understood(tmp_path):
     expected = read(tmp_path, "Phi3ForCausalLM", rope_scaling=LONG)
     assert expected.ropes[0].scaling == "longrope"

@@ -1,11 +1,14 @@
 """Determine the free memory of this process, and the size of the KV pool that fits in it."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 KV_FRACTION = 0.4
 """Default share of the free memory that the KV pool takes."""
@@ -134,7 +137,23 @@ def size_pool(
         raise CheckpointError(
             f"--max-model-len {max_len} needs {context} KV blocks, but {source} makes a pool of {blocks}"
         )
+    if blocks < context:
+        _warn_of_context(config, max_len, blocks * config.block_size, context, block_bytes, source)
     return blocks, min(max_len, blocks * config.block_size)
+
+
+def _warn_of_context(
+    config: ModelConfig, positions: int, max_len: int, context: int, block_bytes: int, source: str
+) -> None:
+    """Warn that a KV pool holds fewer tokens than the model's context, which takes `context` blocks."""
+    whole = f"--kv-cache-bytes {context * block_bytes}"
+    if config.num_blocks is not None:
+        whole = f"--num-blocks {context}"
+    log.warning(
+        "texts may have %d tokens instead of the model's %d: %s makes a KV pool of no more; for all of them "
+        "give %s, or set --max-model-len",
+        max_len, positions, source, whole,
+    )  # fmt: skip
 
 
 def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:

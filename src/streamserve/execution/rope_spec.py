@@ -1,11 +1,12 @@
 """Rotary position embeddings as `config.json` describes them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from streamserve.execution.architectures import Architecture
-from streamserve.execution.fields import Fields, shown
+from streamserve.execution.fields import MAX_SIZE, Fields, shown
 
 MAX_THETA = 1e15
 """The longest base wavelength of rotary embeddings, and the largest factor that stretches them."""
@@ -58,6 +59,13 @@ class RopeSpec:
             return self
         longer = max_model_len > self.original_positions
         return replace(self, factors=self.long_factors if longer else self.factors, long_factors=())
+
+
+def served_positions(positions: int, ropes: Sequence[RopeSpec | None]) -> int:
+    """Return how many positions a model has whose config says `positions`: with "yarn" `factor` times the
+    original length, as in vLLM. Model cards add this scaling to configs that give the unscaled length."""
+    scaled = (int(rope.factor * rope.original_positions) for rope in ropes if rope and rope.scaling == "yarn")
+    return min(next(scaled, positions), MAX_SIZE)
 
 
 LAYERS = ("full_attention", "sliding_attention")

@@ -15,7 +15,13 @@ from streamserve.execution.architectures import (
 from streamserve.execution.end_of_text import end_of_text_ids
 from streamserve.execution.experts import Experts, read_experts
 from streamserve.execution.fields import Fields, read_fields, shown
-from streamserve.execution.rope_spec import RopeSpec, read_ropes, rope_parameters, rotated_dimensions
+from streamserve.execution.rope_spec import (
+    RopeSpec,
+    read_ropes,
+    rope_parameters,
+    rotated_dimensions,
+    served_positions,
+)
 from streamserve.execution.stored.config import read_stored_formats
 from streamserve.execution.stored.formats import (
     FUSED_LINEARS,
@@ -130,6 +136,10 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
     rotates = _rotates(config, layers) if family.skips_rotary else (True,) * layers
     experts = read_experts(config, family.mixture, layers)
     windows = _windows(config, family.windows, family.window, rotates)
+    ropes = tuple(
+        (local_rope if window else rope) if rotated else None
+        for rotated, window in zip(rotates, windows, strict=True)
+    )
     spec = ModelSpec(
         architecture=name,
         vocab_size=vocab_size,
@@ -141,12 +151,9 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", family.epsilon, maximum=1.0),
         rotary_dim=rotated,
-        ropes=tuple(
-            (local_rope if window else rope) if rotated else None
-            for rotated, window in zip(rotates, windows, strict=True)
-        ),
+        ropes=ropes,
         windows=windows,
-        max_position_embeddings=config.integer("max_position_embeddings"),
+        max_position_embeddings=served_positions(config.integer("max_position_embeddings"), ropes),
         tied_embeddings=tied,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias if family.out_bias is None else family.out_bias,
