@@ -18,8 +18,10 @@ from tests.ggufs import write_gguf
 
 def change(file: Path, **fields: Any) -> None:
     """Change fields of a JSON file; `...` removes one."""
-    values = (json.loads(file.read_text()) if file.exists() else {}) | fields
-    file.write_text(json.dumps({name: value for name, value in values.items() if value is not ...}))
+    values = (json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}) | fields
+    file.write_text(
+        json.dumps({name: value for name, value in values.items() if value is not ...}), encoding="utf-8"
+    )
 
 
 @pytest.fixture
