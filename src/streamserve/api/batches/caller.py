@@ -13,7 +13,7 @@ from starlette.types import Message, Scope
 
 from streamserve.api.batches.lines import ENDPOINTS, LineResponse, RequestLine, prepared_body
 from streamserve.api.generation import AppContext
-from streamserve.api.http.auth import with_owner
+from streamserve.api.http.auth import with_caller
 from streamserve.api.http.errors import ERROR_HANDLERS, error_body, error_headers
 from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
@@ -154,7 +154,7 @@ def _scope(path: str, body: bytes, owner: str) -> Scope:
         "client": None,
         "server": None,
     }
-    return with_owner(scope, owner)
+    return with_caller(scope, owner)
 
 
 def _receiving(body: bytes) -> Callable[[], Awaitable[Message]]:

@@ -23,7 +23,7 @@ from streamserve.api.batches.schemas import (
 from streamserve.api.batches.service import BatchService
 from streamserve.api.batches.upload import Upload, receive
 from streamserve.api.generation import AppContext
-from streamserve.api.http.auth import owner_of
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.http.pages import PARAMETERS, ListReply, list_reply, page_of
@@ -77,7 +77,7 @@ async def create_file(context: BatchContext, request: Request) -> Response:
             purpose="batch",
         )
         try:
-            folder.put_file(StoredFile(owner=owner_of(request), file=file))
+            folder.put_file(StoredFile(owner=caller_of(request), file=file))
         except OSError:
             folder.discard(name)
             raise
@@ -99,7 +99,7 @@ async def _received(context: BatchContext, request: Request, path: Path) -> Uplo
 
 async def list_files(context: BatchContext, request: Request) -> Response:
     """Return a page of the caller's files. Raises RequestError naming a parameter that is invalid."""
-    owner, purpose = owner_of(request), request.query_params.get("purpose")
+    owner, purpose = caller_of(request), request.query_params.get("purpose")
     stored = context.service.folder.files.values()
     files = [
         (each.file.id, each.file)
@@ -140,7 +140,7 @@ async def create_batch(context: BatchContext, request: Request) -> Response:
     if body.completion_window != WINDOW:
         raise RequestError(f"completion_window must be {WINDOW}", field="completion_window")
     _check_metadata(body.metadata or {})
-    owner = owner_of(request)
+    owner = caller_of(request)
     stored = service.folder.file(body.input_file_id, owner, "input_file_id")
     if stored.file.purpose != "batch":
         raise RequestError("input_file_id: this file is the output of a batch", field="input_file_id")
@@ -161,7 +161,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 async def list_batches(context: BatchContext, request: Request) -> Response:
     """Return a page of the caller's batches. Raises RequestError naming a parameter that is invalid."""
-    service, owner = context.service, owner_of(request)
+    service, owner = context.service, caller_of(request)
     batches = [
         (stored.batch.id, service.reply(stored))
         for stored in service.folder.batches.values()
@@ -173,19 +173,19 @@ async def list_batches(context: BatchContext, request: Request) -> Response:
 async def retrieve_batch(context: BatchContext, request: Request) -> Response:
     """Return a batch. Raises RequestError (404) if there is none."""
     service = context.service
-    return json_response(service.reply(service.folder.batch(request.path_params["id"], owner_of(request))))
+    return json_response(service.reply(service.folder.batch(request.path_params["id"], caller_of(request))))
 
 
 async def cancel_batch(context: BatchContext, request: Request) -> Response:
     """Cancel a batch. Raises RequestError (404) if there is none, (409) if it has ended."""
     service = context.service
-    stored = service.folder.batch(request.path_params["id"], owner_of(request))
+    stored = service.folder.batch(request.path_params["id"], caller_of(request))
     with writing():
         return json_response(await service.cancel(stored))
 
 
 def _file(context: BatchContext, request: Request) -> StoredFile:
-    return context.service.folder.file(request.path_params["id"], owner_of(request))
+    return context.service.folder.file(request.path_params["id"], caller_of(request))
 
 
 _PURPOSE: dict[str, Any] = {

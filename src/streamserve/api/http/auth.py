@@ -1,5 +1,5 @@
 """Authentication: API keys on all routes but health checks and the page, admin keys on the admin routes,
-metrics keys on /metrics."""
+metrics keys on /metrics. It also says who the caller of a request is (`caller_of`)."""
 
 import base64
 import binascii
@@ -38,7 +38,10 @@ Basic authentication is limited to these routes, since browsers add the credenti
 whichever site's page makes it.
 """
 
-_OWNER = "owner"
+ANYONE = ""
+"""The caller where no key is required: on a server without keys, and on its public and admin routes."""
+
+_CALLER = "caller"
 
 
 class Authentication:
@@ -66,45 +69,47 @@ class Authentication:
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            error = self._refusal(scope)
-            if error:
-                response = error_response(error, scope)
-                if error.status == 401:
-                    response.headers["WWW-Authenticate"] = (
-                        "Basic" if scope["path"] in BROWSER_PATHS else "Bearer"
-                    )
-                await response(scope, receive, send)
-                return
-            path = scope["path"]
-            if self._keys and not _is_public(path) and not _is_admin(path):
-                key = digest(_request_key(Headers(scope=scope), path))
-                with_owner(scope, key)
-                if self._limit is not None:
-                    await self._counted(scope, receive, send, key, self._limit)
-                    return
-        await self._app(scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        key = _request_key(Headers(scope=scope), path)
+        error = self._refusal(path, key)
+        if error:
+            response = error_response(error, scope)
+            if error.status == 401:
+                response.headers["WWW-Authenticate"] = "Basic" if path in BROWSER_PATHS else "Bearer"
+            await response(scope, receive, send)
+            return
+        caller = self._caller(path, key)
+        with_caller(scope, caller)
+        if caller == ANYONE or self._limit is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._counted(scope, receive, send, caller, self._limit)
 
-    async def _counted(self, scope: Scope, receive: Receive, send: Send, key: str, limit: int) -> None:
-        """Pass a request on, unless its key, given as a digest, has reached its limit of open requests."""
-        if self._open[key] >= limit:
+    async def _counted(self, scope: Scope, receive: Receive, send: Send, caller: str, limit: int) -> None:
+        """Pass a request on, unless its caller has reached its limit of open requests."""
+        if self._open[caller] >= limit:
             message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
             error = RequestError(message, status=429, retry_after=1.0)
             await error_response(error, scope)(scope, receive, send)
             return
-        self._open[key] += 1
+        self._open[caller] += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._open[key] -= 1
-            if not self._open[key]:
-                del self._open[key]
+            self._open[caller] -= 1
+            if not self._open[caller]:
+                del self._open[caller]
 
-    def _refusal(self, scope: Scope) -> RequestError | None:
-        path = scope["path"]
+    def _caller(self, path: str, key: str) -> str:
+        """Return the caller of a request that may pass with `key`."""
+        return digest(key) if self._keys and not _is_public(path) and not _is_admin(path) else ANYONE
+
+    def _refusal(self, path: str, key: str) -> RequestError | None:
         if _is_public(path):
             return None
-        key = _request_key(Headers(scope=scope), path)
         if _is_admin(path):
             return self._admin_refusal(key)
         allowed = [*self._keys, *self._metrics_keys] if path == METRICS_PATH else self._keys
@@ -122,17 +127,20 @@ def _is_admin(path: str) -> bool:
     return path.startswith(ADMIN_PREFIX) or path in ADMIN_PATHS
 
 
-def with_owner(scope: Scope, owner: str) -> Scope:
-    """Return `scope`, changed to be a request of `owner`."""
-    scope.setdefault("state", {})[_OWNER] = owner
+def with_caller(scope: Scope, caller: str) -> Scope:
+    """Return `scope`, changed to be a request of `caller`."""
+    scope.setdefault("state", {})[_CALLER] = caller
     return scope
 
 
-def owner_of(connection: HTTPConnection) -> str:
-    """Return the digest of the key of a request, to which belongs what it stores; empty on a server without
-    keys."""
-    owner: str = connection.scope["state"].get(_OWNER, "")
-    return owner
+def caller_of(connection: HTTPConnection) -> str:
+    """Return the id of the caller of a request or WebSocket, who owns what it stores.
+
+    It is the digest of the key, whichever header has the key; `ANYONE` where no key is required. Stored
+    objects of another caller do not exist for it (404).
+    """
+    caller: str = connection.scope["state"][_CALLER]
+    return caller
 
 
 def _is_public(path: str) -> bool:

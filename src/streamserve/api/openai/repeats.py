@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import HTTPConnection
 
-from streamserve.api.http.auth import owner_of
+from streamserve.api.http.auth import caller_of
 from streamserve.api.openai.schemas import SamplingFields
 from streamserve.protocol.errors import RequestError
 
@@ -26,10 +26,10 @@ T = TypeVar("T", bound=SamplingFields)
 
 
 def key_of(request: HTTPConnection) -> str:
-    """Return the idempotency key of a request, which `with_key_seed` has checked, together with the owner of
-    the request, since two clients may choose the same key; empty if it has none."""
+    """Return the idempotency key of a request, which `with_key_seed` has checked, together with the request's
+    caller, since two callers may choose the same key; empty if it has none."""
     key = request.headers.get(KEY_HEADER, "")
-    return f"{owner_of(request)}/{key}" if key else ""
+    return f"{caller_of(request)}/{key}" if key else ""
 
 
 def with_key_seed(body: T, headers: Mapping[str, str]) -> T:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from streamserve.api.generation import AppContext, GenerationTask, charged_reply, generate, new_id
 from streamserve.api.generator import Item
-from streamserve.api.http.auth import owner_of
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error
@@ -58,7 +58,7 @@ async def responses(context: AppContext, request: Request) -> Response:
     context = await routed(context, request, body.model)
     if body.store and not context.stored.enabled:
         ignored_of(request).add("store")
-    owner, previous = owner_of(request), None
+    owner, previous = caller_of(request), None
     if body.previous_response_id is not None:
         previous = context.stored.get(body.previous_response_id, owner, "previous_response_id")
     try:

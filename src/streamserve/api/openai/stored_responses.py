@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
-from streamserve.api.http.auth import owner_of
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.memory import Charge
 from streamserve.api.http.pages import PARAMETERS, ListReply, list_reply, page_of
@@ -43,7 +43,7 @@ async def retrieve(context: AppContext, request: Request) -> Response:
 async def delete(context: AppContext, request: Request) -> Response:
     """Delete a stored response. Raises RequestError (404) if there is none."""
     response_id = request.path_params["id"]
-    context.stored.delete(response_id, owner_of(request))
+    context.stored.delete(response_id, caller_of(request))
     return json_response(DeletedResponse(id=response_id))
 
 
@@ -87,7 +87,7 @@ class _Named(msgspec.Struct):
 
 
 def _stored(context: AppContext, request: Request) -> StoredResponse:
-    return context.stored.get(request.path_params["id"], owner_of(request))
+    return context.stored.get(request.path_params["id"], caller_of(request))
 
 
 def history(previous: StoredResponse, charge: Charge) -> list[dict[str, Any]]:

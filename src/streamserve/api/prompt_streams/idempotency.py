@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,37 +20,41 @@ MAX_KEY_CHARACTERS = 255
 T = TypeVar("T")
 
 
-def caller(headers: Mapping[str, str]) -> str:
-    """Return a digest that identifies the caller: the same key of two callers is not the same."""
-    return blake2b(headers.get("authorization", "").encode(), digest_size=16).hexdigest()
+class _Name(NamedTuple):
+    """What a reply is stored by: callers may choose the same keys."""
+
+    caller: str
+    operation: str
+    key: str
 
 
 class IdempotencyCache:
-    """The latest replies, by operation and the client's key."""
+    """The latest replies, by caller, operation and the caller's idempotency key."""
 
     def __init__(self) -> None:
-        self._replies: OrderedDict[tuple[str, str], tuple[bytes, asyncio.Task[Any]]] = OrderedDict()
-        self._sizes: dict[tuple[str, str], int] = {}
+        self._replies: OrderedDict[_Name, tuple[bytes, asyncio.Task[Any]]] = OrderedDict()
+        self._sizes: dict[_Name, int] = {}
         self._bytes = 0
 
     async def run_once(
         self,
+        caller: str,
         operation: str,
         key: str | None,
         body: msgspec.Struct,
         work: Callable[[], Coroutine[Any, Any, T]],
     ) -> T:
-        """Return the reply of `work`, run now, or the reply cached for this key.
+        """Return the reply of `work`, run now, or the reply cached for this key of the caller.
 
         With a key, the work continues when its client disconnects, so that a retry finds the reply. Failed
-        work is not cached. Raises RequestError if the key was used for another body, and whatever `work`
-        raises.
+        work is not cached. Raises RequestError if the caller used the key for another body, and whatever
+        `work` raises.
         """
         if key is None:
             return await work()
         if not 0 < len(key) <= MAX_KEY_CHARACTERS:
             raise RequestError(f"an Idempotency-Key has 1 to {MAX_KEY_CHARACTERS} characters")
-        name, digest = (operation, key), blake2b(msgspec.json.encode(body)).digest()
+        name, digest = _Name(caller, operation, key), blake2b(msgspec.json.encode(body)).digest()
         if name not in self._replies:
             task = asyncio.get_running_loop().create_task(work())
             self._replies[name] = digest, task
@@ -62,7 +66,7 @@ class IdempotencyCache:
             raise RequestError("this Idempotency-Key was used for another request", status=409)
         return await asyncio.shield(task)
 
-    def _done(self, name: tuple[str, str], task: asyncio.Task[Any]) -> None:
+    def _done(self, name: _Name, task: asyncio.Task[Any]) -> None:
         if self._replies.get(name, (b"", None))[1] is not task:
             return
         reply = None if task.cancelled() or task.exception() else task.result()
@@ -75,7 +79,7 @@ class IdempotencyCache:
         while self._bytes > MAX_CACHED_BYTES:
             self._evict(next(iter(self._sizes)))
 
-    def _evict(self, name: tuple[str, str]) -> None:
+    def _evict(self, name: _Name) -> None:
         del self._replies[name]
         self._bytes -= self._sizes.pop(name, 0)
 

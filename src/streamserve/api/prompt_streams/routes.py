@@ -5,6 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
@@ -12,7 +13,6 @@ from streamserve.api.http.sse import EventStream
 from streamserve.api.openai.other_fields import OTHER_IN_STREAMS
 from streamserve.api.openai.replies import ChatReply
 from streamserve.api.prompt_streams.context import StreamContext
-from streamserve.api.prompt_streams.idempotency import caller
 from streamserve.api.prompt_streams.schemas import (
     AnswerRequest,
     DeletedReply,
@@ -43,37 +43,49 @@ _KEY_PARAMETER: dict[str, Any] = {
 async def create(context: StreamContext, request: Request) -> Response:
     """Create a stream. Raises RequestError if too many are open, or naming the field at fault."""
     body = await read_request(request, context.app, StreamRequest, OTHER_IN_STREAMS)
-    operation, size = f"create {caller(request.headers)}", charge_of(request).held
+    caller, size = caller_of(request), charge_of(request).held
     return json_response(
         await context.idempotency_cache.run_once(
-            operation, request.headers.get(_KEY), body, lambda: context.streams.create(body, size)
+            caller,
+            "create",
+            request.headers.get(_KEY),
+            body,
+            lambda: context.streams.create(body, caller, size),
         )
     )
 
 
 async def edit(context: StreamContext, request: Request) -> Response:
     """Edit a stream. Raises RequestError: 404 if there is none, 409 if it has another version."""
-    name = request.path_params["name"]
+    name, caller = request.path_params["name"], caller_of(request)
     body = await read_request(request, context.app, EditRequest)
     return json_response(
         await context.idempotency_cache.run_once(
-            f"edit {name}", request.headers.get(_KEY), body, lambda: _edit(context.streams, name, body)
+            caller,
+            f"edit {name}",
+            request.headers.get(_KEY),
+            body,
+            lambda: _edit(context.streams, name, caller, body),
         )
     )
 
 
-async def _edit(streams: Streams, name: str, body: EditRequest) -> EditReply:
-    return await streams.get(name).edit(body)
+async def _edit(streams: Streams, name: str, caller: str, body: EditRequest) -> EditReply:
+    return await streams.get(name, caller).edit(body)
 
 
 async def finish(context: StreamContext, request: Request) -> Response:
     """Finish a stream and answer it. Raises RequestError: 404 if there is none, 409 for another version."""
-    name, streams = request.path_params["name"], context.streams
+    name, caller, streams = request.path_params["name"], caller_of(request), context.streams
     body = await read_request(request, context.app, FinishRequest)
-    if streams.wants_events(name, body):
-        return EventStream(await streams.finish_streaming(name, body))
+    if streams.wants_events(name, caller, body):
+        return EventStream(await streams.finish_streaming(name, caller, body))
     work = context.idempotency_cache.run_once(
-        f"finish {name}", request.headers.get(_KEY), body, lambda: streams.finish(name, body)
+        caller,
+        f"finish {name}",
+        request.headers.get(_KEY),
+        body,
+        lambda: streams.finish(name, caller, body),
     )
     return Response(await while_connected(request.receive, work), media_type=JSON)
 
@@ -81,18 +93,19 @@ async def finish(context: StreamContext, request: Request) -> Response:
 async def answer(context: StreamContext, request: Request) -> Response:
     """Stream the early answer. Raises RequestError (409) if the stream has none, or a client reads it."""
     body = await read_request(request, context.app, AnswerRequest)
-    return EventStream(await context.streams.answer_early(request.path_params["name"], body))
+    name, caller = request.path_params["name"], caller_of(request)
+    return EventStream(await context.streams.answer_early(name, caller, body))
 
 
 async def state(context: StreamContext, request: Request) -> Response:
     """Return the state of a stream. Raises RequestError (404) if there is none."""
-    return json_response(context.streams.get(request.path_params["name"]).state())
+    return json_response(context.streams.get(request.path_params["name"], caller_of(request)).state())
 
 
 async def delete(context: StreamContext, request: Request) -> Response:
     """Delete a stream. Raises RequestError (404) if there is none."""
     name = request.path_params["name"]
-    await context.streams.delete(name)
+    await context.streams.delete(name, caller_of(request))
     return json_response(DeletedReply(id=name))
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import checked, read_message
 from streamserve.api.http.errors import as_request_error, error_body
 from streamserve.api.http.ignored_fields import STRICT, OtherFields
@@ -24,7 +25,6 @@ from streamserve.api.http.sse import Emit
 from streamserve.api.openai.conversation import LARGE_REQUEST
 from streamserve.api.openai.other_fields import OTHER_IN_STREAMS
 from streamserve.api.prompt_streams.context import StreamContext
-from streamserve.api.prompt_streams.idempotency import caller
 from streamserve.api.prompt_streams.schemas import (
     AnswerRequest,
     DeletedReply,
@@ -64,6 +64,7 @@ class _Conversation:
 
     def __init__(self, websocket: WebSocket, context: StreamContext) -> None:
         self._websocket = websocket
+        self._caller = caller_of(websocket)
         self._context = context.app
         self._streams = context.streams
         self._idempotency_cache = context.idempotency_cache
@@ -87,7 +88,7 @@ class _Conversation:
                 task.cancel()
             await asyncio.gather(*self._answers, return_exceptions=True)
             for name in self._created & self._streams.names():
-                await self._streams.delete(name)
+                await self._streams.delete(name, self._caller)
 
     async def _handle(self, data: bytes) -> None:
         call = None
@@ -113,23 +114,22 @@ class _Conversation:
 
     async def _execute(self, call: Call, size: int) -> msgspec.Struct:
         """Execute `call`, whose message takes `size` bytes, and return its reply."""
-        streams, key = self._streams, call.idempotency_key
+        streams, caller, key = self._streams, self._caller, call.idempotency_key
         if call.method == "create":
             body = await self._checked(call.body, StreamRequest, size, OTHER_IN_STREAMS)
-            operation = f"create {caller(self._websocket.headers)}"
             created = await self._idempotency_cache.run_once(
-                operation, key, body, lambda: streams.create(body, size)
+                caller, "create", key, body, lambda: streams.create(body, caller, size)
             )
             self._created.add(created.id)
             return created
         if call.method == "edit":
-            edit, stream = await self._checked(call.body, EditRequest, size), streams.get(call.id)
+            edit, stream = await self._checked(call.body, EditRequest, size), streams.get(call.id, caller)
             return await self._idempotency_cache.run_once(
-                f"edit {call.id}", key, edit, lambda: stream.edit(edit)
+                caller, f"edit {call.id}", key, edit, lambda: stream.edit(edit)
             )
         if call.method == "get":
-            return streams.get(call.id).state()
-        await streams.delete(call.id)
+            return streams.get(call.id, caller).state()
+        await streams.delete(call.id, caller)
         return DeletedReply(id=call.id)
 
     async def _checked(
@@ -150,15 +150,17 @@ class _Conversation:
                 await self._refuse(call, error)
 
     async def _answer_early(self, call: Call) -> None:
-        await self._events(call, await self._streams.answer_early(call.id, checked(call.body, AnswerRequest)))
+        body = checked(call.body, AnswerRequest)
+        await self._events(call, await self._streams.answer_early(call.id, self._caller, body))
 
     async def _finish(self, call: Call) -> None:
-        streams, name, body = self._streams, call.id, checked(call.body, FinishRequest)
-        if streams.wants_events(name, body):
-            await self._events(call, await streams.finish_streaming(name, body))
+        streams, caller, name = self._streams, self._caller, call.id
+        body = checked(call.body, FinishRequest)
+        if streams.wants_events(name, caller, body):
+            await self._events(call, await streams.finish_streaming(name, caller, body))
             return
         work = self._idempotency_cache.run_once(
-            f"finish {name}", call.idempotency_key, body, lambda: streams.finish(name, body)
+            caller, f"finish {name}", call.idempotency_key, body, lambda: streams.finish(name, caller, body)
         )
         await self._reply(call, msgspec.Raw(await work))
 

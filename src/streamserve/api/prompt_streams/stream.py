@@ -42,13 +42,14 @@ _CHUNK_BYTES = 200
 class PromptStream:
     """One stream. Its methods raise RequestError, and then nothing has changed.
 
-    `charge` covers the memory of its request, and of the prompt: its text, as chunks and as a whole, and its
-    tokens.
+    `owner` is the id of the caller that created it. `charge` covers the memory of its request, and of the
+    prompt: its text, as chunks and as a whole, and its tokens.
     """
 
     def __init__(
         self,
         name: str,
+        owner: str,
         model: str,
         context: AppContext,
         template: PromptTemplate,
@@ -60,6 +61,7 @@ class PromptStream:
         self._size = charge.held
         self._large = self._size > LARGE_REQUEST
         self.name = name
+        self.owner = owner
         self.answer_early = answer_early
         self.reading = False
         """Whether a client reads its early answer."""

@@ -31,7 +31,8 @@ _RETRY_AFTER = 5.0
 
 
 class Streams:
-    """All open prompt streams of a server."""
+    """All open prompt streams of a server. Each belongs to the caller that created it (`owner`); for another
+    caller it does not exist."""
 
     def __init__(self, context: AppContext) -> None:
         self._context = context
@@ -39,8 +40,8 @@ class Streams:
         self._streams: dict[str, PromptStream] = {}
         self._resources: dict[str, ExitStack] = {}
 
-    async def create(self, body: StreamRequest, size: int) -> StreamReply:
-        """Create a stream, whose request takes `size` bytes.
+    async def create(self, body: StreamRequest, owner: str, size: int) -> StreamReply:
+        """Create a stream of `owner`, whose request takes `size` bytes.
 
         Raises RequestError if too many are open, or naming the field at fault.
         """
@@ -53,7 +54,7 @@ class Streams:
             self._reserve_slot(name, context, resources)
             charge = resources.enter_context(self._context.memory.charge())
             charge.add(size)
-            stream = await self._open(name, model, context, body, charge)
+            stream = await self._open(name, owner, model, context, body, charge)
             try:
                 await stream.start()
             except BaseException:
@@ -65,7 +66,7 @@ class Streams:
         return StreamReply(id=name)
 
     async def _open(
-        self, name: str, model: str, context: AppContext, body: StreamRequest, charge: Charge
+        self, name: str, owner: str, model: str, context: AppContext, body: StreamRequest, charge: Charge
     ) -> PromptStream:
         """Open a stream in the engine. Raises RequestError naming the field at fault."""
         template = prompt_template(context, body)
@@ -82,6 +83,7 @@ class Streams:
         )
         return PromptStream(
             name,
+            owner,
             model,
             context,
             template,
@@ -116,24 +118,30 @@ class Streams:
         """Return the names of the open streams."""
         return set(self._streams)
 
-    def wants_events(self, name: str, body: FinishRequest) -> bool:
-        """Return whether the reply to a finish request is a stream of events."""
-        if name in self._streams and self._streams[name].reading:
+    def wants_events(self, name: str, owner: str, body: FinishRequest) -> bool:
+        """Return whether the reply to a finish request of `owner` is a stream of events."""
+        stream = self._find(name, owner)
+        if stream is not None and stream.reading:
             return False
         if body.stream is None:
-            return name in self._streams and self._streams[name].wants_events
+            return stream is not None and stream.wants_events
         return body.stream
 
-    def get(self, name: str) -> PromptStream:
-        """Return a stream by name. Raises RequestError (404) if there is none."""
-        if name not in self._streams:
+    def get(self, name: str, owner: str) -> PromptStream:
+        """Return a stream of `owner` by name. Raises RequestError (404) if there is none."""
+        stream = self._find(name, owner)
+        if stream is None:
             reason = "it is finished, deleted or expired"
             raise RequestError(f"there is no stream {name[:64]!r}: {reason}", status=404)
-        return self._streams[name]
+        return stream
 
-    async def finish(self, name: str, body: FinishRequest) -> bytes:
+    def _find(self, name: str, owner: str) -> PromptStream | None:
+        stream = self._streams.get(name)
+        return stream if stream is not None and stream.owner == owner else None
+
+    async def finish(self, name: str, owner: str, body: FinishRequest) -> bytes:
         """Finish a stream and return the whole answer; only confirm if a client reads its early answer."""
-        stream = self.get(name)
+        stream = self.get(name, owner)
         answer, task = await stream.finish(body)
         if stream.reading:
             return msgspec.json.encode(StreamReply(id=name, version=stream.version))
@@ -147,10 +155,10 @@ class Streams:
             await self._end(stream)
 
     async def finish_streaming(
-        self, name: str, body: FinishRequest
+        self, name: str, owner: str, body: FinishRequest
     ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
         """Finish a stream; return the function that sends its answer as events. It must be called."""
-        stream = self.get(name)
+        stream = self.get(name, owner)
         answer, task = await stream.finish(body)
 
         async def produce(emit: Emit) -> None:
@@ -162,14 +170,14 @@ class Streams:
         return produce
 
     async def answer_early(
-        self, name: str, body: AnswerRequest
+        self, name: str, owner: str, body: AnswerRequest
     ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
         """Return the function that sends the early answer as events, until the stream is finished.
 
         It must be called. Raises RequestError (409) if the stream has no early answer, or if a client reads
         it already.
         """
-        stream = self.get(name)
+        stream = self.get(name, owner)
         await stream.read()
         options = FinishRequest(stream=True, stream_options=body.stream_options)
 
@@ -202,9 +210,9 @@ class Streams:
                     await emit(WithdrawnReply(id=stream.name, version=version))
                 sent = 0
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, owner: str) -> None:
         """Delete a stream; if it is being answered, its client gets an error. Raises RequestError (404)."""
-        await self._end(self.get(name))
+        await self._end(self.get(name, owner))
 
     async def _end(self, stream: PromptStream) -> None:
         if self._streams.pop(stream.name, None) is not None:
