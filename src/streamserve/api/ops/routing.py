@@ -1,5 +1,6 @@
 """GET /v1/router: the reasons for routing decisions."""
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,8 +11,14 @@ from streamserve.fleet.view import RouterView
 
 
 async def routing(context: AppContext, request: Request) -> Response:
-    """Return the workers' current state, and recent routing decisions."""
-    return json_response(named_context(context, request).llm.routing())
+    """Return the workers' current state, and recent routing decisions. Where several keys share the server,
+    the decisions do not name requests, since they may be another key's."""
+    view = named_context(context, request).llm.routing()
+    return json_response(_unnamed(view) if len(set(context.settings.api_keys)) > 1 else view)
+
+
+def _unnamed(view: RouterView) -> RouterView:
+    return replace(view, decisions=[replace(decision, request="") for decision in view.decisions])
 
 
 ROUTING_ROUTES: tuple[Route[AppContext], ...] = (
@@ -25,7 +32,7 @@ ROUTING_ROUTES: tuple[Route[AppContext], ...] = (
             parameters=[MODEL_PARAMETER],
             errors=(404,),
             description="The workers' current state, and the candidates, scores and reasons of recent "
-            "routing decisions.",
+            "routing decisions. With several API keys the decisions do not name requests.",
         ),
     ),
 )
