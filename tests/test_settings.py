@@ -215,6 +215,48 @@ def test_keys_are_known_by_their_digests_wherever_they_come_from(tmp_path: Path)
     )
 
 
+def test_a_key_file_names_tenants(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("key-one team\nkey-two   team\nkey-three\n")
+    settings = resolve("embedded", {"api_key_file": str(file), "share_prefixes": True}, environ=NONE)
+    one, two, three = digests("key-one", "key-two", "key-three")
+    assert settings.server.api_key == (f"{one} team", f"{two} team", three)
+    printed = tmp_path / "settings.toml"
+    printed.write_text(to_toml(settings))
+    assert resolve(config=printed, environ=NONE).server.api_key == settings.server.api_key
+
+
+@pytest.mark.parametrize(
+    ("lines", "overrides", "message"),
+    [
+        ("key-one team\nkey-one other\n", {}, "api_key: a key has two tenants"),
+        ("key-one team\nkey-one\n", {}, "api_key: a key has two tenants"),
+        ("key-one two words\n", {}, "api_key: a tenant must have"),
+        ("key-one team\nkey-two team\n", {"share_prefixes": True}, "share_prefixes = True: there are no"),
+        (
+            "key-one\nkey-two\n",
+            {"share_prefixes": True, "enable_prefix_caching": False},
+            "leaves no prefixes",
+        ),
+    ],
+)
+def test_tenants_that_cannot_be_are_refused(
+    tmp_path: Path, lines: str, overrides: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(lines)
+    with pytest.raises(SettingsError, match=message):
+        resolve("embedded", {"api_key_file": str(file), **overrides}, environ=NONE)
+
+
+def test_other_keys_have_no_tenants(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("key-one team\n")
+    for secret in ("admin_key", "metrics_key"):
+        with pytest.raises(SettingsError, match=f"{secret}: a key must have"):
+            resolve("embedded", {f"{secret}_file": str(file)}, environ=NONE)
+
+
 def test_printed_settings_show_no_key_and_read_back_to_the_same(tmp_path: Path) -> None:
     settings = resolve("embedded", {"api_key": ["key-one"]}, environ={"STREAMSERVE_ADMIN_KEY": "key-two"})
     text = to_toml(settings) + repr(settings)

@@ -3,22 +3,28 @@ both headers that carry a key."""
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from streamserve.api.app import create_app
-from streamserve.api.generator import Item
+from streamserve.api.generator import Generator, Item
 from streamserve.api.settings import ApiSettings
 from streamserve.fleet.view import DecisionView, RouterView
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.keys import digest
+from streamserve.protocol.messages import Pooled
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta
-from tests.api.serving import ScriptedGenerator, Served, hello_script, scripted, until
+from streamserve.settings.resolve import resolve
+from streamserve.text.output import Delta, Usage
+from tests.api.serving import ScriptedGenerator, Served, hello_script, scripted, served, until
 from tests.api.stream_socket import call, socket
 
 ONE, TWO, ADMIN = "the-first-key", "the-second-key", "the-admin-key"
@@ -163,7 +169,7 @@ LISTS = {"/v1/files": make_file, "/v1/batches": make_batch}
 MAKING = {("POST", "/v1/files"), ("POST", "/v1/batches"), ("POST", "/v1/responses"), ("POST", "/v1/streams")}
 """Routes that store what they make for their caller."""
 
-REPEATED = {
+REPEATED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"input": "hi"},
@@ -398,7 +404,7 @@ def view_of_a_decision() -> RouterView:
 
 
 @pytest.mark.parametrize(("keys", "shown"), [((), "stream-1"), (KEYS[:1], "stream-1"), (KEYS, "")])
-def test_the_router_names_no_requests_to_several_keys(
+def test_the_router_names_no_requests_to_several_tenants(
     generator: ScriptedGenerator, keys: tuple[str, ...], shown: str
 ) -> None:
     routed = generator.replaced(router_view=view_of_a_decision())
@@ -406,6 +412,135 @@ def test_the_router_names_no_requests_to_several_keys(
         (decision,) = server.http.get("/v1/router", headers=bearer(ONE)).json()["decisions"]
     assert decision["request"] == shown
     assert (decision["chosen"], decision["prompt_tokens"]) == ("unified-0", 7)
+
+
+ONE_AGAIN = "another-key-of-the-first"
+TENANTS = (f"{digest(ONE)} first", f"{digest(ONE_AGAIN)} first", digest(TWO))
+"""Two keys of one tenant, and a key that is a tenant alone."""
+
+
+def test_keys_of_one_tenant_are_one_caller(generator: ScriptedGenerator, tmp_path: Path) -> None:
+    settings = ApiSettings(api_keys=TENANTS, batch_folder=str(tmp_path / "batches"))
+    with scripted(generator.replaced(script=script, submitted=[]), settings) as server:
+        for kind, make in MAKERS.items():
+            name = make(server, bearer(ONE))
+            use = next(use for use in USES if use.kind == kind and use.method == "GET")
+            statuses = [use.ask(server, name, bearer(key)).status_code for key in (ONE, ONE_AGAIN, TWO)]
+            assert statuses == [200, 200, 404], kind
+        streams = [
+            server.http.post("/v1/streams", json={"query": "x"}, headers=keyed(bearer(key), "k")).json()["id"]
+            for key in (ONE, ONE_AGAIN, TWO)
+        ]
+        assert streams[0] == streams[1] != streams[2]
+
+
+def test_open_requests_are_counted_by_key_and_not_by_tenant(generator: ScriptedGenerator) -> None:
+    settings = ApiSettings(api_keys=TENANTS, max_requests_per_key=1)
+    with scripted(generator, settings) as server, socket(server, **bearer(ONE)):
+        statuses = [
+            server.http.get("/v1/models", headers=bearer(key)).status_code for key in (ONE, ONE_AGAIN, TWO)
+        ]
+    assert statuses == [429, 200, 200]
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[Served]:
+    """A server of these keys with the real engine."""
+
+    async def start() -> Generator:
+        settings = {"served_model_name": ["tiny"], "threads": 1, "num_blocks": 512}
+        llm = AsyncLLM(resolve(str(checkpoint), settings))
+        await llm.start()
+        return llm
+
+    with served(start, ApiSettings(api_keys=TENANTS)) as running:
+        yield running
+
+
+def complete(server: Served, key: str) -> httpx.Response:
+    body = {"prompt": list(range(100, 164)), "max_tokens": 1, "temperature": 0.0}
+    return server.http.post("/v1/completions", json=body, headers=bearer(key))
+
+
+def complete_stream(server: Served, key: str) -> httpx.Response:
+    body = {
+        "query": "",
+        "template": "a long prefix " * 16 + "{context}{query}",
+        "max_tokens": 1,
+        "temperature": 0.0,
+    }
+    name = made(server.http.post("/v1/streams", json=body, headers=bearer(key)))
+    return server.http.post(f"/v1/streams/{name}/finish", json={}, headers=bearer(key))
+
+
+def cached_tokens(reply: httpx.Response) -> int:
+    assert reply.status_code == 200, reply.text
+    return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize("send", [complete, complete_stream])
+def test_prefixes_are_those_of_one_tenant(
+    engine: Served, send: Callable[[Served, str], httpx.Response]
+) -> None:
+    """Neither is what one tenant sent found by another one's requests, nor the other way round."""
+    replies = [send(engine, key) for key in (ONE, ONE, ONE_AGAIN, TWO, TWO, ONE)]
+    first, again, same_tenant, other, other_again, last = map(cached_tokens, replies)
+    assert first == other == 0
+    assert again == same_tenant == other_again == last >= 32
+    assert len({reply.json()["choices"][0]["text"] for reply in replies}) == 1
+
+
+SALTED = {**REPEATED, "/v1/embeddings": {"input": "hi"}, "/v1/rerank": {"query": "a", "documents": ["b"]}}
+"""Routes that compute prompts, and a request to each."""
+
+
+async def vector_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
+    yield Pooled("", 0, struct.pack("<f", 1.0))
+    yield Usage(len(prompt), 0)
+
+
+def salt(generator: ScriptedGenerator, route: str, key: str, settings: ApiSettings, **fields: str) -> str:
+    """The cache salt of a request with `key`."""
+    if route in ("/v1/embeddings", "/v1/rerank"):
+        model = msgspec.structs.replace(generator.model, hidden_size=1)
+        generator = generator.replaced(embedding=EmbeddingConfig(), script=vector_script, model=model)
+    recording = generator.replaced(submitted=[])
+    with scripted(recording, settings) as server:
+        reply = server.http.post(route, json={**SALTED[route], **fields}, headers=bearer(key))
+        assert reply.status_code == 200, reply.text
+    (found,) = {each.cache_salt for each in recording.submitted}
+    return found
+
+
+@pytest.mark.parametrize("route", SALTED)
+def test_every_route_computes_prompts_with_the_salt_of_its_tenant(
+    generator: ScriptedGenerator, route: str
+) -> None:
+    settings = ApiSettings(api_keys=TENANTS)
+    one, same, two = (salt(generator, route, key, settings) for key in (ONE, ONE_AGAIN, TWO))
+    assert one == same != two
+    if route != "/v1/rerank":
+        mine, theirs = (salt(generator, route, key, settings, cache_salt="s") for key in (ONE, TWO))
+        assert len({one, two, mine, theirs}) == 4
+
+
+@pytest.mark.parametrize("route", SALTED)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ApiSettings(),
+        ApiSettings(api_keys=TENANTS[:1]),
+        ApiSettings(api_keys=TENANTS[:2]),
+        ApiSettings(api_keys=TENANTS, share_prefixes=True),
+    ],
+    ids=["no key", "one key", "one tenant", "share_prefixes"],
+)
+def test_one_tenant_and_those_that_share_prefixes_have_no_salt(
+    generator: ScriptedGenerator, route: str, settings: ApiSettings
+) -> None:
+    assert salt(generator, route, ONE, settings) == ""
+    if route != "/v1/rerank":
+        assert salt(generator, route, ONE, settings, cache_salt="s") == "s"
 
 
 def test_without_keys_there_is_one_caller(generator: ScriptedGenerator, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ SERVED: dict[str, Any] = {
     "api_key": ("a-key",),
     "admin_key": ("a-key",),
     "metrics_key": ("a-key",),
+    "share_prefixes": True,
     "cors_origin": ("https://app.example",),
 }
 """Settings that change what the API server is given; `test_everything_that_the_api_is_given_is_used` checks

@@ -118,7 +118,7 @@ def test_a_setting_changes_what_is_loaded(name: str) -> None:
 @pytest.mark.parametrize("name", [*SERVED, *KEY_FILES])
 def test_a_setting_changes_what_the_api_is_given(name: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("a-key\n")
-    needed = {"batch_folder": str(tmp_path), "api_key": ("another-key",)}
+    needed = {"batch_folder": str(tmp_path), "api_key": ("another-key", "third-key")}
     needed.pop(name, None)
     value = str(tmp_path / "keys") if name in KEY_FILES else SERVED[name]
     settings = changed(needed, name, value)

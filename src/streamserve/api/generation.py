@@ -50,6 +50,14 @@ class AppContext:
     grammar_thread: SideThread = field(default_factory=SideThread)
     models: "Models | None" = None
 
+    def cache_salt(self, caller: str, requested: str | None) -> str:
+        """Return the cache salt of a caller's request that has the salt `requested`: several tenants have
+        separate cached prefixes, unless the operator lets them share these."""
+        salt = requested or ""
+        if self.settings.share_prefixes or not self.settings.several_tenants:
+            return salt
+        return f"{caller}\0{salt}"
+
     @property
     def max_values(self) -> int:
         """The maximum number of JSON values in a request: prompts of token ids may fill the context."""

@@ -2,7 +2,10 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+from streamserve.protocol.keys import tenants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +18,9 @@ class ApiSettings:
 
     `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
     With `strict_fields`, fields that are unknown or without effect are refused (http/ignored_fields.py).
-    `request_timeout` is in seconds (None: no limit). `api_keys`, `admin_keys` and `metrics_keys` are digests.
+    `request_timeout` is in seconds (None: no limit). `api_keys`, `admin_keys` and `metrics_keys` are digests,
+    `api_keys` each alone or with its tenant's name (protocol/keys.py). Several tenants have separate cached
+    prefixes, unless `share_prefixes` is set.
     With `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt
     streams may be open; one without any request for `stream_ttl` seconds is dropped. At most
     `max_stored_responses` of `max_stored_response_bytes` together are kept, each for `stored_response_ttl`
@@ -34,6 +39,7 @@ class ApiSettings:
     api_keys: Collection[str] = ()
     admin_keys: Collection[str] = ()
     metrics_keys: Collection[str] = ()
+    share_prefixes: bool = False
     max_requests_per_key: int | None = None
     cors_origins: Collection[str] = ()
     tool_parser: str = "auto"
@@ -50,3 +56,8 @@ class ApiSettings:
     max_batch_folder_bytes: int = 1 << 30
     max_batch_requests: int = 50_000
     batch_concurrency: int = 32
+
+    @cached_property
+    def several_tenants(self) -> bool:
+        """Whether the API keys are of more than one tenant."""
+        return len(set(tenants(self.api_keys).values())) > 1

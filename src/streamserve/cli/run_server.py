@@ -138,6 +138,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         api_keys=server.api_key,
         admin_keys=server.admin_key,
         metrics_keys=server.metrics_key,
+        share_prefixes=server.share_prefixes,
         max_requests_per_key=server.max_requests_per_key,
         cors_origins=server.cors_origin,
         tool_parser=server.tool_parser,

@@ -185,7 +185,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "prefer --api-key-file or STREAMSERVE_API_KEY"
         ),
     ] = ()
-    api_key_file: Annotated[str | None, about("file with API keys, one per line")] = None
+    api_key_file: Annotated[
+        str | None, about("file with API keys, one per line, each alone or followed by its tenant's name")
+    ] = None
     admin_key: Annotated[
         tuple[str, ...],
         about("key for the /admin routes, as for --api-key; without one these routes are disabled"),
@@ -195,6 +197,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...], about("key for /metrics alone, as for --api-key; API keys are valid there too")
     ] = ()
     metrics_key_file: Annotated[str | None, about("file with metrics keys, one per line")] = None
+    share_prefixes: Annotated[
+        bool,
+        about(
+            "share cached prefixes among tenants; response times then tell one tenant whether another one "
+            "sent the same prefix"
+        ),
+    ] = False
     workers: Annotated[
         Workers | None,
         about(

@@ -21,8 +21,8 @@ _CONNECTIONS = frozenset(
         "memory_timeout", "max_requests_per_key", "max_connections", "max_connections_per_address",
         "max_streams", "stream_ttl", "batch_folder", "max_batch_file_bytes", "max_batch_folder_bytes",
         "max_batch_requests", "read_timeout", "write_timeout", "drain_timeout", "api_key", "api_key_file",
-        "admin_key", "admin_key_file", "metrics_key", "metrics_key_file", "max_workers", "cors_origin",
-        "access_log",
+        "admin_key", "admin_key_file", "metrics_key", "metrics_key_file", "share_prefixes", "max_workers",
+        "cors_origin", "access_log",
     }
 )  # fmt: skip
 """Settings of what only a server has: connections, keys, several models, prompt streams, and files."""

@@ -14,6 +14,7 @@ from streamserve.baselines.orders import ORDERS
 from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints
+from streamserve.protocol.keys import tenants
 from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.commands import Use
 from streamserve.settings.options import SettingsError
@@ -65,6 +66,10 @@ def defaults() -> dict[str, Any]:
     """Return the default of every setting but the model's path."""
     fields = [field for struct in (ModelConfig, ServerConfig) for field in msgspec.structs.fields(struct)]
     return {field.name: field.default for field in fields if field.name != "path"}
+
+
+def _has_tenants(configured: Configured) -> bool:
+    return len(set(tenants(configured.server.api_key).values())) > 1
 
 
 def _drafts(configured: Configured) -> bool:
@@ -241,6 +246,18 @@ NEEDS = (
         "`api_key` or `api_key_file`",
         lambda configured: bool(configured.server.api_key),
         "there are no keys: give api_key or api_key_file",
+    ),
+    Need(
+        ("share_prefixes",),
+        "keys of several tenants",
+        _has_tenants,
+        "there are no tenants to share prefixes: give several keys",
+    ),
+    Need(
+        ("share_prefixes",),
+        "`enable_prefix_caching`",
+        lambda configured: configured.shared or configured.model.enable_prefix_caching,
+        "enable_prefix_caching = false leaves no prefixes to share",
     ),
     Need(
         ("max_stored_response_bytes", "stored_response_ttl"),

@@ -318,7 +318,8 @@ def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, 
 
 
 def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return the digests of the keys given as `secret` and in its file. No error message contains a key."""
+    """Return the digests of the keys given as `secret` and in its file, API keys with their tenants. No error
+    message contains a key."""
     value, file = values.get(secret, ()), values.get(f"{secret}_file")
     texts = [value] if isinstance(value, str) else list(value)
     try:
@@ -326,16 +327,28 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
         if file is not None:
             lines = Path(file).read_text(encoding="utf-8").splitlines()
             file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            resolved += file_keys
+            resolved += map(keys.entry, file_keys) if secret in _WITH_TENANTS else file_keys
             if not file_keys:
                 raise SettingsError(f"{secret}_file = {file!r}: the file contains no key")
-        return list(dict.fromkeys(keys.digest(key) for key in resolved))
+        entries = list(dict.fromkeys(_entry(secret, text) for text in resolved))
+        keys.tenants(entries)  # a key has one
+        return entries
     except (TypeError, AttributeError) as error:
         raise SettingsError(f"{secret}: must be strings") from error
     except OSError as error:
         raise SettingsError(f"{secret}_file = {file!r}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise error if isinstance(error, SettingsError) else SettingsError(f"{secret}: {error}") from None
+
+
+_WITH_TENANTS = ("api_key",)
+"""Keys that may have tenants: in their file after a key, elsewhere only after a digest."""
+
+
+def _entry(secret: str, text: str) -> str:
+    """Return a key as its digest, with its tenant if it has one. Raises ValueError for what is no key."""
+    named = secret in _WITH_TENANTS and text.startswith(keys.PREFIX) and " " in text
+    return keys.entry(text) if named else keys.digest(text)
 
 
 def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:

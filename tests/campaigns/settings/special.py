@@ -127,6 +127,7 @@ def _server(environment: Environment) -> dict[str, Draw]:
         "admin_key": weighted(((ADMIN_KEY,), 1)),
         "admin_key_file": weighted((str(keys), 6), (str(environment.folder), 0.1)),
         "metrics_key": weighted((("campaign-metrics",), 1)),
+        "share_prefixes": weighted((False, 4), (True, 1)),
         "metrics_key_file": weighted((str(keys), 4), (str(environment.folder / "missing"), 0.1)),
         "ssl_certfile": weighted((None, 8), (str(environment.folder / "missing"), 0.4)),
         "ssl_keyfile": weighted((None, 8), (str(keys), 0.4)),

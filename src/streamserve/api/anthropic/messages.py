@@ -22,6 +22,7 @@ from streamserve.api.anthropic.schemas import (
 from streamserve.api.generation import AppContext, GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.anthropic_errors import AnthropicErrorBody, anthropic_error
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.errors import as_request_error
@@ -172,9 +173,11 @@ class _Message:
         self._ends_with_context = 0 < left < body.max_tokens
         self._max_tokens = left if self._ends_with_context else body.max_tokens
         self._key = ""
+        self._salt = ""
 
     async def respond(self, request: Request) -> Response:
         self._key = key_of(request)
+        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(self._content(_discard)))
@@ -211,7 +214,7 @@ class _Message:
 
         params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)
         task = GenerationTask(
-            0, self._id, conversation.prompt, params, body.priority, body.cache_salt or "",
+            0, self._id, conversation.prompt, params, body.priority, self._salt,
             adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:

@@ -102,7 +102,7 @@ class BatchReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it is kept: `owner` is the digest of its key."""
+    """A file as it is kept: `owner` is the id of the caller that made it."""
 
     owner: str
     file: FileReply

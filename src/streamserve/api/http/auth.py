@@ -1,5 +1,5 @@
 """Authentication: API keys on all routes but health checks and the page, admin keys on the admin routes,
-metrics keys on /metrics. It also says who the caller of a request is (`caller_of`)."""
+metrics keys on /metrics. It also determines the caller of a request (`caller_of`)."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamserve.api.http.errors import error_response
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.keys import digest, matches
+from streamserve.protocol.keys import digest, matches, tenants
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/"})
 """Routes that need no key, and reveal nothing sensitive: load balancers' health checks, and the page for
@@ -48,9 +48,10 @@ class Authentication:
     """Middleware that passes a request to `app` if it has a valid key: `Authorization: Bearer KEY`, or
     `X-Api-Key: KEY` where there is no such header.
 
-    All keys are digests (protocol/keys.py). Without `keys` all but the admin routes are open, though /metrics
-    is not if there are `metrics_keys`; without `admin_keys` the admin routes are closed. At most
-    `max_requests_per_key` requests and WebSockets of one key are open at once.
+    All keys are digests, those in `keys` each alone or with its tenant (protocol/keys.py). Without `keys`
+    all but the admin routes are open, though /metrics is not if there are `metrics_keys`; without
+    `admin_keys` the admin routes are closed. At most `max_requests_per_key` requests and WebSockets of one
+    key are open at once.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Authentication:
         metrics_keys: Collection[str] = (),
     ) -> None:
         self._app = app
-        self._keys = keys
+        self._tenants = tenants(keys)
+        self._keys = self._tenants.keys()
         self._admin_keys = admin_keys
         self._metrics_keys = metrics_keys
         self._limit = max_requests_per_key
@@ -81,31 +83,32 @@ class Authentication:
                 response.headers["WWW-Authenticate"] = "Basic" if path in BROWSER_PATHS else "Bearer"
             await response(scope, receive, send)
             return
-        caller = self._caller(path, key)
-        with_caller(scope, caller)
-        if caller == ANYONE or self._limit is None:
+        known = self._checked(path, key)
+        with_caller(scope, self._tenants.get(known, known) if known else ANYONE)
+        if not known or self._limit is None:
             await self._app(scope, receive, send)
         else:
-            await self._counted(scope, receive, send, caller, self._limit)
+            await self._counted(scope, receive, send, known, self._limit)
 
-    async def _counted(self, scope: Scope, receive: Receive, send: Send, caller: str, limit: int) -> None:
-        """Pass a request on, unless its caller has reached its limit of open requests."""
-        if self._open[caller] >= limit:
+    async def _counted(self, scope: Scope, receive: Receive, send: Send, key: str, limit: int) -> None:
+        """Pass a request on, unless its key, given as a digest, has reached its limit of open requests."""
+        if self._open[key] >= limit:
             message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
             error = RequestError(message, status=429, retry_after=1.0)
             await error_response(error, scope)(scope, receive, send)
             return
-        self._open[caller] += 1
+        self._open[key] += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._open[caller] -= 1
-            if not self._open[caller]:
-                del self._open[caller]
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
 
-    def _caller(self, path: str, key: str) -> str:
-        """Return the caller of a request that may pass with `key`."""
-        return digest(key) if self._keys and not _is_public(path) and not _is_admin(path) else ANYONE
+    def _checked(self, path: str, key: str) -> str:
+        """Return the digest of the key with which a request passes; empty if its route requires none of the
+        `keys`."""
+        return digest(key) if self._keys and not _is_public(path) and not _is_admin(path) else ""
 
     def _refusal(self, path: str, key: str) -> RequestError | None:
         if _is_public(path):
@@ -134,9 +137,9 @@ def with_caller(scope: Scope, caller: str) -> Scope:
 
 
 def caller_of(connection: HTTPConnection) -> str:
-    """Return the id of the caller of a request or WebSocket, who owns what it stores.
+    """Return the id of the caller of a request or WebSocket: the owner of what it stores.
 
-    It is the digest of the key, whichever header has the key; `ANYONE` where no key is required. Stored
+    It is the tenant of the key, whichever header has the key; `ANYONE` where no key is required. Stored
     objects of another caller do not exist for it (404).
     """
     caller: str = connection.scope["state"][_CALLER]

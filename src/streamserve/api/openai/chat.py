@@ -19,6 +19,7 @@ from streamserve.api.generation import (
     head_of,
     new_id,
 )
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
@@ -90,11 +91,13 @@ class Chat:
         self._conversation = conversation
         self._readers: dict[int, Reader] = {}
         self._key = ""
+        self._salt = ""
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events. Raises RequestError if generation fails."""
         body = self._body
         self._key = key_of(request)
+        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
         task = self.task()
         if body.stream:
             return EventStream(partial(self.stream, [task]))
@@ -105,7 +108,7 @@ class Chat:
         """Build the task for the conversation's prompt."""
         body, conversation = self._body, self._conversation
         return GenerationTask(
-            0, self._head.id, conversation.prompt, conversation.params, body.priority, body.cache_salt or "",
+            0, self._head.id, conversation.prompt, conversation.params, body.priority, self._salt,
             adapter=adapter_named(self._context.llm, self._head.model), idempotency_key=self._key,
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from streamserve.api.generation import (
     head_of,
     new_id,
 )
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
@@ -85,6 +86,7 @@ class Completion:
         self._params = completion_sampling(body, defaults, context.llm.model.vocab_size)
         self._echoes: list[str] = []
         self._key = ""
+        self._salt = ""
 
     async def respond(self, request: Request) -> Response:
         """Return the response, whole or as a stream of events.
@@ -93,6 +95,7 @@ class Completion:
         """
         llm, body = self._context.llm, self._body
         self._key = key_of(request)
+        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
         await self.check()
         truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, self._params.max_tokens)
         encoder = Encoder(llm, self._context.side_thread, charge_of(request))
@@ -128,7 +131,7 @@ class Completion:
         name = f"{self._head.id}-{number}"
         adapter = adapter_named(self._context.llm, self._head.model)
         return GenerationTask(
-            number, name, prompt, params, body.priority, body.cache_salt or "", adapter=adapter,
+            number, name, prompt, params, body.priority, self._salt, adapter=adapter,
             idempotency_key=self._key,
         )  # fmt: skip
 

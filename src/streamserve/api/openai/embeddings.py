@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
@@ -96,7 +97,8 @@ async def embeddings(context: AppContext, request: Request) -> Response:
     check_lengths(prompts, config.max_tokens, "input")
     numbers = len(prompts) * (body.dimensions or size)
     charge.add(numbers * NUMBER_BYTES)
-    running = pool(context, "embd", prompts, embedding_params(config), body.priority, body.cache_salt)
+    salt = context.cache_salt(caller_of(request), body.cache_salt)
+    running = pool(context, "embd", prompts, embedding_params(config), body.priority, salt)
     pooled = await while_connected(request.receive, running)
     reply = await context.side_thread.run_if(
         numbers > _LARGE_REPLY, lambda: msgspec.json.encode(_reply(body, name, config, pooled))

@@ -62,14 +62,14 @@ async def pool(
     kind: str,
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    priority: int = 0,
-    cache_salt: str | None = None,
+    priority: int,
+    cache_salt: str,
 ) -> Vectors:
     """Return the vectors of `prompts`, for a reply whose id begins with `kind`. Raises RequestError as
     `generate` does."""
     name = new_id(kind)
     tasks = [
-        GenerationTask(number, f"{name}-{number}", prompt, params, priority, cache_salt or "")
+        GenerationTask(number, f"{name}-{number}", prompt, params, priority, cache_salt)
         for number, prompt in enumerate(prompts)
     ]
     vectors = [b""] * len(tasks)

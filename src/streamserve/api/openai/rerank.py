@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.api.generation import AppContext
+from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
@@ -171,16 +172,17 @@ async def _scores(
 ) -> tuple[list[float], Vectors]:
     """Return the scores of `pairs`, and the vectors that they are made of."""
     encoder = Encoder(context.llm, context.side_thread, charge_of(request), field)
+    salt = context.cache_salt(caller_of(request), None)
     scoring = context.llm.scoring
     if scoring is not None:
-        running = _judged(context, encoder, pairs, body, kind, scoring)
+        running = _judged(context, encoder, pairs, body, kind, salt, scoring)
     else:
         if body.instruction is not None:
             raise RequestError(
                 "instruction is for models that score: for embeddings, write it into the query",
                 field="instruction",
             )
-        running = _compared(context, encoder, pairs, body, kind)
+        running = _compared(context, encoder, pairs, body, kind, salt)
     return await while_connected(request.receive, running)
 
 
@@ -190,6 +192,7 @@ async def _judged(
     pairs: Pairs,
     body: RerankRequest | ScoreRequest,
     kind: str,
+    salt: str,
     scoring: Scoring,
 ) -> tuple[list[float], Vectors]:
     """Return the probabilities of yes, of yes and no, after the prompts of all pairs."""
@@ -198,13 +201,18 @@ async def _judged(
     params = SamplingParams(
         max_tokens=0, temperature=0.0, pooling=Pooling("logits", (scoring.no, scoring.yes))
     )
-    pooled = await pool(context, kind, prompts, params, body.priority)
+    pooled = await pool(context, kind, prompts, params, body.priority, salt)
     logits = [np.frombuffer(vector, "<f4").astype(float) for vector in pooled.vectors]
     return [probability(float(yes) - float(no)) for no, yes in logits], pooled
 
 
 async def _compared(
-    context: AppContext, encoder: Encoder, pairs: Pairs, body: RerankRequest | ScoreRequest, kind: str
+    context: AppContext,
+    encoder: Encoder,
+    pairs: Pairs,
+    body: RerankRequest | ScoreRequest,
+    kind: str,
+    salt: str,
 ) -> tuple[list[float], Vectors]:
     """Return the cosine similarities of all pairs. Each text is embedded once."""
     config = context.llm.embedding
@@ -219,7 +227,7 @@ async def _compared(
     prompts = await encoder.encode(texts, True, encoder.field)
     check_lengths(prompts, config.max_tokens, encoder.field)
     encoder.charge.add(2 * len(prompts) * 4 * context.llm.model.hidden_size)
-    pooled = await pool(context, kind, prompts, embedding_params(config), body.priority)
+    pooled = await pool(context, kind, prompts, embedding_params(config), body.priority, salt)
     vectors = [embedding(vector, config) for vector in pooled.vectors]
     by_text = dict(zip(texts, vectors, strict=True))
     return [similarity(by_text[query], by_text[document]) for query, document in pairs], pooled

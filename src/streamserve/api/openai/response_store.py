@@ -1,4 +1,4 @@
-"""Responses that are kept in memory: bounded in number, bytes and age, each for the key that made it."""
+"""Responses that are kept in memory: bounded in number, bytes and age, each for the caller that made it."""
 
 import time
 from collections import OrderedDict
@@ -16,7 +16,7 @@ class StoredResponse:
     """A response and its conversation, as JSON texts.
 
     `input` are all items that its prompt was made of, those of earlier responses included: a response can be
-    continued when those are gone. `owner` is the digest of the key that made it.
+    continued when those are gone. `owner` is the id of the caller that made it.
     """
 
     owner: str

@@ -121,10 +121,12 @@ class _Response:
         self._id = new_id("resp").replace("-", "_")
         self._created = int(time.time())
         self._key = ""
+        self._salt = ""
         self._model = served_name(context.llm, body.model)
 
     async def respond(self, request: Request) -> Response:
         self._key = key_of(request)
+        self._salt = self._context.cache_salt(caller_of(request), self._body.cache_salt)
         if self._body.stream:
             return EventStream(self._stream, named=True)
         reply = await while_connected(request.receive, self._run(Output(_discard)))
@@ -160,7 +162,7 @@ class _Response:
 
         body, conversation = self._body, self._conversation
         task = GenerationTask(
-            0, self._id, conversation.prompt, conversation.params, body.priority, body.cache_salt or "",
+            0, self._id, conversation.prompt, conversation.params, body.priority, self._salt,
             adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:

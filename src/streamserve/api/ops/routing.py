@@ -11,10 +11,10 @@ from streamserve.fleet.view import RouterView
 
 
 async def routing(context: AppContext, request: Request) -> Response:
-    """Return the workers' current state, and recent routing decisions. Where several keys share the server,
-    the decisions do not name requests, since they may be another key's."""
+    """Return the workers' current state, and recent routing decisions. Where several tenants share the
+    server, the decisions do not name requests, since they may be another tenant's."""
     view = named_context(context, request).llm.routing()
-    return json_response(_unnamed(view) if len(set(context.settings.api_keys)) > 1 else view)
+    return json_response(_unnamed(view) if context.settings.several_tenants else view)
 
 
 def _unnamed(view: RouterView) -> RouterView:
@@ -32,7 +32,7 @@ ROUTING_ROUTES: tuple[Route[AppContext], ...] = (
             parameters=[MODEL_PARAMETER],
             errors=(404,),
             description="The workers' current state, and the candidates, scores and reasons of recent "
-            "routing decisions. With several API keys the decisions do not name requests.",
+            "routing decisions. With several tenants the decisions do not name requests.",
         ),
     ),
 )

@@ -76,7 +76,7 @@ class Streams:
             task.params,
             request_id=name,
             priority=body.priority,
-            cache_salt=body.cache_salt or "",
+            cache_salt=context.cache_salt(owner, body.cache_salt),
             answer_early=body.answer_early,
             adapter=adapter_named(context.llm, model),
             expected_tokens=body.expected_tokens,
