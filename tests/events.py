@@ -17,6 +17,14 @@ SETTINGS = {
 }  # fmt: skip
 
 
+def await_event(folder: Path, number: int, count: int, event: str) -> None:
+    """Let one worker wait at its `count`th `event` from now on, in the round `number`
+    (lifecycle_events/sitecustomize.py). The file is replaced at once: workers read it at each event."""
+    part = folder / "round.part"
+    part.write_text(f"{number} {count} {event}", encoding="utf-8")
+    part.replace(folder / "round")
+
+
 async def answer_prompt_stream(llm: AsyncLLM, number: int) -> list[int]:
     """Return the answer to a prompt stream with one edit."""
     rng = random.Random(number)

@@ -14,7 +14,7 @@ import pytest
 from streamserve.engine.observer import LifecycleEvent
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
-from tests.events import SETTINGS, send_until, undisturbed
+from tests.events import SETTINGS, await_event, send_until, undisturbed
 from tests.pairs import NUMBERS, Request, fleet, make_requests, serving, until, wait_until_idle
 
 ROUNDS, STREAMS = 2, 16
@@ -64,7 +64,7 @@ async def test_a_worker_lost_at_an_event_costs_time_never_text(
     )
     awaited = "finishing" if draining else event
     monkeypatch.setenv("TEST_EVENT_FOLDER", str(tmp_path))
-    reached, resume, number = tmp_path / "reached", tmp_path / "resume", tmp_path / "round"
+    reached, resume = tmp_path / "reached", tmp_path / "resume"
     recovered = []
     resume.touch()
     async with serving(checkpoint, pairs=1, **SETTINGS) as llm:
@@ -72,7 +72,7 @@ async def test_a_worker_lost_at_an_event_costs_time_never_text(
         for attempt in range(1, 1 + rounds):
             reached.unlink(missing_ok=True)
             resume.unlink()
-            number.write_text(f"{attempt} {1 + attempt % 3} {awaited}")
+            await_event(tmp_path, attempt, 1 + attempt % 3, awaited)
             working = await send_until(reached, llm, requests, expected)
             if draining:  # with the requests sent before
                 await llm.drain(victims[0], True)

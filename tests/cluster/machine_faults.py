@@ -25,7 +25,7 @@ from tests.checkpoints import make_checkpoint
 from tests.cluster.machines import Machines, machines
 from tests.cluster.namespaces import WireProcess
 from tests.cluster.ray_machines import HERE, ray_machines
-from tests.events import SETTINGS, send_until, undisturbed
+from tests.events import SETTINGS, await_event, send_until, undisturbed
 from tests.pairs import NUMBERS, fleet, make_requests, serving, until, wait_until_idle
 
 EVENTS = (*get_args(LifecycleEvent), "draining")
@@ -102,7 +102,7 @@ class MachineFaults:
     ) -> None:
         self._llm, self._made, self._wires = llm, made, wires
         self._reached, self._resume = folder / "reached", folder / "resume"
-        self._round = folder / "round"
+        self._folder = folder
         self._expected = expected
         self._requests = make_requests(12, 0)
         self._rounds = 0
@@ -144,7 +144,7 @@ class MachineFaults:
         """Return the task of the requests that wait at the event."""
         self._rounds += 1
         self._reached.unlink(missing_ok=True)
-        self._round.write_text(f"{self._rounds} {1 + self._rounds % 3} {event}")
+        await_event(self._folder, self._rounds, 1 + self._rounds % 3, event)
         self._resume.unlink(missing_ok=True)
         return await send_until(self._reached, self._llm, self._requests, self._expected)
 

@@ -16,7 +16,7 @@ from tests.cluster.machines import machines
 from tests.cluster.namespaces import why_not_permitted
 from tests.cluster.ray_machines import HERE
 from tests.conftest import Scale
-from tests.events import SETTINGS, all_answers, send_until, undisturbed
+from tests.events import SETTINGS, all_answers, await_event, send_until, undisturbed
 from tests.pairs import NUMBERS, fleet, make_requests, serving, until, wait_until_idle
 
 REFUSED = why_not_permitted()
@@ -54,7 +54,7 @@ async def test_writes_of_a_worker_that_comes_back_after_its_lease_are_refused(
             owner = state.workers["decode-0"].incarnation
             for attempt in range(1, 1 + scale.pick(1, 4)):
                 reached.unlink(missing_ok=True)
-                (tmp_path / "round").write_text(f"{attempt} 1 mid-layer push")
+                await_event(tmp_path, attempt, 1, "mid-layer push")
                 resume.unlink()
                 refused = refused_writes(llm)
                 working = await send_until(reached, llm, requests, expected)
