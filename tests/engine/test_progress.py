@@ -8,8 +8,8 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError
 from streamserve.engine.progress import could_compute
 from streamserve.protocol.config import EngineConfig
-from streamserve.protocol.sampling import SamplingParams
-from tests.engine.drive import make_engine, submit
+from streamserve.protocol.sampling import Pooling, SamplingParams
+from tests.engine.drive import Collected, make_engine, submit
 from tests.engine.edits import opened
 
 CONFIG = EngineConfig(num_blocks=24, block_size=4, max_model_len=90)
@@ -68,3 +68,18 @@ def test_one_that_waits_for_its_client_could_not_compute() -> None:
         engine.step()
     assert could_compute(engine.scheduler, engine.transfers) == []
     assert engine.report().standstill_seconds == 0
+
+
+def test_a_prompt_that_fills_the_pool_is_computed_beside_an_idle_stream() -> None:
+    engine = make_engine(EngineConfig(num_blocks=24, block_size=4, max_model_len=96))
+    collected = Collected()
+    engine.handle(opened([1, 2, 3, 4, 5], "idle"))
+    while engine.has_work:
+        engine.step()
+    assert engine.report().blocks_live > 0
+    pooled = SamplingParams(max_tokens=0, temperature=0.0, pooling=Pooling("last"))
+    engine.handle(submit("r", [7] * 96, pooled))
+    while engine.has_work:
+        collected.take(engine.step())
+    assert "r" in collected.vectors
+    assert engine.report().preemptions == 1

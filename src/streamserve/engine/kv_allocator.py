@@ -238,8 +238,9 @@ class KVAllocator:
         return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in cached)
 
     def _missing(self, sequence: Sequence, cached: list[int]) -> int:
-        """Return how many blocks a waiting sequence needs in addition to the blocks `cached`."""
-        return self._tables.blocks_for(len(sequence.tokens) + 1) - len(cached)
+        """Return how many blocks a waiting sequence needs in addition to the blocks `cached`: for its tokens,
+        and its next one, unless its prompt fills the pool, and is all that is computed."""
+        return min(self._tables.blocks_for(len(sequence.tokens) + 1), self._tables.pool.size) - len(cached)
 
     def _blocks_to_resume(self, sequence: Sequence, cached: list[int]) -> int:
         """Return how many blocks a swapped sequence needs in addition to the blocks `cached`: for its KV, and
