@@ -104,7 +104,7 @@ def test_requests_of_each_kind_go_on_with_the_next_head(
                 reader.thread.join(30)
         with joined.head(*arguments) as second:
             assert joined.workers() == pids
-            assert metric(second, "workers_adopted_total") == len(pids)
+            until(lambda: metric(second, "workers_adopted_total") == len(pids))
             for kind, answer in expected.items():
                 assert whole(second, kind, key=kind) == answer, kind
             assert metric(second, "resumed_outputs_total") == len(KINDS)
