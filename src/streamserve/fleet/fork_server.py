@@ -46,6 +46,8 @@ IMPORT_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 LINGER_SECONDS = 60.0
 """Time without a holder after which it ends."""
+LINGERING = "the fork server's end"
+"""Name of the thread that waits for this time."""
 MAX_PROCESSES = 2
 """Fork servers for different surroundings: those of the server itself, and changed ones."""
 RETRY_SECONDS = 30.0
@@ -86,7 +88,7 @@ class ForkServer:
             self._holders -= 1
             if not self._holders:
                 self._ending = threading.Timer(LINGER_SECONDS, self.end_unless_held)
-                self._ending.daemon = True
+                self._ending.name, self._ending.daemon = LINGERING, True
                 with contextlib.suppress(RuntimeError):  # Python is exiting, which ends the fork server
                     self._ending.start()
 
