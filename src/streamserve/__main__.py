@@ -21,8 +21,9 @@ def main() -> None:
 
 
 def open_standard_streams() -> None:
-    """Let standard streams that are closed, as those of some services are, read and write nothing. Otherwise
-    the files opened next would get their numbers, and what is printed."""
+    """Open /dev/null as each standard stream that is closed: some services start programs without them.
+    Otherwise the next file to be opened would get the number of the closed stream, and printed text would
+    be written to that file."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free

@@ -1,4 +1,4 @@
-"""Each line of the table of who can see what (docs/operations/security.md) names a test that exists."""
+"""Each line of the table of access by tenant (docs/operations/security.md) names a test that exists."""
 
 import re
 
@@ -9,7 +9,7 @@ TESTS = ROOT / "tests" / "api" / "test_callers.py"
 
 
 def test_each_line_names_its_test() -> None:
-    section = TABLE.read_text(encoding="utf-8").partition("## Who can see what")[2].partition("\n## ")[0]
+    section = TABLE.read_text(encoding="utf-8").partition("## Access by tenant")[2].partition("\n## ")[0]
     lines = re.findall(r"^\| (?!What \|).*$", section, re.MULTILINE)
     assert len(lines) > 8, "the table was found"
     named = [re.search(r"`(test_\w+)` \|$", line) for line in lines]

@@ -1,5 +1,5 @@
-"""Engines in which prompt streams lie idle, in virtual time: everybody else is served, in a bounded number of
-steps.
+"""Engines in virtual time in which prompt streams lie idle: all other requests are served, in a bounded
+number of steps.
 
 A trial draws the engine's limits, its order, eviction and drafter; opens streams that are edited a few times
 and then left alone; and submits requests of all priorities, some of which are aborted.
@@ -40,7 +40,7 @@ class IdleStream:
 
 @dataclass(frozen=True)
 class Pending:
-    """A request, and what was asked of the engine when it came: its own `tokens` at most."""
+    """A request of at most `tokens` tokens, prompt and outputs of all choices together."""
 
     prompt: list[int]
     params: SamplingParams
@@ -49,8 +49,8 @@ class Pending:
 
 
 def trial(seed: int) -> Counter[str]:
-    """Run one engine until all requests have ended and nothing is left to compute for the streams. Raises
-    AssertionError where a text is wrong, or a request takes more steps than all tokens could."""
+    """Run one engine until all requests have ended and no stream has tokens left to compute. Raises
+    AssertionError for a wrong text, and if it takes more steps than `_most_steps`."""
     rng = random.Random(seed)
     engine = _engine(rng)
     collected, count = Collected(), Counter[str](requests=REQUESTS)
@@ -110,9 +110,8 @@ def _open(rng: random.Random, engine: Engine, number: int) -> IdleStream:
     message = submit(
         stream.name, stream.prompt, params, open=True, priority=rng.choice((-5, 0, 5)),
         answer_early=rng.random() < 0.2, tail=min(rng.choice((0, 3)), len(stream.prompt)),
-        adapter=rng.choice(("", "", "a")),
     )  # fmt: skip
-    engine.handle(message)
+    assert engine.handle(message) == []
     return stream
 
 
@@ -127,13 +126,15 @@ def _submit(rng: random.Random, engine: Engine) -> dict[str, Pending]:
         )  # fmt: skip
         name, tokens = f"r{number}", len(prompt) + params.n * params.max_tokens
         pending[name] = Pending(prompt, params, tokens, rng.random() < 0.1)
-        engine.handle(submit(name, prompt, params, 1.0 + number, priority=rng.choice((-5, 0, 5))))
+        assert (
+            engine.handle(submit(name, prompt, params, 1.0 + number, priority=rng.choice((-5, 0, 5)))) == []
+        )
     return pending
 
 
 def _most_steps(engine: Engine, streams: list[IdleStream], pending: dict[str, Pending]) -> int:
-    """Return the most steps that all of it may take: one for each token, each of which may be computed again
-    once for each other request, and as many again for edits and copies."""
+    """Return the most steps that the trial may take. A step computes at least one token, and a token may be
+    computed again after an eviction: four steps for each token of a request, a stream or an edit."""
     tokens = sum(request.tokens for request in pending.values())
     edits = sum(1 + stream.edits for stream in streams) * MAX_MODEL_LEN
     return 4 * (tokens + edits)
@@ -147,7 +148,7 @@ def _disturb(
     collected: Collected,
     step: int,
 ) -> None:
-    """Edit a stream now and then, and abort what is to be aborted."""
+    """Edit a stream at random, and abort the requests that are marked as aborted."""
     if rng.random() < 0.05 and (editing := [s for s in streams if s.version < s.edits]):
         collected.take(engine.handle(rng.choice(editing).edit(rng, float(step))))
     if step == 20:

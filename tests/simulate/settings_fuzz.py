@@ -288,7 +288,8 @@ def _open_idle(simulation: Simulation, rng: random.Random, name: str) -> None:
 
 
 def _run(simulation: Simulation, idle: Collection[str]) -> list[ClientEvent]:
-    """Run until all else has ended, beside the idle prompt streams, and then to the end without them."""
+    """Run until all other requests have ended while the `idle` prompt streams are open; close these; run to
+    the end."""
     until = FIRST_LOOK
     simulation.run(until)
     while until < MAX_VIRTUAL_SECONDS and not simulation.fleet.requests.keys() <= set(idle):

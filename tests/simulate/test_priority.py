@@ -1,4 +1,4 @@
-"""`priority` decides who waits, in the orders that promise it."""
+"""A request with a more urgent `priority` does not wait for the others."""
 
 import random
 
@@ -19,8 +19,8 @@ URGENT_AT = 5.0
 
 
 def first_token(order: str, priority: int) -> float:
-    """Return the virtual seconds to the first token of a prompt of 1,500 tokens beside a load of 2.2 requests
-    a second, each of 120 tokens and 64 outputs."""
+    """Return the virtual seconds to the first token of a prompt of 1,500 tokens, under a load of 2.2
+    requests per second, each with a prompt of 120 tokens and 64 output tokens."""
     engine = EngineConfig(num_blocks=2000, max_model_len=2048, order=order)  # type: ignore[arg-type]
     cost = lambda tokens, context: 0.004 + 0.002 * tokens  # noqa: E731
     simulation = Simulation(FleetConfig(), WorkerSpec(engine, model_info(2048), cost))

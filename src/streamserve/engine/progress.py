@@ -1,6 +1,7 @@
 """Whether an engine stands still: its steps compute nothing although a sequence could be computed.
 
-That would be a fault of the scheduler. Such a worker is replaced (fleet/supervisor.py), as one that hangs.
+This would be a fault of the scheduler. The worker is then replaced, like a worker that hangs
+(fleet/supervisor.py).
 """
 
 from dataclasses import dataclass

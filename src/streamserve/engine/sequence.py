@@ -59,12 +59,12 @@ class MemoryClaim(Enum):
      ▲                                                     │       (KVAllocator.review_claims)    │
      └────────────────── its prompt changes ───────────────┴──────────────────────────────────────┘
 
-    What was computed in vain is computed again in blocks that are free: otherwise streams that do not fit
-    together would evict each other for ever.
+    KV that was evicted while nothing needed it is computed again in free blocks alone. Otherwise two prompt
+    streams that do not both fit into memory would evict each other for ever.
 
-    * ANY: that of sequences that rank lower.
-    * FREE: blocks that are free. It ranks below those that may evict it.
-    * NONE: none, so that it has nothing to compute.
+    * ANY: free blocks, and the blocks of lower-ranked sequences, which are evicted.
+    * FREE: free blocks. The stream evicts no other sequence, and ranks below those with the claim ANY.
+    * NONE: no blocks. The stream has nothing to compute.
     """
 
     ANY = 0

@@ -75,9 +75,11 @@ class StartedChild:
 
 
 class InputPipe:
-    """The pipe to a program's standard input, written by the running event loop. Only this closes its
-    descriptor: a transport of uvloop closes that of a file twice, and in between a thread may have opened
-    another file with the same number."""
+    """The pipe to a program's standard input, written by the running event loop.
+
+    This class alone closes the pipe's descriptor. A transport of uvloop would close it twice, and between the
+    two a thread may have opened another file, which has the same number then.
+    """
 
     def __init__(self, pipe: IO[bytes]) -> None:
         os.set_blocking(pipe.fileno(), False)

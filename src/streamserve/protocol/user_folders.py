@@ -1,6 +1,7 @@
-"""The user's folders, as the XDG specification has them: what is made again if it is lost, and what is kept.
+"""The user's folders for caches and for state, by the XDG base directory specification.
 
-Where the user has no home folder, as an id without an account in a container, they are in the temporary one.
+A user without a home folder (in a container, a user id without an account) has them in the folder for
+temporary files.
 """
 
 import os

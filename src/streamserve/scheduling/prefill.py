@@ -91,8 +91,8 @@ def _with_extra(
     mean_output: float,
     share: float | None,
 ) -> list[int]:
-    """Return the tokens of `prompts` of one priority, of which `due` are due, in a step with `others` prompt
-    tokens besides."""
+    """Return how many tokens each of `prompts`, which have one priority, gets in a step: at least what is
+    `due`. The step computes `others` tokens of prompts with more urgent priorities too."""
     decoding, competing = len(batch.requirements), batch.competing(prompts[0].priority)
     remainders = [
         min(uncached(prompt), batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)
