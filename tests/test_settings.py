@@ -205,7 +205,7 @@ def digests(*keys: str) -> tuple[str, ...]:
 
 def test_keys_are_known_by_their_digests_wherever_they_come_from(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# of the team\nkey-three\n\n  key-four\n")
+    file.write_text("\ufeff# of the team\nkey-three\n\n  key-four\n  # indented\n", encoding="utf-8")
     overrides = {"api_key": ["key-one", "env:TEAM_KEY"], "api_key_file": str(file), "admin_key": ["key-five"]}
     settings = resolve("embedded", overrides, environ={"TEAM_KEY": "key-two"})
     assert settings.server.api_key == digests("key-one", "key-two", "key-three", "key-four")

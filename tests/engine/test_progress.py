@@ -1,6 +1,7 @@
 """An engine that stands still is noticed: by its invariants, and in its reports."""
 
 import itertools
+import random
 
 import pytest
 
@@ -8,6 +9,7 @@ from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError
 from streamserve.engine.progress import could_compute
 from streamserve.protocol.config import EngineConfig
+from streamserve.protocol.messages import Edit
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from tests.engine.drive import Collected, make_engine, submit
 from tests.engine.edits import opened
@@ -30,12 +32,13 @@ class Refusing:
         return getattr(self._allocator, name)
 
 
-def test_a_second_step_that_computes_nothing_names_all_sequences() -> None:
+def test_more_steps_than_sequences_that_compute_nothing_violate_an_invariant() -> None:
     engine = make_engine(CONFIG)
     engine.handle(submit("first", [1, 2, 3], PARAMS))
     engine.handle(submit("second", [1, 2, 3], PARAMS))
     Refusing(engine)
-    engine.step()
+    for _ in range(2):
+        engine.step()
     with pytest.raises(InvariantError, match=r"1, 2 could: 1 of first: waiting.*2 of second: waiting"):
         engine.step()
 
@@ -83,3 +86,36 @@ def test_a_prompt_that_fills_the_pool_is_computed_beside_an_idle_stream() -> Non
         collected.take(engine.step())
     assert "r" in collected.vectors
     assert engine.report().preemptions == 1
+
+
+def test_an_engine_without_work_does_not_stand_still() -> None:
+    engine = make_engine(CONFIG)
+    seconds = itertools.count()
+    engine.clock = lambda: float(next(seconds))
+    engine.handle(opened([1, 2, 3, 4, 5]))
+    Refusing(engine)
+    engine.step()
+    assert engine.report().standstill_seconds > 0
+    engine.handle(Edit("r", 0, 1, 0, [1]))
+    assert not engine.has_work
+    assert engine.report().standstill_seconds == 0
+
+
+@pytest.mark.parametrize("seed", [593, 709])
+def test_a_swapped_stream_has_work_only_if_it_can_be_swapped_in(seed: int) -> None:
+    """Its KV and one more block must be free, since it evicts no other sequence."""
+    rng = random.Random(seed)
+    engine = make_engine(EngineConfig(num_blocks=8, max_model_len=96, eviction="swap", swap_blocks=40))
+    for number in range(rng.randint(2, 4)):
+        prompt = [rng.randrange(90) for _ in range(rng.randint(3, 60))]
+        engine.handle(opened(prompt, f"s{number}", tail=rng.choice((0, 3))))
+        for _ in range(rng.randint(1, 4)):
+            if engine.has_work:
+                engine.step()
+    engine.handle(submit("r", [rng.randrange(90) for _ in range(rng.randint(20, 80))], PARAMS))
+    for _ in range(60):
+        if engine.has_work:
+            engine.step()
+    assert engine.report().evictions.swaps > 0
+    assert not engine.scheduler.of("r")
+    assert not engine.has_work

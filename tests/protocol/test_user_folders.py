@@ -23,6 +23,12 @@ def test_a_relative_folder_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     assert cache_folder({"XDG_CACHE_HOME": "relative"}) == cache_folder({})
 
 
+def test_a_relative_home_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "relative")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_folder({}).is_relative_to(tmp_path)
+
+
 def test_without_a_home_they_are_in_the_temporary_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

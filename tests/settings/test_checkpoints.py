@@ -54,6 +54,8 @@ def test_a_text_of_gigabytes_is_refused_by_name(folder: Path) -> None:
         locate(str(folder))
 
 
-def test_hidden_files_do_not_matter(folder: Path) -> None:
+def test_files_that_are_not_read_do_not_matter(folder: Path) -> None:
     os.mkfifo(folder / ".control")
+    os.mkfifo(folder / "pipe")
+    (folder / "added_tokens.json").symlink_to(os.devnull)
     assert locate(str(folder)) == folder

@@ -24,6 +24,31 @@ ENDLESS = {
     "powers of powers": (
         "{% set ns = namespace(x=9) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
     ),
+    "macros that call themselves twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
+    "items that a loop leaves out": (
+        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}"
+    ),
+    "JSON of lists of lists": (
+        "{% set ns = namespace(x=1) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+        "{{ ns.x | tojson }}"
+    ),
+    "joins of joins": (
+        "{% set ns = namespace(x='x') %}{% for i in range(12) %}"
+        "{% set ns.x = ([ns.x] * 10) | join %}{% endfor %}"
+    ),
+    "a width by %": "{{ '%2000000000d' % 1 }}",
+    "a width by % and *": "{{ '%*d' % (2000000000, 1) }}",
+    "a width by the filter format": "{{ '%2000000000d' | format(1) }}",
+    "a width by the method format": "{{ '{:>2000000000}'.format(1) }}",
+    "a width by a method": "{{ 'a'.ljust(2000000000) }}",
+    "a width by a filter": "{{ 'a' | center(2000000000) }}",
+    "a batch": "{{ [1] | batch(200000000, 0) | list }}",
+    "many long texts": (
+        "{% set ns = namespace(x=[]) %}{% for i in range(60) %}"
+        "{% set ns.x = ns.x + ['x' * 100000000] %}{% endfor %}"
+    ),
     "itself": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
 }
 
@@ -50,6 +75,9 @@ def test_texts_are_those_of_plain_jinja() -> None:
     source = """
         {%- set ns = namespace(total=0) %}
         {%- for message in messages if message.role != 'system' recursive %}
+            {%- set join_texts = ['a', 'b'] | join(', ') %}
+            {{- join_texts ~ [message] | join('/', attribute='role') ~ '%s**%3d' % ('x', 4) }}
+            {{- '{:>4}'.format(loop.index) ~ 'a'.rjust(3) ~ ('a' | center(5)) ~ (message | tojson | length) }}
             {{- loop.index ~ '/' ~ loop.length + ': ' + message.content * 2 ~ none ~ 1.5 }}
             {%- set ns.total = ns.total + loop.index0 * 2 ** 3 %}
             {%- if loop.last %}{% continue %}{% endif %}

@@ -289,9 +289,11 @@ def _slo_chunks(
 
 
 def _first_prompts(prompts: list[Prefilling], tokens: int) -> list[Prefilling]:
-    """Return the first prompts that together have `tokens` tokens to compute."""
+    """Return the first prompts that together have `tokens` tokens to compute, and those that hold memory: if
+    the first could not start without that memory, no prompt would be computed."""
     sums = accumulate(view.remaining for _, view in prompts)
-    return prompts[: 1 + sum(1 for so_far in sums if so_far < tokens)]
+    first = 1 + sum(1 for so_far in sums if so_far < tokens)
+    return [entry for number, entry in enumerate(prompts) if number < first or entry[1].running]
 
 
 def _admitted_prompts(

@@ -138,6 +138,8 @@ class Engine:
         self._journal.take(message)
         events = self._take(message)
         self.scheduler.allocator.review_claims()
+        if not self.has_work:
+            self._standstill.clear()
         self._journal.leave(self.transfers.moving())
         return events
 
@@ -200,12 +202,13 @@ class Engine:
         events = self._commit(flight, result)
         plan = flight.plan
         moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
-        again, self.stalled = self.stalled, not (self._pipeline.running or moved)
+        self.stalled = not (self._pipeline.running or moved)
         self._standstill.stepped(self.stalled, self.clock(), self.scheduler, self.transfers)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
             check_state(self.scheduler, self.transfers)
-            if again and self.stalled:  # one step may be lost to an eviction
+            # A step may be lost to a sequence that was expected to start and could not, once for each.
+            if self._standstill.steps > len(self.scheduler.sequences):
                 check_advance(self.scheduler, self.transfers)
         return events
 

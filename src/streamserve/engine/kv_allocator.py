@@ -66,13 +66,10 @@ class KVAllocator:
     def admit(self, sequence: Sequence) -> int | None:
         """Admit a waiting sequence if all its tokens could fit: into free blocks, or into those of running
         sequences that rank lower. Returns how many of its tokens were cached; None if it must wait."""
-        if not self._claim_slots(sequence):
-            return None
         cached = self._tables.match(sequence)
-        missing = self._missing(sequence, cached)
-        free = self._free_after(cached) + self._swap.pending_free
-        below = sum(len(s.kv.blocks) for s in self._evictable(sequence))
-        if self.running() and missing > free + below:
+        enough = self._missing(sequence, cached) <= self._free_and_below(sequence, cached)
+        # Memory first: a sequence that is evicted for a slot in vain would start again, and so on for ever.
+        if (self.running() and not enough) or not self._claim_slots(sequence):
             return None
         self._tables.attach(sequence, cached)
         return len(cached) * self._config.block_size
@@ -102,9 +99,9 @@ class KVAllocator:
         """Swap a sequence in if there are enough blocks now; it takes part in steps from the next one on.
         Returns whether it was."""
         cached = self._tables.match(sequence)
-        if not self._claim_slots(sequence):
-            return False
         blocks_needed = self._blocks_to_resume(sequence, cached)
+        if blocks_needed > self._free_and_below(sequence, cached) or not self._claim_slots(sequence):
+            return False
         while (missing := blocks_needed - self._free_after(cached) - self._swap.pending_free) > 0:
             if not self._evict_one(sequence, missing):
                 return False
@@ -183,7 +180,9 @@ class KVAllocator:
         for sequence in self._sequences.values():
             if sequence.stream.claim is MemoryClaim.ANY:
                 continue
-            missing = self._tables.blocks_for(len(sequence.tokens) + 1) - len(sequence.kv.blocks)
+            missing = self._missing(sequence, sequence.kv.blocks)
+            if sequence.status is SequenceStatus.SWAPPED:
+                missing = max(missing, self._blocks_to_resume(sequence, []))
             fits = missing <= free
             free -= missing if fits else 0
             sequence.stream.claim = MemoryClaim.FREE if fits else MemoryClaim.NONE
@@ -236,6 +235,12 @@ class KVAllocator:
     def _free_after(self, cached: list[int]) -> int:
         """Return the number of blocks that could be allocated once the blocks `cached` are taken."""
         return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in cached)
+
+    def _free_and_below(self, sequence: Sequence, cached: list[int]) -> int:
+        """Return the most blocks that a sequence could get once it has taken the blocks `cached`: free ones,
+        and those of sequences that may be evicted for it."""
+        below = sum(len(other.kv.blocks) for other in self._evictable(sequence))
+        return self._free_after(cached) + self._swap.pending_free + below
 
     def _missing(self, sequence: Sequence, cached: list[int]) -> int:
         """Return how many blocks a waiting sequence needs in addition to the blocks `cached`: for its tokens,

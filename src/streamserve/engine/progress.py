@@ -36,16 +36,22 @@ def _waits_for_worker(sequence: Sequence) -> bool:
 
 @dataclass
 class Standstill:
-    """For how long an engine has stood still."""
+    """For how long an engine has stood still: since when, and the number of steps since then."""
 
     since: float | None = None
+    steps: int = 0
 
     def stepped(self, stalled: bool, now: float, scheduler: Scheduler, transfers: KVTransferManager) -> None:
         """Record a step that ended at `now`, and computed nothing if it is `stalled`."""
         if not (stalled and could_compute(scheduler, transfers)):
-            self.since = None
-        elif self.since is None:
-            self.since = now
+            self.clear()
+            return
+        self.since = now if self.since is None else self.since
+        self.steps += 1
+
+    def clear(self) -> None:
+        """Record that the engine computed something, or had nothing to compute."""
+        self.since, self.steps = None, 0
 
     def seconds(self, now: float) -> float:
         """Return the seconds since its first step that computed nothing; 0 if the last one did."""

@@ -59,9 +59,9 @@ def socket_base() -> Path:
     """Return the folder for runtime folders: the temporary one, unless paths of sockets in it would be longer
     than the kernel takes, else another one for temporary files."""
     folders = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"]
-    usable = (folder for folder in folders if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK))
-    short = (folder for folder in usable if len(os.fsencode(folder)) <= MAX_BASE_BYTES)
-    return Path(next(short, folders[0]))
+    short = (f for f in folders if os.path.isabs(f) and len(os.fsencode(f)) <= MAX_BASE_BYTES)
+    usable = (folder for folder in short if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK))
+    return Path(next(usable, folders[0]))
 
 
 def sweep(base: Path) -> list[Path]:

@@ -4,6 +4,7 @@ A user without a home folder (in a container, a user id without an account) has 
 temporary files.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ def base_folder(variable: str, default: str, environ: Mapping[str, str] = os.env
 
 
 def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:  # neither HOME nor an account
-        return Path(tempfile.gettempdir()) / f"home-of-user-{os.geteuid()}"
+    with contextlib.suppress(RuntimeError):  # neither HOME nor an account
+        if (home := Path.home()).is_absolute():
+            return home
+    return Path(tempfile.gettempdir()) / f"home-of-user-{os.geteuid()}"

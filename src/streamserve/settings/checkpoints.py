@@ -1,5 +1,6 @@
 """Locate a model: a packaged one by name, a folder, a GGUF file, or a repository of the Hugging Face hub."""
 
+import os
 import stat
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from streamserve.protocol.errors import CheckpointError
 TOKENIZER = "tokenizer.json"
 EMBEDDED = ("embedded", "embedded-draft")
 TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+WEIGHT_SUFFIXES = (".safetensors", SUFFIX)
 MAX_TEXT_BYTES = 256 << 20
 _MAX_NAME = 64
 
@@ -59,15 +61,16 @@ def locate(model: str) -> Path:
 
 def refuse_odd_files(files: Iterable[Path]) -> None:
     """Raise CheckpointError where reading one of a checkpoint's `files` would not end: a pipe, a device, or a
-    file of settings or a vocabulary that is far too large. Hidden files are not read."""
+    file of settings or a vocabulary that is far too large. Other files are not read."""
     for file in files:
-        if file.name.startswith("."):
+        if file.name.startswith(".") or file.suffix not in (*TEXT_SUFFIXES, *WEIGHT_SUFFIXES):
             continue
         try:
             status = file.stat()
         except OSError:  # whoever needs it says so
             continue
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        is_empty = stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or is_empty):
             raise CheckpointError(f"{file} is no file, but a pipe, a device or a socket: remove it")
         if file.suffix in TEXT_SUFFIXES and status.st_size > MAX_TEXT_BYTES:
             raise CheckpointError(f"{file} has {status.st_size} bytes: at most {MAX_TEXT_BYTES} are read")

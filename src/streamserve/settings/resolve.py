@@ -325,8 +325,8 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
     try:
         resolved = [_from_variable(secret, text, environ) for text in texts]
         if file is not None:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-            file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            lines = map(str.strip, Path(file).read_text(encoding="utf-8-sig").splitlines())
+            file_keys = [line for line in lines if line and not line.startswith("#")]
             resolved += map(keys.entry, file_keys) if secret in _WITH_TENANTS else file_keys
             if not file_keys:
                 raise SettingsError(f"{secret}_file = {file!r}: the file contains no key")

@@ -11,7 +11,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from streamserve.protocol.errors import CheckpointError, RequestError
-from streamserve.text.template_limits import BoundedEnvironment, render
+from streamserve.text.template_limits import BoundedEnvironment, check_nodes, render
 
 Message = Mapping[str, Any]
 
@@ -92,6 +92,8 @@ class ChatTemplate:
             prompt = render(self._template.generate(inputs))
         except RecursionError as error:
             raise RequestError("messages are nested too deeply", field="messages") from error
+        except MemoryError as error:
+            raise RequestError("the chat template needs too much memory", field="messages") from error
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(f"the chat template refuses this: {error}", field="messages") from error
         return prompt if final is None else _truncate_at_mark(prompt, final)
@@ -218,7 +220,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as JSON, without the HTML escapes of jinja's filter."""
+    """Encode as JSON, without the HTML escapes of jinja's filter. Raises TemplateLimitError if it is too
+    long."""
+    check_nodes(value)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,42 +1,64 @@
 """Jinja for the templates of unknown checkpoints: sandboxed, and with an end in time and size.
 
-Loops count their iterations. Sums, products, powers and joined texts are refused where they would be too
-large, and so is the whole text.
+Loops count their iterations, and macros their calls. Operators, joins and JSON count the lengths of the texts
+and lists that they make. Large widths are refused in formats, filters and methods of texts.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_eval_context
+from jinja2.filters import do_format, do_join, make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_ITERATIONS = 1 << 22
-"""Iterations of all loops of one rendering: a second of computing. A loop over messages within another has as
-many for 2,000 messages."""
+"""Iterations of all loops of one rendering: a second of computing. A loop over messages within another loop
+over messages has as many iterations for 2,000 messages."""
+CALL, VALUE = 16, 4
+"""Iterations that a call of a macro and a value in JSON count as, by the time that they take."""
 MAX_CHARACTERS = 1 << 27
+"""Length of one text or list. All texts and lists of one rendering may have `MAX_TOTAL`: a loop that adds to
+a text makes a new text in each iteration."""
+MAX_TOTAL = 1 << 30
 MAX_BITS = 1 << 16
 """Length of an integer."""
+MAX_WIDTH = 1 << 20
+"""Largest number given to a method of a text or to a filter: it may be the width of the result."""
 
-_COUNT, _JOIN = "count_iteration", "join_texts"
-_left: ContextVar[list[int]] = ContextVar("iterations left")
+_COUNT, _JOIN = "count iteration", "join texts"  # names of filters that no template can write
+_FILTERS_WITH_NUMBERS = ("batch", "center", "indent", "slice")
+_WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{7})")
+_WIDE_FIELD = re.compile(r"\{[^}]*\d{7}")
 
 
 class TemplateLimitError(TemplateError):
     """A template has not ended within its limits."""
 
 
+@dataclass
+class _Left:
+    iterations: int
+    characters: int
+
+
+_left: ContextVar[_Left] = ContextVar("what a rendering may still do")
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """An environment whose templates `render` renders."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.filters[_COUNT] = _count_iteration
-        self.globals[_JOIN] = _join_texts
+        self.filters |= {name: _bounded(self.filters[name]) for name in _FILTERS_WITH_NUMBERS}
+        self.filters |= {_COUNT: _count_iterations, _JOIN: _join_texts, "join": _join, "format": _format}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Bounding().visit(super()._parse(source, name, filename))
@@ -44,63 +66,144 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Return the result of an operation. Raises TemplateLimitError where it would be too large."""
-        if _too_large(operator, left, right):
-            raise TemplateLimitError(f"the result of a {operator} is too large")
+        if operator == "%":
+            _check_percent(left)
+        elif operator == "+":
+            _count_length(_length(left) + _length(right))
+        elif operator == "*":
+            _check_bits(_bits(left) + _bits(right))
+            _count_length(_length(left) * _times(right) + _length(right) * _times(left))
+        else:
+            _check_bits(_bits(left) * _times(right))
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function or method. Raises TemplateLimitError for a large width of a text."""
+        if isinstance(getattr(called, "__self__", None), str):
+            _check_numbers((*args, *kwargs.values()))
+        return super().call(context, called, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return what a template gets for `format` of a text. Raises TemplateLimitError for large widths."""
+        if isinstance(text := getattr(value, "__self__", None), str) and _WIDE_FIELD.search(text):
+            raise TemplateLimitError("a format has a large width")
+        return super().wrap_str_format(value)
 
 
 def render(pieces: Iterator[str]) -> str:
     """Return the text of a template's `pieces` (Template.generate). Raises TemplateLimitError."""
-    token = _left.set([MAX_ITERATIONS])
+    token = _left.set(_Left(MAX_ITERATIONS, MAX_TOTAL))
     try:
-        text, size = [], 0
+        text = []
         for piece in pieces:
+            _count_length(len(piece))
             text.append(piece)
-            size += len(piece)
-            if size > MAX_CHARACTERS:
-                raise TemplateLimitError(f"its text has more than {MAX_CHARACTERS} characters")
         return "".join(text)
     finally:
         _left.reset(token)
 
 
+def check_nodes(value: Any) -> None:
+    """Count the values in nested lists and mappings, as JSON has them. Raises TemplateLimitError."""
+    waiting = [value]
+    while waiting:
+        _count_iterations(VALUE)
+        nested = waiting.pop()
+        if isinstance(nested, dict):
+            waiting += nested.values()
+        elif isinstance(nested, list | tuple):
+            waiting += nested
+        else:
+            _count_length(_length(nested))
+
+
 class _Bounding(NodeTransformer):
-    """Counts the iterations of loops, and bounds what `~` joins."""
+    """Lets loops and macros count, and bounds what `~` joins."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        # A filter is called faster than what a template might call.
-        counting = nodes.Filter(nodes.Const(None), _COUNT, [], [], None, None, lineno=node.lineno)
-        node.body.insert(0, nodes.ExprStmt(counting, lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_counting(1, node.lineno), lineno=node.lineno))
+        if node.test is not None:  # items that it leaves out count too
+            node.test = nodes.And(_counting(1, node.lineno), node.test, lineno=node.lineno)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_counting(CALL, node.lineno), lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        name = nodes.Name(_JOIN, "load", lineno=node.lineno)
-        return nodes.Call(name, node.nodes, [], None, None, lineno=node.lineno)
+        values = nodes.List(node.nodes, lineno=node.lineno)
+        return nodes.Filter(values, _JOIN, [], [], None, None, lineno=node.lineno)
 
 
-def _count_iteration(_: None) -> None:
+def _counting(iterations: int, line: int) -> nodes.Filter:
+    """Return a call of `_count_iterations`, as a filter: Jinja calls filters faster than functions."""
+    return nodes.Filter(nodes.Const(iterations), _COUNT, [], [], None, None, lineno=line)
+
+
+def _count_iterations(number: int) -> bool:
     left = _left.get()
-    left[0] -= 1
-    if left[0] < 0:
+    left.iterations -= number
+    if left.iterations < 0:
         raise TemplateLimitError(f"its loops have not ended after {MAX_ITERATIONS} iterations")
+    return True
 
 
-def _join_texts(*values: Any) -> str:
+def _count_length(length: int) -> None:
+    left = _left.get()
+    left.characters -= length
+    if length > MAX_CHARACTERS or left.characters < 0:
+        raise TemplateLimitError("it makes texts or lists that are too long")
+
+
+def _join_texts(values: list[Any]) -> str:
     texts = [str(value) for value in values]
-    if sum(map(len, texts)) > MAX_CHARACTERS:
-        raise TemplateLimitError("the result of a ~ is too large")
+    _count_length(sum(map(len, texts)))
     return "".join(texts)
 
 
-def _too_large(operator: str, left: Any, right: Any) -> bool:
-    if operator == "+":
-        return _length(left) + _length(right) > MAX_CHARACTERS
-    if operator == "**":
-        return _bits(left) * _times(right) > MAX_BITS
-    repeated = _length(left) * _times(right) + _length(right) * _times(left)
-    return repeated > MAX_CHARACTERS or _bits(left) + _bits(right) > MAX_BITS
+@pass_eval_context
+def _join(
+    context: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    """Jinja's filter `join`, which counts the length of its result."""
+    items = list(value if attribute is None else map(make_attrgetter(context.environment, attribute), value))
+    _count_length(sum(len(str(item)) for item in items) + len(items) * len(str(d)))
+    return str(do_join(context, items, d))
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that refuses large numbers."""
+
+    @wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        _check_numbers((*args, *kwargs.values()))
+        return function(*args, **kwargs)
+
+    return bounded
+
+
+def _format(value: str, *args: Any, **kwargs: Any) -> str:
+    """Jinja's filter `format`, without large widths."""
+    _check_percent(value)
+    return str(do_format(value, *args, **kwargs))
+
+
+def _check_numbers(arguments: Iterable[Any]) -> None:
+    if any(isinstance(argument, int) and abs(argument) > MAX_WIDTH for argument in arguments):
+        raise TemplateLimitError(f"a width is above {MAX_WIDTH}")
+
+
+def _check_percent(text: Any) -> None:
+    if isinstance(text, str) and _WIDE_PERCENT.search(text):
+        raise TemplateLimitError("a format has a large width, or one that is not written in it")
+
+
+def _check_bits(bits: int) -> None:
+    if bits > MAX_BITS:
+        raise TemplateLimitError(f"an integer has more than {MAX_BITS} bits")
 
 
 def _length(value: Any) -> int:

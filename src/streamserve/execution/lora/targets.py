@@ -13,7 +13,8 @@ ALL_LINEAR = "all-linear"
 
 MAX_PATTERN_LENGTH = 1024
 MAX_STEPS = 1_000_000
-"""Limits that keep a pattern's matching fast: its length, and an upper bound of its steps for one name."""
+"""Limits that keep a pattern's matching fast: its length, and an upper bound of its steps for one name. A
+pattern beyond them is not evaluated: the adapter's tensors say which modules it has."""
 
 NAME_LENGTH = 64
 """Longer than the name of any module."""
@@ -45,6 +46,8 @@ class Targets:
     layers: Collection[int] | None = None
 
     def __contains__(self, module: str) -> bool:
+        if self.included and module in self.included.names:  # by its whole name, whatever the layers
+            return module not in self.excluded
         layer = _LAYER.match(module)
         in_layers = self.layers is None or (layer is not None and int(layer[1]) in self.layers)
         return (
@@ -54,20 +57,24 @@ class Targets:
 
 def read_targets(fields: Fields) -> Targets:
     """Return the modules that a configuration gives an adapter: all of them where `target_modules` is absent.
-    Raises CheckpointError naming a field that is wrong, or a pattern that could take long to match."""
-    is_listed = fields.get("target_modules") not in (None, ALL_LINEAR)
+    A pattern that could take long to match counts as absent. Raises CheckpointError naming a field that is
+    wrong."""
+    value = fields.get("target_modules")
+    is_listed = value is not None and not (isinstance(value, str) and value.lower() == ALL_LINEAR)
     return Targets(
         included=_modules(fields, "target_modules") if is_listed else None,
-        excluded=_modules(fields, "exclude_modules"),
+        excluded=_modules(fields, "exclude_modules") or Modules(),
         layers=_layers(fields),
     )
 
 
-def _modules(fields: Fields, field: str) -> Modules:
-    """Return the modules that a field gives: a list of names, or one regular expression."""
+def _modules(fields: Fields, field: str) -> Modules | None:
+    """Return the modules that a field gives: a list of names, or one regular expression; None for an
+    expression that is not evaluated."""
     value = fields.get(field) or []
     if isinstance(value, str):
-        return Modules(pattern=_pattern(fields, field, value))
+        pattern = _pattern(fields, field, value)
+        return Modules(pattern=pattern) if pattern else None
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         fields.refuse(field, f"must be a list of modules' names or a pattern, not {shown(value)}")
     return Modules(names=frozenset(value))
@@ -82,10 +89,10 @@ def _layers(fields: Fields) -> Collection[int] | None:
     return frozenset(numbers) or None
 
 
-def _pattern(fields: Fields, field: str, text: str) -> re.Pattern[str]:
-    """Return a compiled pattern. One that could take long to match is refused."""
+def _pattern(fields: Fields, field: str, text: str) -> re.Pattern[str] | None:
+    """Return a compiled pattern; None for one that could take long to match."""
     if len(text) > MAX_PATTERN_LENGTH or _steps(text) > MAX_STEPS:
-        fields.refuse(field, f"has a pattern that is too complex: {shown(text)}: list the modules' names")
+        return None
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
@@ -94,9 +101,10 @@ def _pattern(fields: Fields, field: str, text: str) -> re.Pattern[str]:
 
 def _steps(pattern: str) -> float:
     """Return an upper bound of the steps in which a pattern matches a name: the ways to divide the name among
-    the quantifiers, times the ways to choose alternatives. Infinite if a group is repeated."""
+    the quantifiers, times the ways to choose alternatives. Infinite if a group is repeated, and with flags,
+    which change the meaning of the pattern's characters."""
     plain = re.sub(r"\\.", "a", pattern)
-    if re.search(r"\)[*+{]", plain):
+    if re.search(r"\)[*+{]|\(\?[aiLmsux-]", plain):
         return math.inf
     quantifiers = len(re.findall(r"[*+{]|(?<![(*+?}])\?", plain))
     return math.comb(NAME_LENGTH + quantifiers, quantifiers) * _alternatives(plain)
