@@ -134,12 +134,9 @@ class FleetDriver:
                     self._tasks.spawn(self.processes.run(command))
                 case Retire():
                     self._tasks.spawn(self._retire(command))
-                case Kill():
-                    logger.error(
-                        "worker %s does not respond, computes nothing, or has another KV format: killing it",
-                        command.worker,
-                    )
-                    self.processes.kill(command.worker)
+                case Kill(worker, reason):
+                    logger.error("worker %s is killed: %s", worker, reason)
+                    self.processes.kill(worker)
 
     async def _retire(self, retire: Retire) -> None:
         logger.info("worker %s: removed", retire.worker)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Heartbeat, Kill, Retire, Start
-from streamserve.fleet.process_state import SupervisionPolicy
+from streamserve.fleet.process_state import SupervisionPolicy, Watch
 from streamserve.fleet.worker_state import Topology, WorkerState, counted, total
 from streamserve.protocol.messages import Failed, Ready
 from streamserve.protocol.reports import Report
@@ -19,7 +19,7 @@ MAX_STANDSTILL = 10.0
 
 
 class WorkerSupervisor:
-    """The workers of one server. A worker that is silent for `stuck_after` seconds counts as stuck."""
+    """The workers of one server. One that shows no progress for `stuck_after` seconds counts as stuck."""
 
     def __init__(self, topology: Topology, stuck_after: float) -> None:
         self.workers = {name: WorkerState() for name in topology.names}
@@ -32,6 +32,7 @@ class WorkerSupervisor:
         self.ended: Report | None = None
         """The counters of workers that have ended: the sums of a fleet never fall."""
         self._policy = SupervisionPolicy(stuck_after)
+        self._watch = Watch()
         self._was_ready = False
         self._next: dict[str, int] = {}
         """The next incarnations of workers that were removed."""
@@ -79,6 +80,7 @@ class WorkerSupervisor:
         mismatch = _mismatch(name, ready, self.workers)
         if mismatch:
             self.fail(name, mismatch)
+            self.workers[name].misfit = True
             return False
         self.workers[name].join(ready, now)
         self.served = ready
@@ -106,17 +108,22 @@ class WorkerSupervisor:
             self.ended = total(report for report in (self.ended, counted(worker.report)) if report)
         worker.report = None
 
-    def tick(self, now: float, beats: Mapping[tuple[str, int], Heartbeat]) -> Iterator[Kill]:
-        """Mark workers that are silent or hang in a step as stuck; kill those that remain so, and those whose
-        steps compute nothing although a sequence could be computed."""
+    def tick(
+        self, now: float, beats: Mapping[tuple[str, int], Heartbeat], waiting: bool = False
+    ) -> Iterator[Kill]:
+        """Mark workers that are silent or hang in a step as stuck; kill those that have work or remain so,
+        and those whose steps compute nothing although a sequence could be computed. `waiting`: whether
+        requests wait for a worker."""
+        since = self._watch.look(now)
         for name, worker in self.workers.items():
-            kill = worker.tick(beats.get((name, worker.incarnation)), now, self._policy)
+            beat, busy = beats.get((name, worker.incarnation)), waiting or not worker.idle
+            kill = worker.tick(beat, now, self._policy, since, busy)
             still = worker.report.standstill_seconds if worker.ready and worker.report else 0.0
             if still > MAX_STANDSTILL:
-                worker.stuck = True
-                worker.last_words = f"its steps computed nothing for {still:.0f} s, although requests wait"
-            if kill or still > MAX_STANDSTILL:
-                yield Kill(name)
+                reason = f"its steps computed nothing for {still:.0f} s, although requests wait"
+                kill = worker.condemn(reason, now, self._policy, hung=True)
+            if kill:
+                yield Kill(name, worker.last_words)
 
 
 def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Failed | None:
@@ -136,7 +143,11 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
         )
     own, theirs = _kv_format(ready), _kv_format(first)
     if own != theirs:
-        return Failed(f"its KV format is {own}, that of worker {other} is {theirs}", 1)
+        return Failed(
+            f"its KV format is {own}, that of worker {other} is {theirs}: if the files of the model were "
+            "replaced, put the old ones back, or restart the server to serve the new ones",
+            1,
+        )
     return None
 
 

@@ -59,6 +59,7 @@ from streamserve.workers.pinning import pin_threads
 from streamserve.workers.profile_refresh import ProfileRefresher, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
 from streamserve.workers.serving import Serving, serve
+from streamserve.workers.signs import signs_of
 from streamserve.workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -108,8 +109,7 @@ def _run_engine(
     tracer = Tracer(time.monotonic) if config.trace else None
     engine = _engine(config, parts, drafter, tracer, journal)
     loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.take if tracer else None)
-    written = parts.loaded.cache.written
-    journal.progress = lambda: int(written[0])
+    journal.signs = signs_of(parts.loaded)
     ready = _ready(parts, time.monotonic() - started)
     link.send(ready)
     link.send(loop.report(time.monotonic()))

@@ -127,6 +127,11 @@ class ModelDrafter:
         self.cache = cache
         self._trees: dict[int, TokenTree] = {}
 
+    @property
+    def firsts(self) -> int:
+        """Passes that compiled kernels or captured a graph, or are about to."""
+        return self._passes.firsts
+
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Draft at once: the drafter runs on the target's device, so nothing would overlap."""
