@@ -11,7 +11,7 @@ from streamserve.fleet.process_state import GIVE_UP_STARTS
 from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, counted, pairs, total, unified
-from streamserve.protocol.messages import CostCurve
+from streamserve.protocol.messages import CostCurve, Failed
 from streamserve.protocol.reports import RemoteReport, StepParts
 from tests.api.reports import REPORT
 from tests.fleet.fakes import READY
@@ -234,6 +234,34 @@ def test_a_worker_of_other_numerics_is_refused_by_name(topology: Topology, diffe
     error = supervisor.workers[second].error
     assert error.startswith(f"its numerics are {other.model.numerics!r}, those of worker {first} are")
     assert "--numerics native or portable" in error
+
+
+def test_a_worker_that_does_not_fit_is_named_and_started_less_and_less_often() -> None:
+    supervisor = started(unified(2))
+    assert supervisor.expected("unified-1") == READY.model.fingerprint
+    now, waits = 10.0, []
+    supervisor.lose("unified-1", "its process ended with SIGKILL", now)
+    for _ in range(12):
+        supervisor.fail("unified-1", Failed("it is another model", 2, misfit=True))
+        (start,) = supervisor.lose("unified-1", "its process ended with exit status 2", now)
+        waits.append(start.after)
+        now += start.after
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
+    assert supervisor.availability.health() == (True, "ready")
+    assert supervisor.availability.missing() == (
+        "worker unified-1 does not fit the others and is not used (12 starts failed): it is another model"
+    )
+    assert supervisor.join("unified-1", READY, now)
+    assert supervisor.availability.missing() == ""
+    (start,) = supervisor.lose("unified-1", "its process ended with SIGKILL", now + 100)
+    assert start.after == 0.0
+
+
+def test_any_model_is_expected_where_no_other_worker_is_ready() -> None:
+    supervisor = started(unified(2))
+    supervisor.lose("unified-0", "killed", 10.0)
+    assert supervisor.expected("unified-0") == READY.model.fingerprint
+    assert supervisor.expected("unified-1") == ""
 
 
 def test_worker_costs_follow_its_reported_curve() -> None:

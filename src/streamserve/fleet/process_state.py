@@ -130,7 +130,7 @@ class ProcessState(Generic[Ready]):
     def fail(self, failure: Failed, final: bool) -> None:
         """Record that it cannot serve its model; if `final`, it is not restarted."""
         self.error = self.last_words = failure.error
-        self.ready = None
+        self.ready, self.misfit = None, failure.misfit
         if final:
             self.failure = failure
 

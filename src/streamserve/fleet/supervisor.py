@@ -80,13 +80,18 @@ class WorkerSupervisor:
         mismatch = _mismatch(name, ready, self.workers)
         if mismatch:
             self.fail(name, mismatch)
-            self.workers[name].misfit = True
             return False
         self.workers[name].join(ready, now)
         self.served = ready
         self.adopted += ready.adopted
         self._was_ready = self._was_ready or self.availability.health()[0]
         return True
+
+    def expected(self, name: str) -> str:
+        """Return the fingerprint of the model that a worker has to load: that of the others, if one is
+        ready."""
+        ready = (worker.ready for other, worker in self.workers.items() if other != name and worker.ready)
+        return next((each.model.fingerprint for each in ready), "")
 
     def fail(self, name: str, failure: Failed) -> None:
         """Record that a worker cannot serve its model. This is final if no request could be served yet."""
@@ -140,6 +145,7 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
             "continue each other's requests, so all need the same: start the server with --numerics native "
             "or portable",
             1,
+            misfit=True,
         )
     own, theirs = _kv_format(ready), _kv_format(first)
     if own != theirs:
@@ -147,6 +153,7 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
             f"its KV format is {own}, that of worker {other} is {theirs}: if the files of the model were "
             "replaced, put the old ones back, or restart the server to serve the new ones",
             1,
+            misfit=True,
         )
     return None
 

@@ -32,7 +32,7 @@ from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.errors import CheckpointError, OtherModelError
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -87,7 +87,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
                 parts = _load(config)
             except (CheckpointError, TransferError) as error:
                 status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
-                link.send(Failed(str(error), status))
+                link.send(Failed(str(error), status, isinstance(error, OtherModelError)))
                 return status
             _run_engine(config, parts, link, journal, started)
         parts.kv.memory.close()
@@ -154,7 +154,7 @@ def _load(config: WorkerConfig) -> _Parts:
     cpus = cores.cpus if cores else ()
     allocate = memory.allocate if disaggregated else None
     share = HostShare(config.host_number, config.host_workers)
-    loaded = load(model, make_vocabulary, cpus, share, allocate, config.weights)
+    loaded = load(model, make_vocabulary, cpus, share, allocate, config.weights, config.expected)
     fingerprint = kv_fingerprint(
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
