@@ -1,6 +1,7 @@
 """The signs that a worker's step goes on, as its journal shows them to the server."""
 
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_a_step_is_expected_to_show_progress_after_each_of_its_parts() -> None:
         assert worker.later(0.0).predicted == predicted, phase
 
 
+def test_a_first_step_that_was_never_measured_may_be_long() -> None:
+    """Its time is predicted for another machine, and it touches memory and libraries for the first time."""
+    worker = Worker(longest_part=0.25)
+    for measured, first in ((True, 2.0), (False, LOADING_SECONDS), (False, 2.0)):
+        worker.journal.signs = replace(worker.journal.signs, measured=measured)
+        worker.journal.enter("run", [], 8.0)
+        assert worker.later(0.0).predicted == first
+        if not measured:
+            worker.journal.enter("commit", [])
+
+
 @pytest.mark.parametrize(
     ("config", "vocab_size", "part"),
     [({}, 320, 1 / 4), ({}, 4096, 0.5), ({"backend": "torch"}, 320, 1 / 4), ({"backend": "device"}, 320, 1)],
@@ -86,7 +98,7 @@ def test_the_longest_part_is_a_layer_or_the_head_and_a_devices_whole_step(
 ) -> None:
     folder = make_checkpoint(tmp_path, num_hidden_layers=4, vocab_size=vocab_size, tie_word_embeddings=True)
     loaded = load(ModelConfig(path=str(folder), num_blocks=8, threads=1, **config))
-    signs = signs_of(loaded)
+    signs = signs_of(loaded, measured=False)
     assert signs.longest_part == pytest.approx(part, rel=0.5 if vocab_size > 320 else 1e-6)
     assert signs.longest_part >= 1 / 4
     before = signs.progress()

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
 
 LOADING_SECONDS = 24.0
-"""Predicted time of loading an adapter; five times as long is allowed (fleet/process_state.py)."""
+"""Predicted time of what is not known better, as loading an adapter; five times as long is allowed
+(fleet/process_state.py)."""
 COMPILING_SECONDS = 110.0
 """How long compiling a kernel or capturing a graph may take, beyond the limit of any other step."""
 
@@ -30,11 +31,13 @@ COMPILING_SECONDS = 110.0
 class Signs:
     """What shows that a step goes on. `progress` returns a number that grows while it does, and `compiled`
     one that grows when a kernel is about to be compiled or a graph to be captured. `longest_part`: the
-    largest share of a step's time that passes without progress."""
+    largest share of a step's time that passes without progress. The time of the first step is unknown unless
+    steps of this machine were `measured`."""
 
     progress: Callable[[], int] = lambda: 0
     compiled: Callable[[], int] = lambda: 0
     longest_part: float = 1.0
+    measured: bool = True
 
 
 class StepJournal:
@@ -50,6 +53,7 @@ class StepJournal:
         self._seen: tuple[int, int, int] | None = None
         """The progress, the compiled kernels and the entry of the last sign of life."""
         self._moved_at = 0.0
+        self._stepped = False
 
     def take(self, message: ToEngine) -> None:
         """Record that a message is about to be processed, with the attempt it belongs to."""
@@ -72,6 +76,9 @@ class StepJournal:
         self.plan = plan
         if phase in ("run", "verify"):
             predicted *= self.signs.longest_part
+            if not (self.signs.measured or self._stepped):
+                predicted = max(predicted, LOADING_SECONDS)
+        self._stepped = self._stepped or phase == "commit"
         self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
 
     def leave(self, sending: Sequence[Running]) -> None:

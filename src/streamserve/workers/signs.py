@@ -17,14 +17,16 @@ class Compiling(Protocol):
         ...
 
 
-def signs_of(loaded: Loaded) -> Signs:
-    """Return the signs of a model's steps: the layers whose KV was written, and what was compiled."""
+def signs_of(loaded: Loaded, measured: bool) -> Signs:
+    """Return the signs of a model's steps: the layers whose KV was written, and what was compiled.
+    `measured`: whether there is a profile of its steps on this machine."""
     written = [cache.written for cache in loaded.caches]
     compiling = [part for part in (loaded.executor, loaded.drafter) if isinstance(part, Compiling)]
     return Signs(
         progress=lambda: sum(int(layers[0]) for layers in written),
         compiled=lambda: sum(part.firsts for part in compiling),
         longest_part=longest_part(loaded),
+        measured=measured,
     )
 
 

@@ -109,7 +109,7 @@ def _run_engine(
     tracer = Tracer(time.monotonic) if config.trace else None
     engine = _engine(config, parts, drafter, tracer, journal)
     loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.take if tracer else None)
-    journal.signs = signs_of(parts.loaded)
+    journal.signs = signs_of(parts.loaded, measured=parts.profile is not None)
     ready = _ready(parts, time.monotonic() - started)
     link.send(ready)
     link.send(loop.report(time.monotonic()))
