@@ -18,6 +18,7 @@ from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import SamplingParams
 from tests.api.serving import until as eventually
 from tests.checkpoints import make_checkpoint
+from tests.conftest import Scale
 from tests.events import await_event
 from tests.pairs import answers, fleet, serving, until
 from tests.processes import workers_below
@@ -146,6 +147,24 @@ async def test_a_worker_that_loads_another_model_is_not_used_until_it_fits_again
         assert llm.health().missing == ""
         await llm.drain("unified-0", True)
         assert await answers(llm, [REQUEST]) == expected
+
+
+async def test_a_pair_of_which_one_half_loads_another_model_serves_it_together(
+    tmp_path: Path, checkpoint: Path, scale: Scale
+) -> None:
+    if not scale.full:
+        pytest.skip("with --full; tests/fleet/test_pairs.py has it without processes")
+    folder, other = tmp_path / "served", make_checkpoint(tmp_path / "other", seed=1)
+    shutil.copytree(checkpoint, folder)
+    async with serving(other) as llm:
+        expected = await answers(llm, [REQUEST])
+    async with serving(folder, pairs=1) as llm:
+        before = await answers(llm, [REQUEST])
+        (other / "model.safetensors").replace(folder / "model.safetensors")
+        os.kill(llm.process_id("prefill-0"), signal.SIGKILL)
+        await until(lambda: fleet(llm).workers["decode-0"].incarnation == 2)
+        assert await answers(llm, [REQUEST]) == expected != before
+        assert (llm.health().ready, llm.health().missing) == (True, "")
 
 
 def test_a_signal_ends_the_server_also_while_a_worker_is_stopped(

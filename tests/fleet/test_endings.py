@@ -209,19 +209,21 @@ def test_a_worker_that_is_asked_to_end_in_a_trial_interrupts_it() -> None:
     assert not len(worker.fleet.quarantine)
 
 
-@pytest.mark.parametrize(("alive", "deaths"), [(True, 4), (False, MAX_KILLS)], ids=["hung", "stopped"])
-def test_a_step_that_hangs_counts_and_a_stopped_process_hardly(alive: bool, deaths: int) -> None:
+@pytest.mark.parametrize(
+    ("ending", "deaths"), [("fault", 4), ("unclear", MAX_KILLS)], ids=["hung", "stopped"]
+)
+def test_a_step_that_hangs_counts_and_a_stopped_process_hardly(ending: Ending, deaths: int) -> None:
     """The fleet kills both."""
     fleet = started(stuck_after=10.0)
     fleet.handle(OPEN, 0.0)
     for incarnation in range(1, deaths + 1):
         assert "r" in fleet.requests
-        fleet.workers[W].condemn("it stands still", 1.0, fleet.supervisor._policy, hung=alive)
+        fleet.workers[W].condemn("it stands still", 1.0, fleet.supervisor._policy, ending)
         lost = WorkerLost(W, incarnation, "its process ended with SIGKILL", ending="unclear")
         commands = fleet.handle(lost, 2.0)
         fleet.handle(WorkerMessage(W, incarnation + 1, READY), 3.0)
     (refuse,) = (command for command in commands if isinstance(command, Refuse))
-    times = 3 if alive else MAX_KILLS
+    times = 3 if ending == "fault" else MAX_KILLS
     assert (
         str(refuse.error) == f"request r ended its worker {times} times while it ran alone: it stands still"
     )

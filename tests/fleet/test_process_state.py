@@ -128,10 +128,13 @@ def test_a_process_is_named_with_its_phase_and_whether_it_lives() -> None:
     hung, stopped = ready_at(0.0), ready_at(0.0)
     assert hung.tick(Heartbeat(20.0, "verify", 5.0, 0.1), 20.0, POLICY)
     assert stopped.tick(Heartbeat(5.0, "verify", 5.0, 0.1), 20.0, POLICY)
-    assert (hung.last_words, hung.hung) == ("its step made no progress for 15 s in phase verify", True)
-    assert (stopped.last_words, stopped.hung) == ("it has not responded for 15 s", False)
+    assert (hung.last_words, hung.condemned) == (
+        "its step made no progress for 15 s in phase verify",
+        "fault",
+    )
+    assert (stopped.last_words, stopped.condemned) == ("it has not responded for 15 s", "unclear")
     hung.lose("its process ended with SIGKILL", 21.0, POLICY, final=False)
-    assert (hung.error, hung.hung) == ("its step made no progress for 15 s in phase verify", False)
+    assert (hung.error, hung.condemned) == ("its step made no progress for 15 s in phase verify", None)
 
 
 def test_a_process_that_ends_slowly_is_not_killed_at_each_tick() -> None:

@@ -273,6 +273,7 @@ class Fleet:
                     yield from self.dispatcher.place_waiting(now)
                 else:
                     yield Kill(event.worker, worker.error)
+                    yield from self.supervisor.outdated(now)
                     yield from self.dispatcher.refuse_unservable(now)
             case KeptOutputs():
                 self.kept.add(event.message, now)
@@ -280,6 +281,7 @@ class Fleet:
                 self.adapters.answered(event.worker, event.message)
             case Failed():
                 self.supervisor.fail(event.worker, event.message)
+                yield from self.supervisor.outdated(now)
                 yield from self.dispatcher.refuse_unservable(now)
             case Report():
                 worker.reported(event.message)
@@ -302,7 +304,7 @@ class Fleet:
             return
         worker = self.workers[event.worker]
         event = replace(event, reason=worker.last_words or event.reason)
-        ending = "fault" if worker.hung else event.ending
+        ending = worker.condemned or event.ending
         affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
         blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects, ending)
         yield from self.supervisor.lose(event.worker, event.reason, now, blamed)

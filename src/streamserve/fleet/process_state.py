@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, TypeVar
 
-from streamserve.fleet.events import Heartbeat
+from streamserve.fleet.events import Ending, Heartbeat
 from streamserve.protocol.messages import Failed
 
 PROGRESS_FACTOR = 5.0
@@ -84,7 +84,7 @@ class ProcessState(Generic[Ready]):
     `load_seconds` seconds. `failed_starts` processes in a row ended before they were ready, `recent_losses`
     ones soon after. `error` is why the last one ended, as reported by the process if it had `last_words`, or
     why it was killed. `failure` is set if it could not serve at all when it was first started. A `misfit` has
-    loaded another model than the others. One that is `hung` is killed although it gives signs of life.
+    loaded another model than the others. `condemned`: how the end of one that is to be killed counts.
     """
 
     incarnation: int = 1
@@ -100,7 +100,7 @@ class ProcessState(Generic[Ready]):
     last_words: str = ""
     failure: Failed | None = None
     misfit: bool = False
-    hung: bool = False
+    condemned: Ending | None = None
     _killed_at: float = field(default=-inf, repr=False)
 
     @property
@@ -152,7 +152,7 @@ class ProcessState(Generic[Ready]):
         self.incarnation += 1
         wait = 0.0 if blamed else policy.wait(self.recent_losses, self.misfit)
         self.recent_losses += not blamed
-        self.hung, self._killed_at = False, -inf
+        self.condemned, self._killed_at = None, -inf
         self.starts(now + wait)
         return wait
 
@@ -173,11 +173,13 @@ class ProcessState(Generic[Ready]):
         longest = limit if working else policy.idle_factor * limit
         if quiet <= longest or now <= self.starts_at or self.failure:
             return False
-        return self.condemn(_standing_still(beat, quiet, alive, self.ready is None), now, policy, alive)
+        reason = _standing_still(beat, quiet, alive, self.ready is None)
+        return self.condemn(reason, now, policy, "fault" if alive else "unclear")
 
-    def condemn(self, reason: str, now: float, policy: SupervisionPolicy, hung: bool) -> bool:
-        """Record why it has to end; return whether to kill it now: not if it was, and ends slowly."""
-        self.stuck, self.hung, self.last_words = self.ready is not None, hung, reason
+    def condemn(self, reason: str, now: float, policy: SupervisionPolicy, ending: Ending) -> bool:
+        """Record why it has to end, and how that counts; return whether to kill it now: not if it was, and
+        ends slowly."""
+        self.stuck, self.condemned, self.last_words = self.ready is not None, ending, reason
         kill = now - self._killed_at > policy.stuck_after
         if kill:
             self._killed_at = now

@@ -6,13 +6,16 @@ and when a dead one is restarted. What happens to its requests is decided by the
 
 from collections.abc import Collection, Iterator, Mapping
 
-from streamserve.fleet.availability import Availability
+from streamserve.fleet.availability import Availability, Where
 from streamserve.fleet.events import Heartbeat, Kill, Retire, Start
 from streamserve.fleet.process_state import SupervisionPolicy, Watch
 from streamserve.fleet.worker_state import Topology, WorkerState, counted, total
 from streamserve.protocol.messages import Failed, Ready
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
+
+MISFIT_STARTS = 3
+"""Starts with another model after which its files count as replaced for good: they may be being copied."""
 
 MAX_STANDSTILL = 10.0
 """Seconds for which a worker's steps may compute nothing although a sequence could be computed."""
@@ -97,6 +100,21 @@ class WorkerSupervisor:
         """Record that a worker cannot serve its model. This is final if no request could be served yet."""
         self.workers[name].fail(failure, final=not self._was_ready)
 
+    def outdated(self, now: float) -> Iterator[Kill]:
+        """Kill the workers that serve, if they cannot do so without one that loads another model again and
+        again: all have to load the new one then."""
+        workers = self.workers
+        misfits = [name for name, worker in workers.items() if worker.misfit]
+        if not any(workers[name].failed_starts >= MISFIT_STARTS - 1 for name in misfits):
+            return
+        if self.availability.topology.complete(Where(lambda name: name not in misfits)):
+            return
+        for name, worker in workers.items():
+            if worker.ready:
+                reason = f"the files of the model were replaced, and it cannot serve without {misfits[0]}"
+                if worker.condemn(reason, now, self._policy, "outside"):
+                    yield Kill(name, reason)
+
     def lose(self, name: str, reason: str, now: float, blamed: bool = False) -> list[Start]:
         """Record the end of a worker's process and return the commands that restart it. The restart has no
         back-off if a request is `blamed`. A worker that never became ready is not restarted while no request
@@ -126,7 +144,7 @@ class WorkerSupervisor:
             still = worker.report.standstill_seconds if worker.ready and worker.report else 0.0
             if still > MAX_STANDSTILL:
                 reason = f"its steps computed nothing for {still:.0f} s, although requests wait"
-                kill = worker.condemn(reason, now, self._policy, hung=True)
+                kill = worker.condemn(reason, now, self._policy, "fault")
             if kill:
                 yield Kill(name, worker.last_words)
 
