@@ -15,6 +15,7 @@ from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
 from streamserve.api.http.cors import CORS
+from streamserve.api.http.descriptors import client_descriptors
 from streamserve.api.http.errors import ERROR_HANDLERS
 from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
@@ -95,6 +96,7 @@ def _application(context: AppContext) -> Starlette:
     app.router.redirect_slashes = False
     app.state.drain = context.drain
     app.state.memory = context.memory
+    app.state.descriptors = context.descriptors
     return app
 
 
@@ -105,7 +107,14 @@ def app_context(llm: Generator, settings: ApiSettings) -> AppContext:
     stored = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
     )
-    context = AppContext(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes), stored)
+    context = AppContext(
+        llm,
+        settings,
+        metrics,
+        MemoryAccount(settings.max_memory_bytes),
+        client_descriptors(settings.max_workers),
+        stored,
+    )
     metrics.memory.set_function(lambda: context.memory.held)
     return context
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamserve.api.generator import EnginePromptStream, Generator, Item
+from streamserve.api.http.descriptors import Descriptors, client_descriptors
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.json_scan import MAX_VALUES, MIN_CHARACTERS
 from streamserve.api.http.limits import check_choices
@@ -44,6 +45,7 @@ class AppContext:
     settings: ApiSettings
     metrics: Metrics
     memory: MemoryAccount
+    descriptors: Descriptors = field(default_factory=client_descriptors)
     stored: ResponseStore = field(default_factory=ResponseStore)
     drain: Drain = field(default_factory=Drain)
     side_thread: SideThread = field(default_factory=SideThread)

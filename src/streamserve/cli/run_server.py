@@ -156,6 +156,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         max_batch_folder_bytes=server.max_batch_folder_bytes,
         max_batch_requests=server.max_batch_requests,
         batch_concurrency=server.batch_concurrency,
+        max_workers=worker_bound(server),
     )
 
 

@@ -48,6 +48,8 @@ MAX_UNFINISHED = 64
 RETRY_SECONDS = 10.0
 """Time after which a batch whose results cannot be written, as on a full disk, goes on."""
 _MAX_ERRORS = 100
+_FILES = 3
+"""Files that a batch has open: its input, and two for its results."""
 
 
 class BatchService:
@@ -152,15 +154,22 @@ class BatchService:
             self._finish(name, "cancelled")
             return
         path = self.folder.content(batch.input_file_id)
-        with path.open("rb") as source:
-            if batch.status == "validating":
-                total, errors = await self._validate(batch, source)
-                if errors:
-                    self._fail(name, errors)
-                    return
-                self._change(name, "in_progress", request_counts=RequestCounts(total=total))
-            status = await self._answer(name, source)
-        self._finish(name, status)
+        async with self._context.descriptors.files(_FILES):
+            with path.open("rb") as source:
+                status = await self._processed(name, source)
+        if status is not None:
+            self._finish(name, status)
+
+    async def _processed(self, name: str, source: BinaryIO) -> BatchStatus | None:
+        """Process a batch; return the status in which it ends, None if it has failed."""
+        batch = self.folder.batches[name].batch
+        if batch.status == "validating":
+            total, errors = await self._validate(batch, source)
+            if errors:
+                self._fail(name, errors)
+                return None
+            self._change(name, "in_progress", request_counts=RequestCounts(total=total))
+        return await self._answer(name, source)
 
     async def _validate(self, batch: BatchReply, source: BinaryIO) -> tuple[int, list[BatchError]]:
         """Return the number of requests, and the errors of lines that are none."""
