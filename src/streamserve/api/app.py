@@ -1,5 +1,6 @@
 """The application: all routes over one generator, inside their middleware."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
 from streamserve.api.ops.docs import DOCS_ROUTES, Document
 from streamserve.api.ops.health import HEALTH_ROUTES
+from streamserve.api.ops.loop_lag import measure_lag
 from streamserve.api.ops.metrics import Metrics
 from streamserve.api.ops.models import MODEL_ROUTES
 from streamserve.api.ops.openapi import openapi_document
@@ -91,7 +93,7 @@ def _application(context: AppContext) -> Starlette:
         routes=_router_entries(context, batches),
         middleware=_middleware(context),
         exception_handlers=ERROR_HANDLERS,
-        lifespan=partial(_lifespan, batches),
+        lifespan=partial(_lifespan, context, batches),
     )
     app.router.redirect_slashes = False
     app.state.drain = context.drain
@@ -120,16 +122,18 @@ def app_context(llm: Generator, settings: ApiSettings) -> AppContext:
 
 
 @asynccontextmanager
-async def _lifespan(batches: BatchContext, app: Starlette) -> AsyncIterator[None]:
-    """Answer batches while the application runs."""
-    if batches.folder is None:
-        yield
-        return
-    batches.service.start()
+async def _lifespan(context: AppContext, batches: BatchContext, app: Starlette) -> AsyncIterator[None]:
+    """Answer batches, and measure the event loop's lag, while the application runs."""
+    observe = partial(context.metrics.observe, "event_loop_lag_seconds")
+    measuring = asyncio.create_task(measure_lag(observe))
+    if batches.folder is not None:
+        batches.service.start()
     try:
         yield
     finally:
-        await batches.service.close()
+        measuring.cancel()
+        if batches.folder is not None:
+            await batches.service.close()
 
 
 def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRoute]:

@@ -217,10 +217,10 @@ class Placement:
             return
         prompt = request.opened.prompt
         hashes = self._hashes(worker, request, prompt)
-        self._learn(worker, hashes)
         for outputs in request.outputs.values():
             tokens = prompt[len(hashes) * self._availability.workers[worker].block_size :] + outputs[:-1]
             self._learn(worker, self._hashes(worker, request, tokens, hashes[-1:]))
+        self._learn(worker, hashes)  # last: it is evicted after all outputs
 
     def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
         """Return whether a decode worker has a longer cached prefix of a prompt than the prefill worker, and
