@@ -13,6 +13,7 @@ from tests.api.stream_socket import socket
 
 BODY_BYTES = 8 << 20
 VALUES = 500_000
+NAMES = 130_000
 BOUNDARY = "x"
 
 
@@ -43,7 +44,7 @@ def words(sizes: Sizes) -> str:
 def unspecific(sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Bodies that are large in each way that JSON can be, in a field that no route has."""
     yield {"x_values": [1] * sizes(VALUES)}
-    yield {"x_names": {str(number): 1 for number in range(sizes(VALUES // 2))}}
+    yield {"x_names": {str(number): 1 for number in range(sizes(NAMES))}}
     yield {"x_lists": [[]] * sizes(65_000)}
     yield {"x_text": "é" * min(sizes(BODY_BYTES // 3), 8 * sizes.context)}
     yield {"x_escapes": '"' * min(sizes(BODY_BYTES // 3), 8 * sizes.context)}
@@ -61,7 +62,7 @@ def grammars(sizes: Sizes) -> Iterator[dict[str, Any]]:
 def generations(sizes: Sizes) -> Iterator[dict[str, Any]]:
     yield from unspecific(sizes)
     yield from grammars(sizes)
-    yield {"logit_bias": {str(number): 1 for number in range(sizes(VALUES // 2))}}
+    yield {"logit_bias": {str(number): 1 for number in range(sizes(NAMES))}}
     yield {"logit_bias": {f"{number % 300:0{3 + number // 300}}": 1 for number in range(sizes(4000))}}
     yield {"allowed_token_ids": [number % 300 for number in range(sizes(VALUES))]}
     yield {"stop_token_ids": [number % 300 for number in range(sizes(VALUES))]}
