@@ -32,7 +32,9 @@ _BUSY, _UNAVAILABLE = 429, 503
 _MAX_RETRIES = 10
 """How often a request is sent again that a server, which can serve others, ended without an answer."""
 _MAX_WAIT = 30.0
-_PIECE = 256 << 10
+_PIECE = 32 << 10
+"""Bytes of a body that a route gets at a time. All open requests of batches may get one in the same iteration
+of the event loop."""
 _FAILED = RequestError("the server failed to handle this request", status=500)
 
 
