@@ -1,6 +1,8 @@
 """Connections are counted, in all and by address, below what the process can open."""
 
+import asyncio
 import logging
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -9,20 +11,60 @@ import httpx
 import pytest
 
 from streamserve.api.http.connection_limits import ConnectionLimits, Connections
+from streamserve.api.http.descriptors import Descriptors, client_descriptors
 from streamserve.protocol import throttle
+from streamserve.protocol.errors import RequestError
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 
 def test_limits_stay_below_the_descriptors() -> None:
     limits = ConnectionLimits(4096, 2048)
     assert limits.within(1 << 20) == limits
-    assert limits.within(1024) == ConnectionLimits(928, 928)
-    assert limits.within(256) == ConnectionLimits(160, 160)
-    assert limits.within(64) == ConnectionLimits(32, 32)
+    assert limits.within(928) == ConnectionLimits(928, 928)
+    assert limits.within(32) == ConnectionLimits(32, 32)
+
+
+def test_a_reserve_stays_for_the_server_and_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, workers, left in [(1024, 0, 928), (256, 4, 128), (1024, 8, 864), (64, 64, 32)]:
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert client_descriptors(workers).limit == left
+
+
+def test_files_and_connections_share_the_descriptors() -> None:
+    descriptors = Descriptors(2)
+    connections = Connections(ConnectionLimits(20, 20), descriptors)
+    assert connections.enter("a") is None
+    with descriptors.file():
+        refused = connections.enter("a")
+        assert refused is not None
+        assert (refused.status, refused.retry_after) == (503, 5.0)
+        with pytest.raises(RequestError) as error, descriptors.file():
+            pass
+        assert (error.value.status, error.value.retry_after) == (503, 5.0)
+    assert connections.enter("a") is None
+    for _ in range(2):
+        connections.leave("a")
+    assert descriptors.held == 0
+
+
+async def test_files_of_a_batch_wait_for_descriptors() -> None:
+    descriptors = Descriptors(3)
+    assert descriptors.take()
+
+    async def work() -> int:
+        async with descriptors.files(3):
+            return descriptors.held
+
+    waiting = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    descriptors.give()
+    assert await waiting == 3
+    assert descriptors.held == 0
 
 
 def test_each_address_has_its_share() -> None:
-    connections = Connections(ConnectionLimits(3, 2))
+    connections = Connections(ConnectionLimits(3, 2), Descriptors(100))
     assert [connections.enter("a"), connections.enter("a")] == [None, None]
     mine = connections.enter("a")
     assert mine is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.api.http.json_scan import MAX_CONTAINERS, MAX_VALUES, PIECE, JsonScan
+from streamserve.api.http.json_scan import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, PIECE, JsonScan
 from streamserve.api.http.memory import VALUE_BYTES
 from streamserve.protocol.errors import RequestError
 
@@ -51,6 +51,7 @@ def test_counts_are_bounds_however_the_text_is_cut(value: Any, size: int, ascii_
     [
         (b"[" + b"{}," * MAX_CONTAINERS + b"{}]", "lists and objects"),
         (b"[" + b"1," * MAX_VALUES + b"1]", "values"),
+        (b"{" + b'"a":1,' * MAX_NAMES + b'"a":1}', "names"),
         (b'["' + b"\\n" * (5 << 20) + b'"]', "backslashes"),
         (b"[" * 65 + b"]" * 65, "64 levels"),
     ],

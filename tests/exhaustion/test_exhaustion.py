@@ -142,6 +142,54 @@ def test_a_worker_that_dies_while_there_are_no_files_is_restarted(
         record(connections=opened, ready_again_seconds=round(seconds, 2))
 
 
+UPGRADE = (
+    b"GET /v1/streams/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+UPLOAD = (
+    b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    b"Content-Length: 100000\r\n\r\n"
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nabc'
+)
+
+
+def open_files(server: RealServer) -> int:
+    """The descriptors that the API's process has open."""
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+def is_refused(client: socket.socket, request: bytes) -> bool:
+    """Send a request whose body is incomplete, or that opens a WebSocket; return whether it is refused."""
+    try:
+        client.sendall(request)
+        return request is UPGRADE and b" 101 " not in client.recv(100)
+    except ConnectionError:  # it was refused before it had been read
+        return True
+
+
+def test_uploads_and_sockets_leave_files_for_a_worker(checkpoint: str, tmp_path: Path) -> None:
+    """Clients open all the connections that they get, each with an upload that does not end or a WebSocket.
+    A worker that then dies is replaced while they stay open."""
+    folder = ("--batch-folder", str(tmp_path))
+    with serving(checkpoint, *folder, before=limit_open_files(FILES)) as server, ExitStack() as stack:
+        refused = 0
+        for number in range(FILES):
+            client = stack.enter_context(server.connect())
+            refused += is_refused(client, UPLOAD if number % 2 else UPGRADE)
+        assert refused, "the clients did not reach the limit"
+        assert list(tmp_path.glob("files/*.part")), "no upload has a file"
+        before = set(workers_below(server.process.pid))
+        assert open_files(server) < FILES - 32
+        kill_worker(server)
+        deadline = time.monotonic() + RECOVERY_SECONDS
+        while not set(workers_below(server.process.pid)) - before:
+            assert time.monotonic() < deadline, server.log()[-2000:]
+            time.sleep(0.2)
+        stack.close()
+        until_ready(server)
+        assert "could not be started" not in server.log()
+
+
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("files", [24, 40, 64])
 def test_too_few_files_to_start_are_reported(checkpoint: str, files: int) -> None:

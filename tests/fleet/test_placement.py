@@ -1,5 +1,7 @@
 """The fleet's knowledge of its workers for routing: cached prefixes, queued prompts, prefill progress."""
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,12 +12,14 @@ from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.placement import CONSIDERED, PrefixView
 from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.worker_state import WorkerState, pairs, unified
-from streamserve.protocol.messages import Cached
+from streamserve.protocol.messages import Cached, Token
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.scheduling import prefix
+from streamserve.scheduling.prefix import block_hash, root_hash
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info
-from tests.fleet.fakes import READY
+from tests.fleet.fakes import READY, W, send_events, started
 from tests.simulate.chat import ENGINE, FIRST, assert_both_answered
 
 NAMES = [bytes([number]) * 16 for number in range(4)]
@@ -103,3 +107,35 @@ def test_the_sum_of_waiting_prompts_is_that_of_their_sizes(changes: list[tuple[s
             waiting.add(name, tokens)
             sizes[name] = tokens
     assert (len(waiting), waiting.tokens) == (len(sizes), sum(sizes.values()))
+
+
+def test_a_prompt_is_hashed_once_for_all_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its choices end, the blocks of prompt and outputs are learned, with one hash for each block."""
+    hashed: list[list[int]] = []
+
+    def counted(parent: bytes, tokens: list[int]) -> bytes:
+        hashed.append(tokens)
+        return block_hash(parent, tokens)
+
+    monkeypatch.setattr(prefix, "block_hash", counted)
+    choices, blocks, size = 32, 50, READY.block_size
+    prompt = list(range(1, blocks * size + 2))  # and one token more, with which the outputs begin a block
+    fleet = started()
+    fleet.handle(WorkerMessage(W, 1, msgspec.structs.replace(READY, num_blocks=200)), 0.0)
+    fleet.handle(Open("r", prompt, SamplingParams(seed=1, max_tokens=size, n=choices)), 0.0)
+    request = fleet.dispatcher.requests["r"]
+    last = size - 1
+    tokens = [
+        Token("r", request.attempt, choice, index, 100, finish="length" if index == last else None)
+        for choice in range(choices)
+        for index in range(size)
+    ]
+    hashed.clear()
+    send_events(fleet, *tokens)
+    assert "r" not in fleet.dispatcher.requests, "it has ended"
+    assert len(hashed) == blocks + choices
+    one = prompt + [100] * (size - 1)
+    hashes: list[bytes] = []
+    root = root_hash(READY.model.kv_name, "", "")
+    prefix.extend_hashes(hashes, root, one, size, len(one))
+    assert fleet.placement.view.cached(W, hashes) == len(hashes) == blocks + 1

@@ -14,6 +14,7 @@ from streamserve.protocol.grammar import (
     Grammar,
     GrammarKind,
     check_grammar,
+    readable_error,
     to_llguidance,
 )
 
@@ -53,6 +54,12 @@ def chained(links: int) -> dict[str, Any]:
         (of("choice", ["a", 5]), "list of strings"),
         (of("choice", ["a"] * 1001), "at most 1000"),
         (of("regex", "(a|b)" * 1001), f"at most {MAX_OPERATORS}"),
+        (of("json", {"type": "string", "pattern": "a?" * 2001}), f"at most {MAX_OPERATORS}"),
+        (of("json", {"properties": {f"p{n}": {"pattern": "a?" * 201} for n in range(10)}}), "at most 2000"),
+        (of("json", {"patternProperties": {"a?" * 2001: {}}}), f"at most {MAX_OPERATORS}"),
+        (of("json", {"x-guidance": {"whitespace_pattern": "a?" * 2001}}), f"at most {MAX_OPERATORS}"),
+        (of("lark", "start: /" + "a?" * 20_000 + "/"), f"at most {MAX_OPERATORS}"),
+        (of("lark", "start: " + "|".join(["a"] * 2002) + '\na: "x"'), f"at most {MAX_OPERATORS}"),
         (of("regex", "a\0b"), "NUL character"),
         (
             of("lark", "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(501))),
@@ -82,6 +89,7 @@ def test_a_limit_can_be_lower() -> None:
         {"properties": {"$id": {"type": "string"}}, "$id": "http://x/"},
         {"$defs": {"a/b~c": {"type": "null"}}, "$ref": "#/$defs/a~1b~0c"},
         {"anyOf": [{"type": "null"}], "items": {"$ref": "#/anyOf/0"}},
+        {"description": "what?" * 3000},
     ],
 )
 def test_what_is_taken(schema: Any) -> None:
@@ -126,3 +134,8 @@ def test_the_deepest_that_is_taken_does_not_overflow(links: int, signs: int, nam
     code = DEEPEST.format(links=links, signs=signs, name=name)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_errors_of_the_library_leave_out_the_parsers_state() -> None:
+    assert readable_error("row is\n too large<state>lexer: 1000 items</state>") == "row is too large"
+    assert readable_error("NoExtensionBias<state>x") == "no text fulfils it"

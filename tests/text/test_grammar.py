@@ -1,5 +1,6 @@
 """A grammar is compiled before its request is admitted, within limits."""
 
+import asyncio
 import threading
 
 import pytest
@@ -60,22 +61,59 @@ async def test_errors_name_the_field(tokenizer: Tokenizer) -> None:
     assert "no end-of-text token" in error.message
 
 
-async def test_a_slow_grammar_is_refused_and_waiting_ones_get_503() -> None:
-    warm, done = [], threading.Event()
+class Slow:
+    """A compiler that waits for `done` with each grammar but the first, which is for the vocabulary."""
 
-    def slow(grammar: Grammar) -> str:
-        if warm:  # the first time is for the vocabulary, which is not counted
-            done.wait(60)
-        warm.append(True)
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.compiled: list[Grammar] = []
+
+    def __call__(self, grammar: Grammar) -> str:
+        if self.compiled:
+            self.done.wait(60)
+        self.compiled.append(grammar)
         return ""
 
+
+async def test_a_slow_grammar_is_refused_and_waiting_ones_get_503() -> None:
+    slow = Slow()
     checking = check(slow, seconds=0.05)
     error = await refused(checking, DIGITS)
     assert error.status == 400
     assert "more than 0.05 s" in error.message
     error = await refused(checking, Grammar(kind="regex", text="a"))
     assert (error.status, error.retry_after) == (503, 0.05)
-    done.set()
+    slow.done.set()
+    checking.close()
+
+
+async def test_a_grammar_waits_for_a_slow_one_outside_of_its_own_time() -> None:
+    """It is compiled once the slow one has ended, although that took longer than the limit of both."""
+    slow = Slow()
+    checking = check(slow, seconds=3.0)
+    await refused(checking, DIGITS)
+    others = [Grammar(kind="regex", text=str(number)) for number in range(3)]
+    waiting = [asyncio.create_task(checking(grammar, "guided_regex")) for grammar in others]
+    await asyncio.sleep(0.01)  # they wait behind a compilation that has not ended
+    assert DIGITS not in slow.compiled
+    slow.done.set()
+    await asyncio.gather(*waiting)
+    assert slow.compiled[1:] == [DIGITS, *others]
+    checking.close()
+
+
+async def test_a_request_that_leaves_the_queue_holds_up_no_others() -> None:
+    slow = Slow()
+    checking = check(slow, seconds=1.0)
+    await refused(checking, DIGITS)
+    leaving = [asyncio.create_task(checking(Grammar(kind="regex", text=text), "x")) for text in "ab"]
+    await asyncio.sleep(0.01)
+    for task in leaving:
+        task.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    slow.done.set()
+    await checking(Grammar(kind="regex", text="c"), "guided_regex")
+    assert [grammar.text for grammar in slow.compiled[1:]] == [DIGITS.text, "c"]
     checking.close()
 
 

@@ -1,10 +1,12 @@
 """Templates end, whatever they say, and others are rendered as before."""
 
+import threading
 import time
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from streamserve.api.http.side_thread import SideThread
 from streamserve.protocol.errors import RequestError
 from streamserve.text import template_limits
 from streamserve.text.chat import ChatTemplate
@@ -90,3 +92,27 @@ def test_texts_are_those_of_plain_jinja() -> None:
     )
     expected = plain.from_string(source).render(messages=chat)
     assert ChatTemplate(source, {}).render(chat) == expected != ""
+
+
+@pytest.mark.parametrize(
+    ("iterations", "threads"), [(10, 1), (2 * template_limits.QUICK_ITERATIONS, 2)], ids=["quick", "slow"]
+)
+async def test_a_slow_rendering_moves_to_the_side_thread(iterations: int, threads: int) -> None:
+    """It begins in the event loop, and is repeated elsewhere where it takes long; the text is the same."""
+    source = f"{{% for i in range({iterations}) %}}{{% endfor %}}{{{{ messages[0].content }}}}"
+    template = ChatTemplate(source, {})
+    ran: list[int] = []
+
+    def work() -> str:
+        ran.append(threading.get_ident())
+        return template.render([{"role": "user", "content": "hello"}])
+
+    assert await SideThread().render(False, work) == "hello"
+    assert ran[0] == threading.get_ident()
+    assert len(set(ran)) == len(ran) == threads
+
+
+async def test_a_template_without_end_is_refused_from_the_side_thread() -> None:
+    template = ChatTemplate(ENDLESS["loops in loops"], {})
+    with pytest.raises(RequestError, match="have not ended"):
+        await SideThread().render(False, lambda: template.render([{"role": "user", "content": "a"}]))

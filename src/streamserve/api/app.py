@@ -1,5 +1,6 @@
 """The application: all routes over one generator, inside their middleware."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from streamserve.api.generation import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
 from streamserve.api.http.cors import CORS
+from streamserve.api.http.descriptors import client_descriptors
 from streamserve.api.http.errors import ERROR_HANDLERS
 from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
@@ -34,6 +36,7 @@ from streamserve.api.ops.adapters import ADAPTER_ROUTES
 from streamserve.api.ops.admin import ADMIN_ROUTES
 from streamserve.api.ops.docs import DOCS_ROUTES, Document
 from streamserve.api.ops.health import HEALTH_ROUTES
+from streamserve.api.ops.loop_lag import measure_lag
 from streamserve.api.ops.metrics import Metrics
 from streamserve.api.ops.models import MODEL_ROUTES
 from streamserve.api.ops.openapi import openapi_document
@@ -90,11 +93,12 @@ def _application(context: AppContext) -> Starlette:
         routes=_router_entries(context, batches),
         middleware=_middleware(context),
         exception_handlers=ERROR_HANDLERS,
-        lifespan=partial(_lifespan, batches),
+        lifespan=partial(_lifespan, context, batches),
     )
     app.router.redirect_slashes = False
     app.state.drain = context.drain
     app.state.memory = context.memory
+    app.state.descriptors = context.descriptors
     return app
 
 
@@ -105,22 +109,31 @@ def app_context(llm: Generator, settings: ApiSettings) -> AppContext:
     stored = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
     )
-    context = AppContext(llm, settings, metrics, MemoryAccount(settings.max_memory_bytes), stored)
+    context = AppContext(
+        llm,
+        settings,
+        metrics,
+        MemoryAccount(settings.max_memory_bytes),
+        client_descriptors(settings.max_workers),
+        stored,
+    )
     metrics.memory.set_function(lambda: context.memory.held)
     return context
 
 
 @asynccontextmanager
-async def _lifespan(batches: BatchContext, app: Starlette) -> AsyncIterator[None]:
-    """Answer batches while the application runs."""
-    if batches.folder is None:
-        yield
-        return
-    batches.service.start()
+async def _lifespan(context: AppContext, batches: BatchContext, app: Starlette) -> AsyncIterator[None]:
+    """Answer batches, and measure the event loop's lag, while the application runs."""
+    observe = partial(context.metrics.observe, "event_loop_lag_seconds")
+    measuring = asyncio.create_task(measure_lag(observe))
+    if batches.folder is not None:
+        batches.service.start()
     try:
         yield
     finally:
-        await batches.service.close()
+        measuring.cancel()
+        if batches.folder is not None:
+            await batches.service.close()
 
 
 def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRoute]:

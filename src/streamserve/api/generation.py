@@ -9,15 +9,16 @@ from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from streamserve.api.generator import EnginePromptStream, Generator, Item
+from streamserve.api.http.descriptors import Descriptors, client_descriptors
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.json_scan import MAX_VALUES, MIN_CHARACTERS
 from streamserve.api.http.limits import check_choices
 from streamserve.api.http.memory import Charge, MemoryAccount
 from streamserve.api.http.side_thread import SideThread
 from streamserve.api.openai.prompts import Prompt
+from streamserve.api.openai.replies import ChatReply, CompletionReply
+from streamserve.api.openai.reply_size import REPEATED_BYTES, encoded
 from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.scores import PromptScores, charge_delta, reply_charge
 from streamserve.api.ops.metrics import Metrics
@@ -44,6 +45,7 @@ class AppContext:
     settings: ApiSettings
     metrics: Metrics
     memory: MemoryAccount
+    descriptors: Descriptors = field(default_factory=client_descriptors)
     stored: ResponseStore = field(default_factory=ResponseStore)
     drain: Drain = field(default_factory=Drain)
     side_thread: SideThread = field(default_factory=SideThread)
@@ -220,7 +222,8 @@ class GenerationOutput:
 
 
 def charged_reply(context: AppContext, tasks: Sequence[GenerationTask], whole: bool) -> Charge:
-    """Return the charge for the log-probabilities of a reply to `tasks`; see scores.reply_charge."""
+    """Return the charge for a reply to `tasks`, with the log-probabilities of prompts; see
+    scores.reply_charge."""
     return reply_charge(
         context.memory,
         [task.params for task in tasks],
@@ -233,14 +236,17 @@ def charged_reply(context: AppContext, tasks: Sequence[GenerationTask], whole: b
 async def collect(
     context: AppContext,
     tasks: Sequence[GenerationTask],
-    write: Callable[[list[GenerationOutput]], msgspec.Struct],
+    write: Callable[[list[GenerationOutput]], CompletionReply | ChatReply],
+    repeated: int = 0,
 ) -> bytes:
     """Run all tasks to their end; return the reply that `write` builds from their outputs, as JSON.
 
-    A reply with many log-probabilities is encoded outside of the event loop.
+    The reply repeats so many characters of the prompts (reply_size.py). A large one is built and encoded
+    outside of the event loop.
     """
     outputs = [GenerationOutput(task, [Piece() for _ in range(task.params.n)]) for task in tasks]
     with charged_reply(context, tasks, whole=True) as charge:
+        charge.add(REPEATED_BYTES * repeated)
 
         async def collect_item(task: GenerationTask, item: Item) -> None:
             if isinstance(item, Delta):
@@ -248,13 +254,11 @@ async def collect(
             outputs[task.number].add(item)
 
         await generate(context, tasks, collect_item)
-        return await context.side_thread.run_if(
-            charge.held > _LARGE_REPLY, lambda: msgspec.json.encode(write(outputs))
-        )
+        return await context.side_thread.run_if(charge.held > _LARGE_REPLY, lambda: encoded(write(outputs)))
 
 
-_LARGE_REPLY = 1 << 20
-"""Bytes of log-probabilities that take several milliseconds to encode."""
+_LARGE_REPLY = 256 << 10
+"""Bytes charged to a reply that takes more than a millisecond to encode."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class ApiSettings:
     `request_timeout` is in seconds (None: no limit). `api_keys`, `admin_keys` and `metrics_keys` are digests,
     `api_keys` each alone or with its tenant's name (protocol/keys.py). Several tenants have separate cached
     prefixes, unless `share_prefixes` is set.
+    Up to `max_workers` workers need descriptors of this process.
     With `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt
     streams may be open; one without any request for `stream_ttl` seconds is dropped. At most
     `max_stored_responses` of `max_stored_response_bytes` together are kept, each for `stored_response_ttl`
@@ -56,6 +57,7 @@ class ApiSettings:
     max_batch_folder_bytes: int = 1 << 30
     max_batch_requests: int = 50_000
     batch_concurrency: int = 32
+    max_workers: int = 0
 
     @cached_property
     def several_tenants(self) -> bool:

@@ -1,7 +1,7 @@
 """Answer a file of requests over an AsyncLLM, as a server answers a batch."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from itertools import islice
@@ -109,8 +109,7 @@ async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done:
     await llm.start()
     try:
         caller = Caller(app_context(llm, api_settings(settings, local_only=True)))
-        requests.seek(0)
-        rest = islice(places(requests, settings.server.max_body_bytes), done, None)
+        rest = _rest(requests, settings.server.max_body_bytes, done)
         width = settings.server.batch_concurrency
 
         async def work(place: Place) -> ResultLine:
@@ -129,6 +128,12 @@ async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done:
     finally:
         await llm.close()
     return failed
+
+
+async def _rest(requests: BinaryIO, max_bytes: int, done: int) -> AsyncIterator[Place]:
+    """Yield the places of all requests but the first `done`."""
+    for place in islice(places(requests, max_bytes), done, None):
+        yield place
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import typer
 
 from streamserve import __version__
 from streamserve.api.app import OnDemand, create_app_on_demand
-from streamserve.api.http.process_memory import bound_allocator
+from streamserve.api.http.process_memory import bound_allocator, bound_switching
 from streamserve.cli.notify import STOPPING, notify
 from streamserve.cli.run_server import (
     api_settings,
@@ -36,6 +36,7 @@ async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None
     Raises CheckpointError or StartError if one of them cannot be served in it, or the first not be loaded.
     """
     bound_allocator()
+    bound_switching()
     server = served.first.server
     typer.echo(loading_line(served))
     for settings in served.models:

@@ -19,7 +19,7 @@ from streamserve import __version__
 from streamserve.api.app import create_app
 from streamserve.api.http.connection import Timeouts
 from streamserve.api.http.connection_limits import ConnectionLimits
-from streamserve.api.http.process_memory import bound_allocator, freeze_started
+from streamserve.api.http.process_memory import bound_allocator, bound_switching, freeze_started
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.notify import READY, STOPPING, notify
@@ -58,6 +58,7 @@ def run(served: ServedModels) -> None:
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     bound_allocator()
+    bound_switching()
     llm = AsyncLLM(settings)
     api = api_settings(settings, is_local_only(settings.server, listener))
     typer.echo(f"streamserve {__version__}: loading {settings.name} …")
@@ -155,6 +156,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
         max_batch_folder_bytes=server.max_batch_folder_bytes,
         max_batch_requests=server.max_batch_requests,
         batch_concurrency=server.batch_concurrency,
+        max_workers=worker_bound(server),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from streamserve.protocol.grammar import Grammar, check_grammar, to_llguidance
+from streamserve.protocol.grammar import Grammar, check_grammar, readable_error, to_llguidance
 
 Mask = NDArray[np.uint8]
 """One bit a token, 1 where it is allowed; bit 0 of byte 0 is token 0. Tokens beyond the end are not
@@ -93,7 +93,7 @@ class Grammars:
         except Exception as error:  # whatever a grammar raises, only its request may fail
             raise GrammarError(f"the grammar {error}") from error
         if matcher.is_error():
-            raise GrammarError(f"the grammar cannot be compiled: {matcher.get_error()}")
+            raise GrammarError(f"the grammar cannot be compiled: {readable_error(matcher.get_error())}")
         return matcher
 
 
@@ -172,7 +172,7 @@ class Matcher:
 
     def _note_error(self) -> None:
         if self._matcher.is_error():
-            self.error = f"the grammar's parser failed: {self._matcher.get_error()}"
+            self.error = f"the grammar's parser failed: {readable_error(self._matcher.get_error())}"
 
     @cached_property
     def _only_end(self) -> Mask:

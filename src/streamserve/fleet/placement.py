@@ -213,10 +213,14 @@ class Placement:
         """Record the blocks of a finished request: the worker that decoded it also has the KV of its output
         tokens, which begin the prompt of a chat's next turn."""
         worker = request.decode or request.worker
-        if worker and self._availability.workers[worker].ready:
-            for outputs in request.outputs.values():
-                tokens = request.opened.prompt + outputs[:-1]
-                self._learn(worker, self._hashes(worker, request, tokens))
+        if not worker or self._availability.workers[worker].ready is None:
+            return
+        prompt = request.opened.prompt
+        hashes = self._hashes(worker, request, prompt)
+        for outputs in request.outputs.values():
+            tokens = prompt[len(hashes) * self._availability.workers[worker].block_size :] + outputs[:-1]
+            self._learn(worker, self._hashes(worker, request, tokens, hashes[-1:]))
+        self._learn(worker, hashes)  # last: it is evicted after all outputs
 
     def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
         """Return whether a decode worker has a longer cached prefix of a prompt than the prefill worker, and
@@ -310,13 +314,17 @@ class Placement:
             return 0, 0
         return blocks * size, self.view.pending(worker, hashes[:blocks]) * size
 
-    def _hashes(self, worker: str, request: OpenRequest, tokens: list[int]) -> list[bytes]:
-        """Return the hashes of the full blocks of a request's tokens, as in the workers' own prefix index."""
+    def _hashes(
+        self, worker: str, request: OpenRequest, tokens: list[int], after: Sequence[bytes] = ()
+    ) -> list[bytes]:
+        """Return the hashes of the full blocks of a request's tokens, as in the workers' own prefix index.
+        The tokens follow a block with the hash `after`, if there is one."""
         state = self._availability.workers[worker]
         if state.ready is None:
             return []
         hashes: list[bytes] = []
-        root = root_hash(state.ready.model.kv_name, request.cache_salt, request.opened.adapter)
+        model = state.ready.model.kv_name
+        root = after[0] if after else root_hash(model, request.cache_salt, request.opened.adapter)
         extend_hashes(hashes, root, tokens, state.block_size, len(tokens))
         return hashes
 

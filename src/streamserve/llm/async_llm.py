@@ -346,7 +346,7 @@ class AsyncLLM:
             raise RequestError(str(error), field=str(error).split("[")[0].split(" ")[0]) from error
         if not prompt:
             raise RequestError("the prompt is empty", field="prompt")
-        if not all(type(token) is int and 0 <= token < model.vocab_size for token in prompt):
+        if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= model.vocab_size:
             message = f"the prompt must consist of token ids: integers from 0 to {model.vocab_size - 1}"
             raise RequestError(message, field="prompt")
         limit = model.max_model_len - len(prompt)

@@ -6,6 +6,7 @@ process. So depth is limited here, before the library is called, on the server's
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -22,6 +23,10 @@ MAX_CHOICES = 1000
 BLANKS = r"( |\n {0,16})?"
 """Whitespace between two parts of a JSON text: a space, or a line break and some indentation. Models that may
 write unlimited whitespace sometimes write nothing else."""
+
+_OPERATORS = "([{*+?|"
+_PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
+"""Fields of a schema, and of its x-guidance, that are regular expressions."""
 
 _DIRECTIVE = re.compile(r"%\s*(json|lark)\b")
 
@@ -72,11 +77,7 @@ def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
     elif grammar.kind == "choice":
         _check_choices(_loads(grammar.text))
     elif grammar.kind == "regex":
-        operators = sum(grammar.text.count(sign) for sign in "([{*+?|")
-        if operators > MAX_OPERATORS:
-            raise ValueError(
-                f"has {operators} operators (( [ {{ * + ? |); at most {MAX_OPERATORS} are allowed"
-            )
+        _check_operators(grammar.text)
     elif grammar.kind == "lark":
         _check_lark(grammar.text)
     elif grammar.kind == "lark_json":
@@ -106,6 +107,14 @@ def to_llguidance(grammar: Grammar) -> str:
         return json.dumps({"grammars": [body, *named]})
     head = {"lark_grammar": _head(grammar.after, grammar.opening)}
     return json.dumps({"grammars": [head, {"name": "body", **body}, *named]})
+
+
+def readable_error(error: str) -> str:
+    """Return an error of the library as one line, without the parser's state."""
+    error, _, state = error.partition("<state>")
+    if state and error.strip() == "NoExtensionBias":
+        return "no text fulfils it"
+    return " ".join(error.split())[:500]
 
 
 def _head(after: str | int, opening: str | int) -> str:
@@ -170,10 +179,18 @@ def _check_choices(choices: Any) -> None:
         raise ValueError(f"has {len(choices)} choices; at most {MAX_CHOICES} are allowed")
 
 
+def _check_operators(*patterns: str) -> None:
+    """Raise ValueError for too many operators: compiling takes time in proportion to their square."""
+    operators = sum(pattern.count(sign) for pattern in patterns for sign in _OPERATORS)
+    if operators > MAX_OPERATORS:
+        raise ValueError(f"has {operators} operators (( [ {{ * + ? |); at most {MAX_OPERATORS} are allowed")
+
+
 def _check_lark(text: str) -> None:
     groups = sum(text.count(sign) for sign in ":([{~")
     if groups > MAX_GROUPS:
         raise ValueError(f"has {groups} rules and groups (: ( [ {{ ~); at most {MAX_GROUPS} are allowed")
+    _check_operators(text)
     if match := _DIRECTIVE.search(text):
         raise ValueError(f"uses %{match[1]}, which is not allowed in a grammar")
 
@@ -183,14 +200,27 @@ def _check_schema(schema: Any) -> None:
         raise ValueError("must be a JSON Schema, an object, that allows at least one value")
     if isinstance(schema, dict) and not isinstance(schema.get("x-guidance", {}), dict):
         raise ValueError("has an x-guidance that is not an object")
+    heights: dict[int, int] = {}
     try:
-        height = _height(schema, schema, {})
+        height = _height(schema, schema, heights)
     except RecursionError as error:
         raise ValueError(f"is deeper than {MAX_SCHEMA_DEPTH} levels, references followed") from error
     if height > MAX_SCHEMA_DEPTH:
         raise ValueError(
             f"is {height} levels deep, references followed; at most {MAX_SCHEMA_DEPTH} are allowed"
         )
+    _check_operators(*_patterns(schema))
+
+
+def _patterns(node: Any) -> Iterator[str]:
+    """Yield the regular expressions of a schema, which `_height` found to be of a bounded depth. Names that a
+    value has in data, not as a keyword, count too."""
+    if isinstance(node, dict):
+        yield from (node[name] for name in _PATTERNS if isinstance(node.get(name), str))
+        several = node.get("patternProperties")
+        yield from several if isinstance(several, dict) else ()
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _patterns(child)
 
 
 def _height(node: Any, schema: Any, heights: dict[int, int]) -> int:

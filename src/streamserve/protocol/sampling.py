@@ -1,6 +1,7 @@
 """Sampling parameters of one request, under their usual names, validated once by the API server."""
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -198,11 +199,14 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
             raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")
 
 
+def check_biases(count: int) -> None:
+    """Raise ValueError for a logit_bias of too many tokens."""
+    if count > MAX_LOGIT_BIAS:
+        raise ValueError(f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {count}")
+
+
 def _check_bias(params: SamplingParams) -> None:
-    if len(params.logit_bias) > MAX_LOGIT_BIAS:
-        raise ValueError(
-            f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {len(params.logit_bias)}"
-        )
+    check_biases(len(params.logit_bias))
     for token, bias in params.logit_bias.items():
         _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -210,10 +214,20 @@ def _check_bias(params: SamplingParams) -> None:
 def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
     if params.allowed_token_ids:
         raise ValueError("allowed_token_ids cannot be combined with a grammar")
+    complaint = _complaint(grammar)
+    if complaint:
+        raise ValueError(f"grammar {complaint}")
+
+
+@lru_cache(maxsize=16)
+def _complaint(grammar: Grammar) -> str:
+    """Return what is wrong with a grammar; empty if nothing is. A large one takes milliseconds to check, and
+    each of a request's prompts has it."""
     try:
         check_grammar(grammar)
     except ValueError as error:
-        raise ValueError(f"grammar {error}") from error
+        return str(error)
+    return ""
 
 
 def _check_allowed(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:

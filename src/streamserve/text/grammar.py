@@ -11,11 +11,21 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES, MAX_GROUPS, Grammar, check_grammar, to_llguidance
+from streamserve.protocol.grammar import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GROUPS,
+    Grammar,
+    check_grammar,
+    readable_error,
+    to_llguidance,
+)
 from streamserve.text.tokenizer import Tokenizer
 
 MAX_CACHED_GRAMMARS = 256
 """Maximum number of grammars in the cache of successful compilations."""
+
+WAIT_FACTOR = 10
+"""Multiple of the time limit that a request waits for the compilations of others."""
 
 _MAX_CONVERSION = 4 << 20
 
@@ -121,7 +131,8 @@ def _one_blank(match: re.Match[str]) -> str:
 class GrammarCheck:
     """Compiles each grammar once before its request is admitted, so that errors are reported early.
 
-    Grammars are compiled one at a time in a thread: a slow one delays only other grammars.
+    Grammars are compiled one at a time in a thread, in order of arrival: a slow one delays only other
+    grammars. The time limit of each counts from the start of its own compilation.
     """
 
     def __init__(self, compile: Compile, max_bytes: int, seconds: float) -> None:
@@ -130,6 +141,8 @@ class GrammarCheck:
         self._seconds = seconds
         self._compiled_grammars: OrderedDict[Grammar, None] = OrderedDict()
         self._warm = False
+        self._turn = asyncio.Lock()
+        self._running: asyncio.Future[str] | None = None
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -151,22 +164,42 @@ class GrammarCheck:
             self._compiled_grammars.popitem(last=False)
 
     async def _compiled(self, grammar: Grammar, field: str) -> str:
-        if not self._warm:  # the vocabulary is built with the first grammar: exclude it from the time limit
-            await asyncio.wrap_future(self._thread.submit(self._compile, _TRIVIAL))
-            self._warm = True
-        compiling = self._thread.submit(self._checked, grammar)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(compiling), self._seconds)
+            async with asyncio.timeout(WAIT_FACTOR * self._seconds):
+                await self._take_turn()
         except TimeoutError:
-            if compiling.running():
-                text = (
-                    f"{field} takes more than {self._seconds:g} s to compile, which is the limit "
-                    "(grammar_timeout)"
-                )
-                raise RequestError(text, field=field) from None
             raise RequestError(
                 "too many grammars are being compiled", field=field, status=503, retry_after=self._seconds
             ) from None
+        try:
+            return await self._timed(grammar, field)
+        finally:
+            self._turn.release()
+
+    async def _take_turn(self) -> None:
+        """Wait for the compilations before, and for the end of one that took too long."""
+        await self._turn.acquire()
+        try:
+            if self._running:
+                await asyncio.wait({self._running})
+        except asyncio.CancelledError:
+            self._turn.release()
+            raise
+
+    async def _timed(self, grammar: Grammar, field: str) -> str:
+        """Compile a grammar whose turn has come. Raises RequestError if that takes too long."""
+        if not self._warm:  # the vocabulary is built with the first grammar: exclude it from the time limit
+            await asyncio.wrap_future(self._thread.submit(self._compile, _TRIVIAL))
+            self._warm = True
+        self._running = asyncio.wrap_future(self._thread.submit(self._checked, grammar))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._running), self._seconds)
+        except TimeoutError:
+            text = (
+                f"{field} takes more than {self._seconds:g} s to compile, which is the limit "
+                "(grammar_timeout)"
+            )
+            raise RequestError(text, field=field) from None
 
     def _checked(self, grammar: Grammar) -> str:
         """Return the error of a grammar; empty if it compiles."""
@@ -183,14 +216,6 @@ class GrammarCheck:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _readable(error: str) -> str:
-    """Return the library's error as one line, without the parser's state."""
-    error, _, state = error.partition("<state>")
-    if state and error.strip() == "NoExtensionBias":
-        return "no text fulfils it"
-    return " ".join(error.split())[:500]
-
-
 def compiler(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> Compile:
     """Return a function that compiles grammars as a worker of this model does."""
     tokens: list[LLTokenizer] = []
@@ -203,6 +228,6 @@ def compiler(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> C
         matcher = LLMatcher(tokens[0], to_llguidance(grammar), log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
-        return _readable(matcher.get_error())
+        return readable_error(matcher.get_error())
 
     return compile

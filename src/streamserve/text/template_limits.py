@@ -6,6 +6,7 @@ and lists that they make. Large widths are refused in formats, filters and metho
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -41,6 +42,10 @@ class TemplateLimitError(TemplateError):
     """A template has not ended within its limits."""
 
 
+class SlowRenderingError(Exception):
+    """A rendering has not ended within the limits of `quick`: it is to be repeated where it may take long."""
+
+
 @dataclass
 class _Left:
     iterations: int
@@ -48,6 +53,19 @@ class _Left:
 
 
 _left: ContextVar[_Left] = ContextVar("what a rendering may still do")
+_quick: ContextVar[bool] = ContextVar("whether renderings must be quick", default=False)
+QUICK_ITERATIONS, QUICK_CHARACTERS = 1 << 14, 1 << 22
+"""Limits of a rendering within `quick`: some milliseconds."""
+
+
+@contextmanager
+def quick() -> Iterator[None]:
+    """Raise SlowRenderingError within the block for a rendering that takes more than some milliseconds."""
+    token = _quick.set(True)
+    try:
+        yield
+    finally:
+        _quick.reset(token)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -91,14 +109,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def render(pieces: Iterator[str]) -> str:
-    """Return the text of a template's `pieces` (Template.generate). Raises TemplateLimitError."""
-    token = _left.set(_Left(MAX_ITERATIONS, MAX_TOTAL))
+    """Return the text of a template's `pieces` (Template.generate). Raises TemplateLimitError, or within
+    `quick` SlowRenderingError."""
+    hurried = _quick.get()
+    limits = (QUICK_ITERATIONS, QUICK_CHARACTERS) if hurried else (MAX_ITERATIONS, MAX_TOTAL)
+    token = _left.set(_Left(*limits))
     try:
         text = []
         for piece in pieces:
             _count_length(len(piece))
             text.append(piece)
         return "".join(text)
+    except TemplateLimitError as error:
+        if hurried:
+            raise SlowRenderingError from error
+        raise
     finally:
         _left.reset(token)
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -11,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import Message, Scope
 
-from streamserve.api.batches.lines import ENDPOINTS, LineResponse, RequestLine, prepared_body
+from streamserve.api.batches.lines import ENDPOINTS, PIECE, LineResponse, RequestLine, prepared_body
 from streamserve.api.generation import AppContext
 from streamserve.api.http.auth import with_caller
 from streamserve.api.http.errors import ERROR_HANDLERS, error_body, error_headers
@@ -31,6 +32,9 @@ _BUSY, _UNAVAILABLE = 429, 503
 _MAX_RETRIES = 10
 """How often a request is sent again that a server, which can serve others, ended without an answer."""
 _MAX_WAIT = 30.0
+_PIECE = 32 << 10
+"""Bytes of a body that a route gets at a time. All open requests of batches may get one in the same iteration
+of the event loop."""
 _FAILED = RequestError("the server failed to handle this request", status=500)
 
 
@@ -75,7 +79,9 @@ class Caller:
         Waits as long as the server is loading, draining or full.
         """
         try:
-            body = prepared_body(line)
+            body = await self._context.side_thread.run_if(
+                len(memoryview(line.body)) > PIECE, partial(prepared_body, line)
+            )
         except (RequestError, ValueError, RecursionError) as error:
             refused = error if isinstance(error, RequestError) else RequestError(f"body: {error}")
             return LineResponse(refused.status, "", msgspec.Raw(error_body(refused)))
@@ -158,12 +164,14 @@ def _scope(path: str, body: bytes, owner: str) -> Scope:
 
 
 def _receiving(body: bytes) -> Callable[[], Awaitable[Message]]:
-    """Return a function that receives `body`, and then never a disconnection."""
-    bodies = [body]
+    """Return a function that receives `body`, piece by piece, and then never a disconnection."""
+    pieces = [body[start : start + _PIECE] for start in range(0, len(body), _PIECE)]
+    rest = iter(enumerate(pieces, start=1))
 
     async def receive() -> Message:
-        if bodies:
-            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        for number, piece in rest:
+            await asyncio.sleep(0)  # a piece takes a while to scan: let other tasks run in between
+            return {"type": "http.request", "body": piece, "more_body": number < len(pieces)}
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 

@@ -1,9 +1,11 @@
 """Lines of batch files: a request each in the input, its result in the output."""
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -19,6 +21,9 @@ BATCH_PRIORITY = 1_000_000
 otherwise, and are served first."""
 
 MAX_CUSTOM_ID = 512
+PIECE = 32 << 10
+"""Bytes of a file that are read at a time."""
+_TEXT = re.compile(rb"\S")
 _MAX_PRIORITY = 2**63 - 1
 
 
@@ -127,19 +132,75 @@ class Place(NamedTuple):
         return os.pread(file.fileno(), self.length, self.offset)
 
 
+class LineScan:
+    """Finds the lines of a file that are not blank, a piece of the file at a time.
+
+    A piece takes less than a millisecond, however many blank lines it has: the search for text is in C.
+    """
+
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+        self.ended = False
+        self._file = file
+        self._max_bytes = max_bytes
+        self._error: LineError | None = None
+        self._number, self._start = 1, 0  # of the line in which the next piece begins
+        self._offset = 0  # of the next piece
+        self._blank = True  # so far, the line in which the next piece begins
+
+    def next(self) -> list[Place]:
+        """Return the places of the lines that end in the next piece.
+
+        Raises LineError for a line longer than `max_bytes`, after the places before it were returned.
+        """
+        if self._error:
+            self.ended = True
+            raise self._error
+        piece = os.pread(self._file.fileno(), PIECE, self._offset)
+        found = list(self._ending_in(piece))
+        if not piece:
+            self.ended = not self._error
+            if not self._blank:
+                found.append(Place(self._number, self._start, self._offset - self._start))
+        self._offset += len(piece)
+        return found
+
+    def _ending_in(self, piece: bytes) -> Iterator[Place]:
+        position = 0
+        while position < len(piece):
+            if self._blank:
+                position = self._skip_blanks(piece, position)
+            end = piece.find(b"\n", position)
+            line_end = self._offset + (len(piece) if end < 0 else end + 1)
+            if not self._blank and line_end - self._start > self._max_bytes:
+                limit = f"{self._max_bytes} bytes (max_body_bytes)"
+                self._error = LineError(f"this line is longer than {limit}", self._number)
+                return
+            if end < 0:
+                return
+            yield Place(self._number, self._start, line_end - self._start)
+            self._number, self._start, self._blank = self._number + 1, line_end, True
+            position = end + 1
+
+    def _skip_blanks(self, piece: bytes, position: int) -> int:
+        """Return where the next text begins; at the end of the piece if there is none."""
+        text = _TEXT.search(piece, position)
+        end = text.start() if text else len(piece)
+        self._blank = text is None
+        breaks = piece.count(b"\n", position, end)
+        if breaks:
+            self._number += breaks
+            self._start = self._offset + piece.rindex(b"\n", position, end) + 1
+        return end
+
+
 def places(file: BinaryIO, max_bytes: int) -> Iterator[Place]:
     """Yield the places of the lines of a file that are not blank.
 
     Raises LineError for one longer than `max_bytes`.
     """
-    number = offset = 0
-    while text := file.readline(max_bytes + 1):
-        number += 1
-        if len(text) > max_bytes:
-            raise LineError(f"this line is longer than {max_bytes} bytes (max_body_bytes)", number)
-        if text.strip():
-            yield Place(number, offset, len(text))
-        offset += len(text)
+    scan = LineScan(file, max_bytes)
+    while not scan.ended:
+        yield from scan.next()
 
 
 def append_line(file: FileIO, line: bytes) -> None:
@@ -160,13 +221,22 @@ def complete_lines(path: Path, read: Callable[[bytes], None] | None = None) -> i
     """
     if not path.exists():
         return 0
-    count, end = 0, 0
     with path.open("r+b") as file:
-        for text in file:
-            if not text.endswith(b"\n"):
-                break
-            count, end = count + 1, end + len(text)
-            if read is not None:
+        count, end = _complete(file)
+        if read is not None:
+            file.seek(0)
+            for text in islice(file, count):
                 read(text)
         file.truncate(end)
     return count
+
+
+def _complete(file: BinaryIO) -> tuple[int, int]:
+    """Return the number of complete lines, and their size in bytes."""
+    count = end = offset = 0
+    while piece := file.read(PIECE):
+        count += piece.count(b"\n")
+        last = piece.rfind(b"\n")
+        end = end if last < 0 else offset + last + 1
+        offset += len(piece)
+    return count, end

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,7 +13,7 @@ _AHEAD = 4
 
 
 async def run_in_order(
-    entries: Iterable[T],
+    entries: AsyncIterable[T],
     work: Callable[[T], Awaitable[R]],
     take: Callable[[R], None],
     limit: asyncio.Semaphore,
@@ -31,7 +31,7 @@ async def run_in_order(
             return await work(entry)
 
     try:
-        for entry in entries:
+        async for entry in entries:
             pending.append(asyncio.create_task(run(entry)))
             await asyncio.sleep(0)  # reading and starting takes a while: let other tasks run in between
             while len(pending) >= _AHEAD * width or (pending and pending[0].done()):

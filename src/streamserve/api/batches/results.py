@@ -13,6 +13,8 @@ class Results:
     """The two files of a batch, opened to go on where they end. A context manager that closes them.
 
     Every line of the input has one line in one of them, in the same order: their number says where to go on.
+    Opening reads the files, outside of the event loop; `cut` is how many bytes of an incomplete line were
+    then cut off.
     """
 
     def __init__(self, folder: BatchFolder, stored: StoredBatch) -> None:
@@ -22,7 +24,7 @@ class Results:
         before = sum(path.stat().st_size for path in paths if path.exists())
         self._counts = [complete_lines(path) for path in paths]
         self._files = [path.open("ab", buffering=0) for path in paths]
-        folder.release(before - sum(file.tell() for file in self._files))
+        self.cut = before - sum(file.tell() for file in self._files)
 
     @property
     def number(self) -> int:

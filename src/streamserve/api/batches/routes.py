@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from streamserve.api.batches.folder import BatchFolder, new_name, writing
 from streamserve.api.batches.lines import ENDPOINTS
@@ -25,6 +26,7 @@ from streamserve.api.batches.upload import Upload, receive
 from streamserve.api.generation import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
+from streamserve.api.http.descriptors import Descriptors
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.http.pages import PARAMETERS, ListReply, list_reply, page_of
 from streamserve.api.routes import Operation, Route, json_response
@@ -88,7 +90,7 @@ async def _received(context: BatchContext, request: Request, path: Path) -> Uplo
     """Write the file of a form to `path`, as a whole or not at all."""
     part = path.with_suffix(".part")
     try:
-        with part.open("wb") as target:
+        with context.context.descriptors.file(), part.open("wb") as target:
             limit = context.context.settings.max_batch_file_bytes
             upload = await receive(request, context.service.folder, target, limit)
         part.replace(path)
@@ -117,7 +119,19 @@ async def retrieve_file(context: BatchContext, request: Request) -> Response:
 async def file_content(context: BatchContext, request: Request) -> Response:
     """Return a file's content. Raises RequestError (404) if there is none."""
     stored = _file(context, request)
-    return FileResponse(context.service.folder.content(stored.file.id), media_type=_JSON_LINES)
+    return _Content(context.context.descriptors, context.service.folder.content(stored.file.id))
+
+
+class _Content(FileResponse):
+    """A response that holds a descriptor while it sends a file. Raises RequestError (503) for too many."""
+
+    def __init__(self, descriptors: Descriptors, path: Path) -> None:
+        super().__init__(path, media_type=_JSON_LINES)
+        self._descriptors = descriptors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._descriptors.file():
+            await super().__call__(scope, receive, send)
 
 
 async def delete_file(context: BatchContext, request: Request) -> Response:

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Iterator
-from itertools import islice
+from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
@@ -13,12 +13,14 @@ import msgspec
 from streamserve.api.batches.caller import Caller
 from streamserve.api.batches.folder import BatchFolder, new_name
 from streamserve.api.batches.lines import (
+    PIECE,
     LineError,
     LineFailure,
+    LineScan,
     Place,
+    RequestLine,
     ResultLine,
     parse_line,
-    places,
     result_of,
 )
 from streamserve.api.batches.ordered import run_in_order
@@ -46,8 +48,8 @@ MAX_UNFINISHED = 64
 RETRY_SECONDS = 10.0
 """Time after which a batch whose results cannot be written, as on a full disk, goes on."""
 _MAX_ERRORS = 100
-_CHECKED_AT_ONCE = 256
-"""Lines that are validated in the side thread before other work has its turn."""
+_FILES = 3
+"""Files that a batch has open: its input, and two for its results."""
 
 
 class BatchService:
@@ -152,36 +154,55 @@ class BatchService:
             self._finish(name, "cancelled")
             return
         path = self.folder.content(batch.input_file_id)
-        with path.open("rb") as source:
-            if batch.status == "validating":
-                total, errors = await self._validate(batch, source)
-                if errors:
-                    self._fail(name, errors)
-                    return
-                self._change(name, "in_progress", request_counts=RequestCounts(total=total))
-            status = await self._answer(name, source)
-        self._finish(name, status)
+        async with self._context.descriptors.files(_FILES):
+            with path.open("rb") as source:
+                status = await self._processed(name, source)
+        if status is not None:
+            self._finish(name, status)
+
+    async def _processed(self, name: str, source: BinaryIO) -> BatchStatus | None:
+        """Process a batch; return the status in which it ends, None if it has failed."""
+        batch = self.folder.batches[name].batch
+        if batch.status == "validating":
+            total, errors = await self._validate(batch, source)
+            if errors:
+                self._fail(name, errors)
+                return None
+            self._change(name, "in_progress", request_counts=RequestCounts(total=total))
+        return await self._answer(name, source)
 
     async def _validate(self, batch: BatchReply, source: BinaryIO) -> tuple[int, list[BatchError]]:
         """Return the number of requests, and the errors of lines that are none."""
         settings = self._context.settings
         check = _Check(batch.endpoint, settings.max_batch_requests)
-        lines = places(source, settings.max_body_bytes)
+        scan = LineScan(source, settings.max_body_bytes)
         while not check.done:
-            await self._context.side_thread.run(lambda: check.next(source, lines))
+            await self._context.side_thread.run(lambda: check.next(source, scan))
         return check.total, check.errors
+
+    async def _places(self, source: BinaryIO, skipped: int) -> AsyncIterator[Place]:
+        """Yield the places of a file's requests after the first `skipped` ones."""
+        scan = LineScan(source, self._context.settings.max_body_bytes)
+        while not scan.ended:
+            found = await self._context.side_thread.run(scan.next)
+            for place in found[skipped:]:
+                yield place
+            skipped = max(0, skipped - len(found))
 
     async def _answer(self, name: str, source: BinaryIO) -> BatchStatus:
         """Answer the requests that have no result yet; return the status in which the batch ends."""
         stored = self.folder.batches[name]
-        batch, settings = stored.batch, self._context.settings
-        source.seek(0)
-        with Results(self.folder, stored) as results:
+        batch, settings, side_thread = stored.batch, self._context.settings, self._context.side_thread
+        endpoints = (batch.endpoint,)
+        with await side_thread.run(lambda: Results(self.folder, stored)) as results:
+            self.folder.release(results.cut)
             self._results[name] = results
-            rest = islice(places(source, settings.max_body_bytes), results.number, None)
+            rest = self._places(source, results.number)
 
             async def work(place: Place) -> ResultLine:
-                line = parse_line(place.read(source), place.number, (batch.endpoint,))
+                line = await side_thread.run_if(
+                    place.length > PIECE, partial(_parsed, source, place, endpoints)
+                )
                 return result_of(line.custom_id, await self._caller.answer(line, stored.owner))
 
             try:
@@ -197,13 +218,13 @@ class BatchService:
 
     async def _expire(self, batch: BatchReply, source: BinaryIO, results: Results) -> None:
         """Write failures for the requests that have no result."""
-        source.seek(0)
         failure = LineFailure("batch_expired", "this request was not answered within the completion window")
-        for place in islice(places(source, self._context.settings.max_body_bytes), results.number, None):
-            line = parse_line(place.read(source), place.number, (batch.endpoint,))
+        endpoints = (batch.endpoint,)
+        async for place in self._places(source, results.number):
+            line = await self._context.side_thread.run_if(
+                place.length > PIECE, partial(_parsed, source, place, endpoints)
+            )
             results.write(result_of(line.custom_id, None, failure))
-            if place.number % _CHECKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
 
     def _change(self, name: str, status: BatchStatus, **fields: Any) -> None:
         """Change a batch's status, with the time of the change."""
@@ -262,15 +283,15 @@ class _Check:
         self._max_requests = max_requests
         self._seen: set[str] = set()
 
-    def next(self, source: BinaryIO, lines: Iterator[Place]) -> None:
-        """Check the next lines."""
+    def next(self, source: BinaryIO, scan: LineScan) -> None:
+        """Check the lines that end in the next piece of the file."""
         try:
-            for _ in range(_CHECKED_AT_ONCE):
-                place = next(lines, None)
-                if place is None:
-                    self._end()
-                    return
+            for place in scan.next():
                 self._line(source, place)
+                if self.done:
+                    return
+            if scan.ended:
+                self._end()
         except LineError as error:
             self._add(error)
             self.done = True
@@ -281,7 +302,7 @@ class _Check:
             limit = f"{self._max_requests} requests (max_batch_requests)"
             raise LineError(f"a batch has at most {limit}", place.number)
         try:
-            line = parse_line(place.read(source), place.number, (self._endpoint,))
+            line = _parsed(source, place, (self._endpoint,))
             if line.custom_id in self._seen:
                 raise LineError("custom_id: an earlier line has the same", place.number, "custom_id")
             self._seen.add(line.custom_id)
@@ -299,6 +320,10 @@ class _Check:
         self.done = True
         if not self.total:
             self.errors.append(BatchError(code="empty_file", message="the input file has no requests"))
+
+
+def _parsed(source: BinaryIO, place: Place, endpoints: tuple[str, ...]) -> RequestLine:
+    return parse_line(place.read(source), place.number, endpoints)
 
 
 async def _until(event: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:

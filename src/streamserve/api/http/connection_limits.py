@@ -1,18 +1,13 @@
-"""Limits on connections, in total and per address, below the process's file descriptor limit."""
+"""Limits on connections, in total and per address, below what the process can open (descriptors.py)."""
 
 import logging
-import resource
 from collections import Counter
 from dataclasses import dataclass
 
+from streamserve.api.http.descriptors import RETRY_AFTER, Descriptors
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)
-
-RESERVED_DESCRIPTORS = 96
-"""File descriptors reserved for workers, logs and files; at most half of all."""
-
-RETRY_AFTER = 5.0
 
 
 @dataclass(frozen=True)
@@ -23,15 +18,9 @@ class ConnectionLimits:
     per_address: int = 2048
 
     def within(self, descriptors: int) -> "ConnectionLimits":
-        """Return these limits, reduced for a process with `descriptors` file descriptors."""
-        total = min(self.total, descriptors - min(RESERVED_DESCRIPTORS, descriptors // 2))
+        """Return these limits, reduced for a process with `descriptors` file descriptors for clients."""
+        total = min(self.total, descriptors)
         return ConnectionLimits(total, min(self.per_address, total))
-
-
-def descriptors() -> int:
-    """Return how many file descriptors this process may have open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def address(client: tuple[str, int] | None) -> str:
@@ -40,10 +29,11 @@ def address(client: tuple[str, int] | None) -> str:
 
 
 class Connections:
-    """Counts the open connections by address."""
+    """Counts the open connections by address, each of which holds one of `descriptors`."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: ConnectionLimits, descriptors: Descriptors) -> None:
+        self.limits = limits.within(descriptors.limit)
+        self._descriptors = descriptors
         self.open = 0
         self._by_address: Counter[str] = Counter()
 
@@ -57,12 +47,15 @@ class Connections:
                 "(max_connections_per_address)",
                 429,
             )
+        if not self._descriptors.take():
+            return _refusal("as many connections and files are open as this server's process can have", 503)
         self.open += 1
         self._by_address[address] += 1
         return None
 
     def leave(self, address: str) -> None:
         """Remove an ended connection from the count."""
+        self._descriptors.give()
         self.open -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:

@@ -17,6 +17,10 @@ MAX_DEPTH = 64
 MAX_VALUES = 1 << 19
 """Values and names of one request's JSON: token ids, strings, numbers. A large model context raises it."""
 
+MAX_NAMES = 1 << 17
+"""Names in all objects of one request's JSON. The decoder holds the interpreter, and each name that it has
+not seen before costs it half a microsecond."""
+
 MAX_CONTAINERS = 1 << 16
 """Lists and objects of one request's JSON: messages, parts, tools and their schemas."""
 
@@ -73,6 +77,7 @@ class JsonScan:
     def __init__(self, max_values: int = MAX_VALUES, max_characters: int = sys.maxsize) -> None:
         self.values = 1
         self.containers = 0
+        self.names = 0
         self.depth = 0
         self._max_values = max_values
         self._max_characters = max(max_characters, PIECE)
@@ -144,7 +149,9 @@ class JsonScan:
             return
         opened = signs.count(b"[") + signs.count(b"{")
         self.containers += opened
-        self.values += signs.count(b",") + signs.count(b":") + opened
+        names = signs.count(b":")
+        self.names += names
+        self.values += signs.count(b",") + names + opened
         levels = np.frombuffer(signs.translate(_STEPS), np.int8).cumsum(dtype=np.int32)
         self.depth = max(self.depth, self._level + int(levels.max()))
         self._level += int(levels[-1])
@@ -152,6 +159,7 @@ class JsonScan:
     def _check(self) -> None:
         for count, limit, name in (
             (self.values, self._max_values, "values"),
+            (self.names, MAX_NAMES, "names"),
             (self.containers, MAX_CONTAINERS, "lists and objects"),
             (self._escapes, MAX_ESCAPES, "backslashes"),
         ):

@@ -1,7 +1,8 @@
-"""Memory settings of the API process: return freed memory to the system, limit garbage collection pauses."""
+"""Settings of the API process: return freed memory to the system, limit the pauses of the event loop."""
 
 import ctypes
 import gc
+import sys
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Parameters of glibc's mallopt."""
@@ -16,6 +17,16 @@ _ARENAS = 2
 _COLLECT_AFTER = 20_000
 """Allocations before the youngest generation is collected; Python's default of 700 makes a large request
 cause hundreds of collections."""
+
+
+_SWITCH_SECONDS = 0.001
+"""Time for which a side thread that computes in Python may hold the interpreter while the event loop waits
+for it, at each of the several wake-ups that a request costs; Python's default is 5 ms."""
+
+
+def bound_switching() -> None:
+    """Let the event loop run soon while side threads compute."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def bound_allocator() -> None:

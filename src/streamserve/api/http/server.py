@@ -17,7 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from streamserve.api.http.connection import Connection, Timeouts
-from streamserve.api.http.connection_limits import ConnectionLimits, Connections, descriptors
+from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.websocket import SocketProtocol
@@ -82,10 +82,11 @@ async def serve(
 
     The first signal drains: new requests get 503, open ones have `grace_seconds` to finish. A second signal
     ends them at once. A WebSocket message has at most `max_message_bytes`. The number of connections is
-    limited by `limits` and the process's file descriptors. With `tls` they are HTTPS. `stopping` is called at
-    the first signal. Returns normally, so that the caller can clean up. The event loop is the caller's.
+    limited by `limits` and by the file descriptors that the app leaves for them. With `tls` they are HTTPS.
+    `stopping` is called at the first signal. Returns normally, so that the caller can clean up. The event
+    loop is the caller's.
     """
-    connections = Connections((limits or ConnectionLimits()).within(descriptors()))
+    connections = Connections(limits or ConnectionLimits(), app.state.descriptors)
     config = _config(app, timeouts or Timeouts(), connections, max_message_bytes, tls)
     server = _Server(config, app.state.drain, grace_seconds, stopping)
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))

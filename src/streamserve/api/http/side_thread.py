@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
 
+from streamserve.text.template_limits import SlowRenderingError, quick
+
 T = TypeVar("T")
 
 
@@ -28,3 +30,14 @@ class SideThread:
     async def run_if(self, large: bool, work: Callable[[], T]) -> T:
         """Like `run` if `large`; otherwise run `work` in the calling thread."""
         return await self.run(work) if large else work()
+
+    async def render(self, large: bool, work: Callable[[], T]) -> T:
+        """Like `run_if`, for `work` that renders a checkpoint's template. It is run again in the thread if
+        that takes more than some milliseconds: even for a small request a template may compute for long."""
+        if not large:
+            try:
+                with quick():
+                    return work()
+            except SlowRenderingError:
+                pass
+        return await self.run(work)

@@ -41,6 +41,7 @@ from streamserve.api.openai.replies import (
     UsageReply,
     usage_reply,
 )
+from streamserve.api.openai.reply_size import TOKEN_CHARACTERS
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
@@ -114,7 +115,9 @@ class Chat:
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:
         """Run the task to its end; return the reply as JSON."""
-        return await collect(self._context, tasks, lambda outputs: self._whole(outputs[0]))
+        ids = sum(len(task.prompt.ids) for task in tasks) if self._body.return_token_ids else 0
+        repeated = TOKEN_CHARACTERS * ids
+        return await collect(self._context, tasks, lambda outputs: self._whole(outputs[0]), repeated)
 
     async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
         """Run the task, sending an event for each delta."""

@@ -36,6 +36,7 @@ from streamserve.api.openai.replies import (
     UsageReply,
     usage_reply,
 )
+from streamserve.api.openai.reply_size import TOKEN_CHARACTERS, check_repeated
 from streamserve.api.openai.sampling import completion_sampling
 from streamserve.api.openai.schemas import CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
@@ -74,6 +75,10 @@ COMPLETION_ROUTES: tuple[Route[AppContext], ...] = (
 )
 
 
+_LARGE_PROMPT = 2048
+"""Tokens that take about a millisecond to decode."""
+
+
 class Completion:
     """One completion request."""
 
@@ -102,7 +107,7 @@ class Completion:
         prompts = await completion_prompts(
             encoder, body.prompt, body.add_special_tokens, self._context.settings.max_prompts, truncate_to
         )
-        tasks = [self.task(number, prompt) for number, prompt in enumerate(prompts)]
+        tasks = await self.tasks(prompts)
         if body.stream:
             return EventStream(partial(self.stream, tasks))
         reply = await while_connected(request.receive, self.whole(tasks))
@@ -121,13 +126,21 @@ class Completion:
             await self._context.llm.check_grammar(requested.grammar, requested.field)
             self._params = msgspec.structs.replace(self._params, grammar=requested.grammar)
 
-    def task(self, number: int, prompt: Prompt) -> GenerationTask:
-        """Build the task for the request's `number`-th prompt; call in order."""
+    async def tasks(self, prompts: list[Prompt]) -> list[GenerationTask]:
+        """Build the tasks for the request's prompts, and decode those that the reply echoes."""
+        skip, side_thread = self._params.skip_special_tokens, self._context.side_thread
+        for prompt in prompts:
+            echo = partial(prompt.echo, self._tokenizer, skip)
+            self._echoes.append(
+                await side_thread.run_if(len(prompt.ids) > _LARGE_PROMPT, echo) if self._body.echo else ""
+            )
+        return [self._task(number, prompt) for number, prompt in enumerate(prompts)]
+
+    def _task(self, number: int, prompt: Prompt) -> GenerationTask:
         body, params = self._body, self._params
         remaining = self._context.llm.model.max_model_len - len(prompt.ids)
         if body.max_tokens is None and params.max_tokens is not None and remaining > 0:
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
-        self._echoes.append(self._echo(prompt))
         name = f"{self._head.id}-{number}"
         adapter = adapter_named(self._context.llm, self._head.model)
         return GenerationTask(
@@ -135,14 +148,18 @@ class Completion:
             idempotency_key=self._key,
         )  # fmt: skip
 
-    def _echo(self, prompt: Prompt) -> str:
-        if not self._body.echo:
-            return ""
-        return prompt.echo(self._tokenizer, self._params.skip_special_tokens)
+    def _repeated(self, tasks: list[GenerationTask]) -> int:
+        """Return how many characters of the prompts the reply repeats. Raises RequestError for too many."""
+        n = self._params.n
+        echoed = n * sum(map(len, self._echoes))
+        check_repeated(echoed, "echo")
+        ids = n * sum(len(task.prompt.ids) for task in tasks) if self._body.return_token_ids else 0
+        check_repeated(echoed + TOKEN_CHARACTERS * ids, "return_token_ids")
+        return echoed + TOKEN_CHARACTERS * ids
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:
-        """Run the tasks to their end; return the reply as JSON."""
-        return await collect(self._context, tasks, self._whole)
+        """Run the tasks to their end; return the reply as JSON. Raises RequestError if it is too large."""
+        return await collect(self._context, tasks, self._whole, self._repeated(tasks))
 
     async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
         """Run the tasks, sending an event for each delta."""

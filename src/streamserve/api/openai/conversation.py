@@ -106,8 +106,13 @@ async def chat_prompt(
 ) -> Prompt:
     """Return the conversation's prompt. Raises RequestError for what the template cannot render."""
     llm = context.llm
-    large = charge.held > LARGE_REQUEST
-    text = await context.side_thread.run_if(large, lambda: rendered(llm, body, charge, tools))
+    before = charge.held
+
+    def render() -> str | list[int]:
+        charge.set(before)
+        return rendered(llm, body, charge, tools)
+
+    text = await context.side_thread.render(before > LARGE_REQUEST, render)
     truncate_to = truncation_limit(llm, body.truncate_prompt_tokens, max_tokens)
     if isinstance(text, list):
         charge.add(TOKEN_BYTES * len(text))

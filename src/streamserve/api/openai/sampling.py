@@ -7,7 +7,7 @@ import msgspec
 
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest, SamplingFields
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.sampling import SamplingParams, check_sampling
+from streamserve.protocol.sampling import SamplingParams, check_biases, check_sampling
 
 _SAME_NAMES = (
     "temperature",
@@ -82,12 +82,20 @@ def _common(request: SamplingFields) -> dict[str, Any]:
     if request.seed is not None:
         values["seed"] = request.seed & (2**64 - 1)
     if request.logit_bias is not None:
-        values["logit_bias"] = {_token_id(name): bias for name, bias in request.logit_bias.items()}
+        values["logit_bias"] = _biases(request.logit_bias)
     if request.allowed_token_ids is not None:
         if not request.allowed_token_ids:
             raise RequestError("allowed_token_ids must hold at least one token", field="allowed_token_ids")
         values["allowed_token_ids"] = tuple(request.allowed_token_ids)
     return values
+
+
+def _biases(requested: Mapping[str, float]) -> dict[int, float]:
+    try:
+        check_biases(len(requested))
+    except ValueError as error:
+        raise RequestError(str(error), field="logit_bias") from error
+    return {_token_id(name): bias for name, bias in requested.items()}
 
 
 def _token_id(name: str) -> int:

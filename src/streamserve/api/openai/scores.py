@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from streamserve.api.http.memory import Charge, MemoryAccount
+from streamserve.api.openai.reply_size import TEXT_BYTES, TOKEN_BYTES
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.protocol.sampling import SamplingParams
@@ -84,9 +85,9 @@ def reply_charge(
 
 
 def charge_delta(charge: Charge, delta: Delta) -> None:
-    """Charge the log-probabilities in `delta`. Raises RequestError if there is no memory for them."""
-    if delta.logprobs:
-        charge.add(SCORE_BYTES * sum(1 + len(entry.top) for entry in delta.logprobs))
+    """Charge what is kept of `delta`. Raises RequestError if there is no memory for it."""
+    scores = sum(1 + len(entry.top) for entry in delta.logprobs)
+    charge.add(TEXT_BYTES * len(delta.text) + TOKEN_BYTES * len(delta.tokens) + SCORE_BYTES * scores)
 
 
 _PACKER = msgspec.msgpack.Encoder()

@@ -66,6 +66,7 @@ SUCCESSES = ("stop", "length", "abort")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _COUNTS = tuple(2**power for power in range(0, 18))
 
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
@@ -87,6 +88,10 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
     "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
     "request_params_n": ("Choices requested (n).", (1, 2, 5, 10, 20)),
+    "event_loop_lag_seconds": (
+        "Time by which the API server's event loop was late, measured ten times a second.",
+        _LAG_SECONDS,
+    ),
     "request_params_max_tokens": ("Maximum output tokens of a choice, as requested or by default.", _COUNTS),
 }
 

@@ -91,7 +91,7 @@ class PromptStream:
 
     async def start(self) -> None:
         """Sync the text before the first chunk to the engine."""
-        self._suffix = await self._context.side_thread.run_if(
+        self._suffix = await self._context.side_thread.render(
             self._large, lambda: text_after_context(self._template)
         )
         self._tokenized = await self._sync(self._current)
@@ -201,7 +201,7 @@ class PromptStream:
         base = self._size + texts + _CHUNK_BYTES * chunks
         self._charge.set(max(self._charge.held, base + 2 * texts))
         large = self._large or texts > THREAD_THRESHOLD or chunks > _MANY_CHUNKS
-        tokenized, tail = await self._context.side_thread.run_if(large, lambda: self._encode(context_version))
+        tokenized, tail = await self._context.side_thread.render(large, lambda: self._encode(context_version))
         self._charge.set(base + sys.getsizeof(tokenized.text) + 2 * TOKEN_BYTES * len(tokenized.ids))
         return tokenized, tail
 

@@ -70,7 +70,7 @@ class Streams:
     ) -> PromptStream:
         """Open a stream in the engine. Raises RequestError naming the field at fault."""
         template = prompt_template(context, body)
-        text = await context.side_thread.run_if(charge.held > LARGE_REQUEST, lambda: template.text(""))
+        text = await context.side_thread.render(charge.held > LARGE_REQUEST, lambda: template.text(""))
         _, task = await template.answer(Prompt([0], text), FinishRequest())  # validates all fields now
         engine_stream = await context.llm.open(
             task.params,

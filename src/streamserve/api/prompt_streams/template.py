@@ -58,7 +58,8 @@ class TextPromptTemplate:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
         completion = Completion(self._context, _finished(self._request, finish))
         await completion.check()
-        return completion, completion.task(0, prompt)
+        (task,) = await completion.tasks([prompt])
+        return completion, task
 
 
 class ChatPromptTemplate:
