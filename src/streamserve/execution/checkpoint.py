@@ -14,6 +14,7 @@ from torch import Tensor
 from streamserve.execution.fields import read_fields
 from streamserve.execution.mapped import read_ahead, release
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.tensor_header import read_tensor_header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -213,6 +214,7 @@ def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
 
 def _open(path: Path) -> Any:
     try:
+        read_tensor_header(path)
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: file is missing") from error
