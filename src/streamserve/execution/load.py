@@ -13,6 +13,7 @@ from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
 from streamserve.execution.cuda.device import divide_devices
 from streamserve.execution.drafters.choice import DraftChoice
+from streamserve.execution.drafters.common_vocabulary import with_rows
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.drafters.selection import select_draft_tokens
@@ -185,14 +186,14 @@ def _make_drafter(
         )
         early_model = NativeModel.of(early_model, pool) if pool else early_model
         attention = make_attention(cache, first, pool)
-        passes = ModelPasses(early_model, attention, adapters)
-        return ModelDrafter(passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
+        early_passes = ModelPasses(early_model, attention, adapters)
+        return ModelDrafter(early_passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
     if draft.spec and draft_model:
         draft_cache = KVCache(
             draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory, quantized=cache.quantized
         )
         attention = make_attention(draft_cache, draft.spec, pool)
-        passes = ModelPasses(draft_model, attention)
+        passes = with_rows(ModelPasses(draft_model, attention), draft.spec.vocab_size, model.spec.vocab_size)
         return ModelDrafter(passes, draft_cache, DRAFT, rejection_sampling, eos, grammars, selector)
     return None
 
