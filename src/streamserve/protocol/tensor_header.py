@@ -33,6 +33,9 @@ _BITS = {
 LFS_POINTER = b"version https://git-lfs.github.com/"
 """The first bytes of a Git LFS pointer, which a clone without Git LFS has in the place of a large file."""
 
+MAX_POINTER_BYTES = 1024
+"""Maximum size of such a pointer, by its specification."""
+
 
 @dataclass(frozen=True)
 class StoredTensor:
