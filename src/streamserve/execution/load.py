@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
 from pathlib import Path as FilePath
@@ -35,7 +36,7 @@ from streamserve.execution.loaded import (
     plan_memory,
 )
 from streamserve.execution.lora.table import AdapterTable
-from streamserve.execution.memory import ALONE, HostShare, available_bytes
+from streamserve.execution.memory import ALONE, HostShare
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
 from streamserve.execution.native.library import Path, ThreadPool, kernels
@@ -47,10 +48,13 @@ from streamserve.execution.passes import ModelPasses
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weight_arena import WeightArena
+from streamserve.protocol.available_memory import address_limit, available_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.protocol.processors import usable_processors
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -98,7 +102,10 @@ def load(
     pool = _choose_backend(source, cores)
     if source.quantized and pool is None:
         raise CheckpointError(f"{source.quantized} needs the kernels: use --backend native")
-    arenas = [WeightArena(descriptor) for descriptor in weights] if pool else []
+    shares = pool is not None and address_limit() is None  # addresses for an arena leave too few for KV
+    if weights and pool and not shares:
+        log.warning("ulimit -v limits addresses: each worker has its own copy of the weights")
+    arenas = [WeightArena(descriptor) for descriptor in weights] if shares else []
     return _load_on_cpu(source, pool, vocabulary, share.memory, allocate, arenas)
 
 

@@ -46,12 +46,12 @@ from streamserve.execution.loaded import (
     open_source,
     plan_memory,
 )
-from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
+from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.processors import usable_processors
 
