@@ -63,10 +63,10 @@ def folder() -> Iterator[Path]:
     subprocess.run(["rm", "-r", str(path)], check=True)
 
 
-def start(program: str, folder: Path) -> subprocess.Popen[str]:
+def start(program: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
-        [sys.executable, *PROGRAMS[program]],
+        [sys.executable, *PROGRAMS[program], *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -135,6 +135,28 @@ def test_nothing_is_left(
     assert "Task was destroyed" not in errors
     assert "never awaited" not in errors
     assert not (command and "Traceback" in errors), errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0.0, 0.005, 0.03])
+def test_nothing_is_left_by_a_start_without_a_fork_server(
+    scale: Scale, folder: Path, number: signal.Signals, seconds: float
+) -> None:
+    """Then no other process removes the folder of one that ends as soon as it has made the folder."""
+    if not scale.full and (number, seconds) != (signal.SIGTERM, 0.0):
+        pytest.skip("with --full")
+    process = start("serve", folder, "--no-fork-workers")
+    try:
+        wait_for(lambda: list(folder.glob("streamserve-*/lock")) or process.poll() is not None)
+        time.sleep(seconds)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=EXIT_SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert [path.name for path in folder.glob("streamserve-*")] == []
+    assert process.returncode in (0, 130, -number)
+    assert "Traceback" not in errors
 
 
 def test_a_fork_of_a_killed_script_does_not_keep_a_worker_running(scale: Scale, folder: Path) -> None:

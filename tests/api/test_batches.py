@@ -479,15 +479,6 @@ def test_only_the_servers_user_can_enter_the_folders_of_prompts_and_answers(tmp_
     assert modes == {"files": 0o700, "batches": 0o700}
 
 
-def test_a_damaged_folder_is_refused(folder: Path) -> None:
-    (folder / "files").mkdir(parents=True)
-    (folder / "files" / "file-1.json").write_text("{")
-    with pytest.raises(FolderError, match=r"file-1\.json cannot be read"):
-        BatchFolder(folder, 1)
-    with pytest.raises(FolderError):
-        BatchFolder(folder / "files" / "file-1.json", 1)
-
-
 def test_stored_records_are_as_written(server: Served, folder: Path) -> None:
     """The folder of one version is read by the next: this is its format."""
     done = ended(server, create(server, line("a")).id)

@@ -1,10 +1,15 @@
 """Commands in the surroundings that services, containers and old systems give them."""
 
 import os
+import resource
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.command_server import PLAIN
+from tests.exhaustion.limits import memory_limit
 
 
 def generate(tmp_path: Path, closed: tuple[int, ...] = (), **environment: str | None) -> tuple[str, str]:
@@ -38,3 +43,28 @@ def test_an_answer_in_odd_surroundings_is_the_same(tmp_path: Path) -> None:
 def test_without_standard_output_nothing_is_printed_and_nothing_fails(tmp_path: Path) -> None:
     assert generate(tmp_path, (0, 1))[0] == ""
     assert generate(tmp_path, (0, 1, 2)) == ("", "")
+
+
+def refused_start(before: Callable[[], None]) -> str:
+    """Return what a server prints that refuses to start in a process that `before` has limited."""
+    result = subprocess.run(
+        [*PLAIN, "serve", "embedded", "--port", "0"],
+        capture_output=True, preexec_fn=before, timeout=120, check=False, encoding="utf-8",
+    )  # fmt: skip
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def test_too_few_addresses_are_refused_with_what_is_needed() -> None:
+    limit = 700_000_000
+    message = refused_start(lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    assert "ulimit -v allows 700 MB of addresses, and a worker's libraries need 1000 MB" in message
+
+
+def test_a_small_control_group_is_refused_with_what_is_needed() -> None:
+    with memory_limit(150_000_000) as (kind, before):
+        if kind == "RLIMIT_AS":
+            pytest.skip("no control group can be made")
+        message = refused_start(before)
+    assert "MB of memory are free, and the processes of a server with 1 worker need 170 MB" in message

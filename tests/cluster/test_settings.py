@@ -5,6 +5,8 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamserve.cluster.placement import Place, choose
 from streamserve.llm.cluster import next_epoch
@@ -116,3 +118,36 @@ def test_the_halves_of_a_pair_are_started_on_one_machine_others_where_most_is_fr
     assert choose("decode-1", places) == 2
     assert choose("unified-0", [Place("a", 1, ["unified-1"]), Place("b", 1, [])]) == 1
     assert choose("unified-0", [dataclasses.replace(places[0], workers=["x"])]) is None
+
+
+def test_an_agent_that_was_made_for_a_worker_runs_it() -> None:
+    decode, prefill = (Place("vm", 1, [], made_for=name) for name in ("decode-0", "prefill-0"))
+    both = ["decode-0", "prefill-0"]
+    assert choose("prefill-0", [decode, prefill], both) == 1
+    assert choose("decode-0", [decode, prefill], both) == 0
+    assert choose("prefill-0", [decode], both) is None, "decode-0 waits for it"
+    assert choose("prefill-0", [decode], ["prefill-0"]) == 0, "decode-0 runs elsewhere, or is gone"
+    assert choose("prefill-0", [dataclasses.replace(decode, slots=2)], both) == 0, "there is another slot"
+
+
+@given(data=st.data())
+def test_every_worker_gets_an_agent_and_none_that_another_waits_for(data: st.DataObject) -> None:
+    """Agents join in any order, workers ask in any order, some agents were made for workers that are gone."""
+    waiting = [f"{role}-{n}" for role in ("prefill", "decode") for n in range(data.draw(st.integers(1, 3)))]
+    spare = data.draw(st.integers(0, len(waiting)))
+    made_for = [*waiting[spare:], *(f"unified-{number}" for number in range(spare))]
+    machines = st.sampled_from(["a", "b", "c"])
+    order = data.draw(st.permutations(made_for))
+    coming, places = [Place(data.draw(machines), 1, [], made_for=name) for name in order], list[Place]()
+    waiting, ran = list(data.draw(st.permutations(waiting))), dict[str, str]()
+    while coming:
+        places.append(coming.pop())
+        for worker in list(waiting):
+            chosen = choose(worker, places, waiting)
+            if chosen is not None:
+                ran[worker] = places[chosen].made_for
+                assert ran[worker] not in {*waiting} - {worker}
+                places[chosen] = dataclasses.replace(places[chosen], workers=[worker])
+                waiting.remove(worker)
+    assert waiting == []
+    assert spare or all(worker == own for worker, own in ran.items())

@@ -1,6 +1,7 @@
 """Engines with speculation for tests: a target and a draft model that agree often, requests that use every
 sampling parameter that depends on the path, and counts of what happened."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -71,6 +72,22 @@ def disturb(folder: Path, share: float) -> None:
             else tensor
         ),
     )
+
+
+def with_padding(folder: Path, rows: int) -> Path:
+    """Give a checkpoint's embedding and head so many rows: more repeat the first ones, which makes them as
+    likely as tokens with a text."""
+    edit(
+        folder,
+        lambda name, tensor: (
+            tensor.repeat(2, 1)[:rows].contiguous()
+            if name in ("model.embed_tokens.weight", "lm_head.weight")
+            else tensor
+        ),
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
+    return folder
 
 
 def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Speculation changes when tokens come, never which: every drafter, shape and interruption, against none."""
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.plan import AsyncExecutor
 from streamserve.execution.drafters.model import ModelDrafter
+from streamserve.protocol.config import SpeculationMode
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import DraftVerified, Submit, Token
 from streamserve.protocol.reports import SpeculationReport
@@ -28,6 +30,7 @@ from tests.exact.speculating import (
     make_requests,
     run,
     serve,
+    with_padding,
 )
 
 CASES = {
@@ -273,11 +276,40 @@ def test_a_request_may_limit_or_disable_speculation(pair: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize(
+    ("target_rows", "draft_rows", "mode"),
+    [(352, 320, "coupled"), (320, 384, "coupled"), (352, 320, "rejection"), (320, 384, "rejection")],
+)
+def test_a_draft_model_with_other_padding_changes_no_text(
+    pair: tuple[Path, Path], tmp_path: Path, target_rows: int, draft_rows: int, mode: SpeculationMode
+) -> None:
+    """Requests have prompts and biases with tokens of the padding too, and some output them. With rejection
+    sampling the text of greedy requests alone is that of plain decoding."""
+    shutil.copytree(pair[0], tmp_path / "target")
+    shutil.copytree(pair[1], tmp_path / "draft")
+    padded = with_padding(tmp_path / "target", target_rows), with_padding(tmp_path / "draft", draft_rows)
+    tokenizer = Tokenizer.from_folder(padded[0])
+    plain, speculating = make_engine(padded, Case(draft="none")), make_engine(padded, Case(), mode)
+    requests = make_requests(random.Random(1), 8, target_rows)
+    greedy = {request.request for request in requests if request.params.greedy}
+    expected = serve(plain, requests, 8, tokenizer).texts
+    served = serve(speculating, requests, 8, tokenizer).texts
+    assert served.keys() == expected.keys()
+    for key, text in served.items():
+        if mode == "coupled" or key[0] in greedy:
+            assert [token.token for token in text] == [token.token for token in expected[key]], key
+    tokens = {token.token for text in served.values() for token in text}
+    assert max(tokens) < target_rows
+    assert target_rows <= draft_rows or max(tokens) >= draft_rows
+    assert speculating.speculation.counters.accepted > 0
+
+
+@pytest.mark.parametrize(
     ("draft", "words"),
     [
         ("self:0", "1 to 1 of the 2 layers"),
         ("self:2", "1 to 1 of the 2 layers"),
-        ("vocabulary", "vocabulary of 330 tokens"),
+        ("vocabulary", "both need a row for each of the tokenizer's"),
+        ("without a tokenizer", "has another vocabulary than"),
         ("tokens", "another vocabulary than"),
     ],
 )
@@ -285,7 +317,10 @@ def test_a_draft_model_that_does_not_fit_is_refused(
     pair: tuple[Path, Path], tmp_path: Path, draft: str, words: str
 ) -> None:
     if draft == "vocabulary":
-        draft = str(make_checkpoint(tmp_path, vocab_size=330))
+        draft = str(with_padding(make_checkpoint(tmp_path), 290))
+    elif draft == "without a tokenizer":
+        draft = str(with_padding(make_checkpoint(tmp_path), 330))
+        (tmp_path / "tokenizer.json").unlink()
     elif draft == "tokens":
         draft = str(make_checkpoint(tmp_path))
         text = (tmp_path / "tokenizer.json").read_text()

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from streamserve.execution.checkpoint import INDEX, SINGLE, Checkpoint
+from streamserve.execution.checkpoint import INDEX, SINGLE, Checkpoint, plain_name
 from streamserve.execution.shapes import EMBEDDING, HEAD, weight_shapes
 from streamserve.execution.spec import read_spec
 from streamserve.execution.weights import check_weights
@@ -139,6 +141,49 @@ def test_a_tensor_that_is_not_as_expected_is_named(folder, tensor, reason):
 def test_a_tensor_we_would_not_compute_with_is_refused(folder, name):
     change(folder, **{name: torch.zeros(64)})
     assert f"{folder / SINGLE}: tensor {name} is unknown" in refusal(folder)
+
+
+WRAPPED = {
+    "module": lambda name: f"module.{name}",
+    "_orig_mod": lambda name: f"_orig_mod.{name}",
+    "both": lambda name: f"module._orig_mod.{name}",
+    "compiled layers": lambda name: name.replace(".self_attn.", "._orig_mod.self_attn."),
+    "fsdp": lambda name: "_fsdp_wrapped_module." + name.replace(".mlp.", "._fsdp_wrapped_module.mlp."),
+    "model.language_model": lambda name: name.replace("model.", "model.language_model.", 1),
+    "language_model": lambda name: f"language_model.{name}",
+    "all": lambda name: f"module._orig_mod.{name.replace('model.', 'model.language_model.', 1)}",
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_names_of_wrapped_and_contained_models_are_understood(folder, tmp_path, kind):
+    wrapped = Path(shutil.copytree(folder, tmp_path / "wrapped"))
+    content = {WRAPPED[kind](name): tensor for name, tensor in load_file(folder / SINGLE).items()}
+    assert content.keys() != load_file(folder / SINGLE).keys()
+    save_file(content, wrapped / SINGLE)
+    check(wrapped)
+    one, other = Checkpoint(folder), Checkpoint(wrapped)
+    assert one.fingerprint() == other.fingerprint()
+    assert torch.equal(one.tensor([Q_PROJ], torch.float32), other.tensor([Q_PROJ], torch.float32))
+    other.read_ahead(1)
+    other.release()
+    content[WRAPPED[kind](Q_PROJ)] = torch.zeros(3)
+    save_file(content, wrapped / SINGLE)
+    assert f"tensor {WRAPPED[kind](Q_PROJ)} has shape [3], not [64, 64]" in refusal(wrapped)
+
+
+@given(parts=st.lists(st.sampled_from(["module", "_orig_mod", "_fsdp_wrapped_module"]), max_size=3))
+def test_every_name_of_a_model_is_found_with_wrappers_anywhere(shared_checkpoint, parts):
+    for name in weight_shapes(read_spec(shared_checkpoint())):
+        assert plain_name(name) == name
+        steps = name.split(".")
+        for place in range(len(steps)):
+            assert plain_name(".".join([*steps[:place], *parts, *steps[place:]])) == name
+
+
+def test_two_tensors_of_one_name_are_refused(folder):
+    change(folder, **{f"module.{Q_PROJ}": torch.zeros(64, 64)})
+    assert f"{Q_PROJ} are both {Q_PROJ}: remove one of them" in refusal(folder)
 
 
 def test_stored_rope_frequencies_are_ignored(folder):

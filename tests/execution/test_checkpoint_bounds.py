@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.execution.load import load
+from streamserve.execution.spec import read_spec
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
@@ -25,6 +26,13 @@ ABSURD: list[tuple[str, Any]] = [
     ("vocab_size", 0),
     ("vocab_size", 10**15),
     ("max_position_embeddings", 10**18),
+    ("max_position_embeddings", 2_000_000_000),
+    ("rope_parameters", {"rope_type": "linear", "factor": 1e7}),
+    ("rope_parameters", {"rope_type": "dynamic", "factor": 1e7}),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 1e7}),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 65536, "original_max_position_embeddings": 512}),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 2**24 + 1}),
+    ("rope_scaling", {"rope_type": "llama3", "factor": 1e7, "low_freq_factor": 1, "high_freq_factor": 4}),
     ("rope_theta", float("nan")),
     ("rope_theta", 1e-30),
     ("rope_parameters", {"rope_type": "default", "rope_theta": float("nan")}),
@@ -44,8 +52,24 @@ def test_absurd_values_are_refused_at_once(shared_checkpoint, tmp_path, field, v
     with pytest.raises(CheckpointError) as error:
         load(ModelConfig(path=str(folder), threads=1, num_blocks=8))
     assert time.process_time() - started < 1.0
-    assert str(folder) in str(error.value)
+    assert f"{folder}/config.json: {field}" in str(error.value) or field.startswith("num_")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "positions"),
+    [
+        ({"max_position_embeddings": 2**24}, 2**24),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 32768.0}}, 2**24),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 65536}}, 512),
+    ],
+    ids=str,
+)
+def test_the_largest_contexts_are_served(shared_checkpoint, tmp_path, fields, positions):
+    folder = Path(shutil.copytree(shared_checkpoint(), tmp_path / "long"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    assert read_spec(folder).max_position_embeddings == positions
 
 
 def test_an_integer_of_thousands_of_digits_is_shown_in_part(shared_checkpoint, tmp_path):

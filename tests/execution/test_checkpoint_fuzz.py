@@ -31,7 +31,8 @@ MAX_BYTES = 3 << 30
 """Address space beyond what this process has before a checkpoint is read."""
 
 HOSTILE: list[Any] = [
-    0, 1, -1, 2, 3, 5, 64, 10**9, 10**12, 2**31, 2**63, 2**64, 10**30, 1.5, 2.0, 1e308, 1e-308, -0.0,
+    0, 1, -1, 2, 3, 5, 64, 10**9, 2 * 10**9, 10**12, 2**31, 2**62, 2**63, 2**64, 10**30, 1.5, 2.0, 1e7, 1e308,
+    1e-308, -0.0,
     float("nan"), float("inf"), True, False, None, "", "x", "4", "nan", "\ud800", "a\nb", "\0", "../x", ".",
     [], [1], [None], ["x"] * 3, {}, {"a": 1}, [[]], {"rope_type": "llama3"}, {"rope_type": "linear"},
     {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 1},

@@ -1,6 +1,7 @@
 """GGUF files give exactly the weights that the package `gguf` reads from them, or are refused by name."""
 
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from streamserve.execution.shapes import EMBEDDING, matrix_bytes, matrix_shapes
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
 from tests.checkpoints import reference_model
+from tests.exact.speculating import with_padding
 from tests.execution.drive import Task, run_alone
 from tests.execution.gguf_loading import Shared, config, logits_of, refusal
 from tests.execution.native.integer_reference import reference
@@ -444,6 +446,28 @@ def test_a_draft_model_must_have_the_same_tokens(shared_checkpoint: Shared, tmp_
     assert fingerprints(target, 320) == fingerprints(draft, 320)
     assert fingerprints(target, 320)[1] != fingerprints(other, 320)[1]
     assert "needs the kernels" in refusal(target, draft=str(draft), backend="reference")
+
+
+@needs_kernels
+def test_unused_tokens_at_the_end_need_not_be_the_same(shared_checkpoint: Shared, tmp_path: Path) -> None:
+    source, target, draft = shared_checkpoint("llama"), tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    write_gguf(source, draft)
+    padded = with_padding(Path(shutil.copytree(source, tmp_path / "padded")), 352)
+    write_gguf(padded, target, change=add_unused_tokens)
+    spec, _ = open_checkpoint(target)
+    assert spec.vocab_size == 352
+    choice = choose_draft(str(draft), target, spec)
+    assert choice.spec
+    assert choice.spec.vocab_size == 320
+    assert load(config(target, draft=str(draft))).drafter
+
+
+def add_unused_tokens(writer: gguf.GGUFWriter) -> None:
+    entries = writer.kv_data[0]
+    tokens, types = (entries[f"tokenizer.ggml.{name}"].value for name in ("tokens", "token_type"))
+    while len(tokens) < 352:
+        tokens.append(f"[PAD{len(tokens)}]")
+        types.append(gguf.TokenType.UNUSED)
 
 
 def rename_a_token(writer: gguf.GGUFWriter) -> None:

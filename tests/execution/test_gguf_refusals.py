@@ -36,6 +36,8 @@ def tensor(name: str, shape: tuple[int, ...], kind: type = np.float32) -> Callab
         (entry("llama.rope.dimension_count", 8), "other than the 16 of a key is not supported"),
         (entry("llama.rope.scaling.type", "longrope"), "rope.scaling.type 'longrope' is not supported"),
         (entry("llama.rope.scaling.type", "yarn"), "llama.rope.scaling.factor is missing"),
+        (entry("llama.context_length", 2 * 10**9), "must be an integer from 1 to 16777216, not 2000000000"),
+        (entry("llama.block_count", 10**9), "must be an integer from 1 to 10000, not 1000000000"),
         (entry("llama.rope.scaling.yarn_beta_fast", 8.0), "is not supported with scaling 'none'"),
         (tensor("rope_factors_long.weight", (8,)), "rope_factors_long.weight is not supported for llama"),
         (entry("llama.rope.freq_base", float("nan")), "must be a number from 1 to 1000000000000000, not nan"),

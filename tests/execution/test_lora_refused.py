@@ -1,6 +1,8 @@
 """LoRA adapters that cannot be computed exactly are refused by name, whatever their files hold."""
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,29 @@ def test_files_that_are_missing_or_too_large(base: Path, tmp_path: Path) -> None
     (folder / "adapter_config.json").write_bytes(b" " * ((1 << 20) + 1))
     with pytest.raises(CheckpointError, match="has more than 1048576 bytes"):
         open_adapter("a", str(folder))
+
+
+def test_weights_of_gigabytes_are_refused_by_their_header(base: Path, tmp_path: Path) -> None:
+    file = write_adapter(tmp_path / "adapter", base) / "adapter_model.safetensors"
+
+    def refusal(shape: list[int], **limits: int) -> str:
+        """Return why a sparse file with one tensor of this shape is refused."""
+        end = 4 * math.prod(shape)
+        entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}
+        header = json.dumps({f"{Q}.lora_A.weight": entry}).encode()
+        file.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(file, file.stat().st_size + end)
+        with pytest.raises(CheckpointError) as error:
+            open_adapter("a", str(file.parent), **limits)
+        return str(error.value)
+
+    assert "no module has more than 1048576 inputs" in refusal([64, 60_000_000], max_rank=64)
+    assert "above the largest rank" in refusal([1_000_000, 4000], max_rank=64)
+    assert "raise --max-lora-rank (now 64)" in refusal([65, 64], max_rank=64)
+    assert "see --max-lora-bytes" in refusal([64, 1_000_000], max_rank=64, max_bytes=1 << 20)
+    os.truncate(file, 15 << 30)
+    with pytest.raises(CheckpointError, match="its header does not cover all of it"):
+        open_adapter("a", str(file.parent))
 
 
 def test_adapters_of_experts_are_refused_and_those_of_attention_beside_them_served(tmp_path: Path) -> None:

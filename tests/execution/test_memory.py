@@ -1,11 +1,16 @@
 """The pool is as large as requested, or as a share of the memory we may use, and never larger."""
 
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from streamserve.execution.memory import KV_FRACTION, after_weights, available_bytes, size_pool
+from streamserve.execution.memory import KV_FRACTION, after_weights, is_out_of_memory, size_pool
+from streamserve.protocol.available_memory import MB, available_bytes, check_processes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
@@ -115,6 +120,59 @@ def test_weights_beyond_the_free_memory_are_refused():
 
 def test_free_memory_is_less_than_the_machine_has():
     assert 0 < available_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+LIMITED = """
+import resource, sys
+from streamserve.protocol.available_memory import MB, available_bytes, check_processes
+before = available_bytes()
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
+print(before, available_bytes())
+"""
+
+
+def test_a_limit_of_addresses_is_a_limit_of_memory():
+    limit = 1 << 30
+    command = [sys.executable, "-c", LIMITED, str(limit)]
+    before, after = map(int, subprocess.run(command, capture_output=True, check=True).stdout.split())
+    assert 0 < after < limit
+    assert after < before
+
+
+@pytest.mark.parametrize(
+    ("workers", "forked", "free", "addresses", "refusal"),
+    [
+        (1, True, 170, None, ""),
+        (
+            1,
+            True,
+            169,
+            None,
+            "169 MB of memory are free, and the processes of a server with 1 worker need 170",
+        ),
+        (5, True, 209, None, "with 5 workers need 210 MB besides its model and KV cache: raise the limit"),
+        (5, False, 569, None, "with 5 workers need 570 MB"),
+        (5, False, 570, 1000, ""),
+        (1, True, 500, 999, "ulimit -v allows 999 MB of addresses, and a worker's libraries need 1000 MB"),
+    ],
+)
+def test_too_little_memory_for_the_processes_is_refused(workers, forked, free, addresses, refusal):
+    limit = None if addresses is None else addresses * MB
+    if not refusal:
+        return check_processes(workers, forked, free * MB, limit)
+    with pytest.raises(CheckpointError, match=refusal):
+        check_processes(workers, forked, free * MB, limit)
+
+
+def test_failed_allocations_are_recognised():
+    for size in (1 << 60, 1 << 47):
+        with pytest.raises(RuntimeError) as error:
+            torch.empty(size, dtype=torch.uint8)
+        assert is_out_of_memory(error.value)
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(OSError(errno.ENOMEM, "no memory"))
+    assert not is_out_of_memory(OSError(errno.ENOENT, "no file"))
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
 
 
 MACHINE = {"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:   800 kB\n"}

@@ -17,6 +17,7 @@ from streamserve.protocol.runtime_folder import (
     folder_of,
     make_runtime_folder,
     remove_if_dead,
+    remove_own,
     socket_base,
     sweep,
 )
@@ -40,6 +41,14 @@ def owner(tmp_path):
     yield process
     process.kill()
     process.communicate()
+
+
+def test_a_process_that_ends_removes_its_own_folders_alone(owner, tmp_path):
+    left, own = Path(owner.stdout.readline().strip()), make_runtime_folder(tmp_path)
+    (own.path / "control").touch()
+    remove_own()
+    assert list(tmp_path.iterdir()) == [left]
+    os.close(own.handle)
 
 
 def test_the_next_start_removes_what_a_killed_owner_left(owner, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.tensor_header import LFS_POINTER
 from streamserve.settings.checkpoints import MAX_TEXT_BYTES, locate
 from tests.checkpoints import make_checkpoint
 
@@ -52,6 +53,13 @@ def test_a_text_of_gigabytes_is_refused_by_name(folder: Path) -> None:
     os.truncate(folder / "tokenizer.json", MAX_TEXT_BYTES + 1)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json has \d+ bytes"):
         locate(str(folder))
+
+
+@pytest.mark.parametrize("name", [*READ, "model-Q4_K_M.gguf"])
+def test_a_pointer_of_git_lfs_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(LFS_POINTER + b"spec/v1\noid sha256:00\nsize 12\n")
+    with pytest.raises(CheckpointError, match=rf"{name}: is a Git LFS pointer, not the file itself: run"):
+        locate(str(folder / name) if name.endswith(".gguf") else str(folder))
 
 
 def test_files_that_are_not_read_do_not_matter(folder: Path) -> None:

@@ -44,8 +44,8 @@ def kernel_findings() -> list[Finding]:
         text = f"will be compiled at the first start, in about half a minute, by {find_compiler()}"
         advice = "compile them now: python -m streamserve.execution.native"
         return [Finding(Verdict.SLOW, "kernels", text, advice)]
-    source = "of the package" if packaged else f"compiled by {find_compiler()}"
-    return [_library_finding(library, source), *_compiler(packaged)]
+    source = "of the package" if packaged else "compiled on this machine"
+    return [_library_finding(library, source), _compiler()]
 
 
 def _library_finding(library: Path, source: str) -> Finding:
@@ -87,9 +87,9 @@ def _library_finding(library: Path, source: str) -> Finding:
     return Finding(Verdict.OK, "kernels", text)
 
 
-def _compiler(packaged: Path | None) -> list[Finding]:
-    """Return which compiler there is; a package with kernels needs none."""
+def _compiler() -> Finding:
+    """Return which compiler there is; where there are kernels, none is needed."""
     try:
-        return [Finding(Verdict.OK, "compiler", find_compiler())]
+        return Finding(Verdict.OK, "compiler", find_compiler())
     except BuildFailed:
-        return [Finding(Verdict.OK, "compiler", "there is none, and none is needed")] if packaged else []
+        return Finding(Verdict.OK, "compiler", "there is none, and none is needed")

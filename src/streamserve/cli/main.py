@@ -17,6 +17,7 @@ from streamserve.cli.bench import bench
 from streamserve.cli.chat import chat
 from streamserve.cli.doctor import doctor
 from streamserve.cli.draft import draft
+from streamserve.cli.early_signals import end_on_signals
 from streamserve.cli.generate import generate
 from streamserve.cli.help import GroupedCommand
 from streamserve.cli.keys import keys
@@ -51,6 +52,7 @@ app.add_typer(bench, name="bench")
 
 def main() -> None:
     """Entry point of the `streamserve` command."""
+    end_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack characters of a text
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):

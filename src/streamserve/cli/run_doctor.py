@@ -50,8 +50,8 @@ def find(host: str, port: int) -> list[Finding]:
 def _by_torch() -> list[Finding]:
     """Return the findings whose modules import torch."""
     from streamserve.cli.kernel_findings import kernel_findings
-    from streamserve.execution.memory import available_bytes
     from streamserve.execution.profile.profile import processor_name
+    from streamserve.protocol.available_memory import available_bytes
 
     usable = usable_processors()
     processor = processor_finding(processor_name(), usable, os.cpu_count() or 1)

@@ -30,7 +30,9 @@ def serve(
     The table [models.NAME] of the file has settings of that model, which override these.
     """
     from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
+    from streamserve.protocol.available_memory import address_limit, available_bytes, check_processes
     from streamserve.settings.cluster import check_visible_keys
+    from streamserve.settings.resolve import topology
     from streamserve.settings.several import resolve_served, served_to_toml
 
     served = resolve_served(models or (), flags, config)
@@ -40,6 +42,9 @@ def serve(
         return
     server = served.first.server
     forked = server.fork_workers and not may_use_gpu(served.first.model.device)
+    if server.launcher == "local":
+        workers = len(topology(server).names)
+        check_processes(workers, forked, available_bytes(), address_limit())
     # Workers' imports run at the same time as this process's own.
     with prepared_fork_server(forked and server.launcher == "local"):
         from streamserve.cli.run_server import run

@@ -154,9 +154,15 @@ class JoinLauncher:
             if not worker.over and worker.agent.token in running:
                 running[worker.agent.token].add(worker.name.rpartition("/")[0])
         return [
-            (agent, Place(agent.machine.identity, agent.machine.slots, running[token], agent.kept))
+            (
+                agent,
+                Place(
+                    agent.machine.identity, agent.machine.slots, running[token], agent.kept,
+                    made_for=agent.name.rpartition(".")[2],
+                ),
+            )
             for token, agent in self.registry.agents.items()
-        ]
+        ]  # fmt: skip
 
     def _free(self, worker: str) -> Agent | None:
         places = self._places()

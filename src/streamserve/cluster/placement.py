@@ -9,12 +9,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Place:
     """An agent of a machine, with `slots` for workers, and the `workers` that it runs. It has `kept` these of
-    another head."""
+    another head, and may be `made_for` one worker, whose name it has."""
 
     machine: str
     slots: int
     workers: Collection[str]
     kept: Sequence[str] = ()
+    made_for: str = ""
 
     @property
     def free(self) -> int:
@@ -43,8 +44,9 @@ def partner(worker: str) -> str:
 
 def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) -> int | None:
     """Return the index of the place for a worker; None if there is no free slot. A place with a kept worker
-    like it comes first; slots of kept workers like others that are `waiting` are theirs."""
-    others = Counter(role_of(name) for name in waiting if name != worker)
+    like it comes first, then one that was made for it; slots of kept workers like others that are `waiting`,
+    and those that were made for these, are theirs."""
+    others = [name for name in waiting if name != worker]
     free = [number for number, place in enumerate(places) if _has_space(worker, place, others)]
     if not free:
         return None
@@ -58,6 +60,7 @@ def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) ->
         key=lambda n: (
             worker in places[n].kept,
             role_of(worker) in map(role_of, places[n].kept),
+            places[n].made_for == worker,
             places[n].machine in with_partner,
             space[places[n].machine],
             -n,
@@ -65,9 +68,11 @@ def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) ->
     )
 
 
-def _has_space(worker: str, place: Place, others: Mapping[str, int]) -> bool:
-    """Return whether a place has a slot for a worker, apart from those of kept ones like the `others`."""
-    kept = Counter(map(role_of, place.kept))
+def _has_space(worker: str, place: Place, others: Sequence[str]) -> bool:
+    """Return whether a place has a slot for a worker, apart from those of kept ones like the `others`, and of
+    the one that it was made for, if that is among them."""
+    kept, roles = Counter(map(role_of, place.kept)), Counter(map(role_of, others))
     if kept[role_of(worker)]:
         return place.free > 0
-    return place.free > sum(min(count, others[role]) for role, count in kept.items())
+    reserved = sum(min(count, roles[role]) for role, count in kept.items())
+    return place.free > max(reserved, place.made_for in others)

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from streamserve.execution.fields import read_fields
 from streamserve.execution.mapped import read_ahead, release
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.tensor_header import read_tensor_header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -40,17 +42,35 @@ class Header:
 
 
 class Checkpoint:
-    """The tensors of `folder` by name, those of a base model with `BASE` before their names where
-    `base_model` allows one. Raises CheckpointError for a file that is missing or damaged."""
+    """The tensors of `folder` by their plain names, those of a base model with `BASE` before their names
+    where `base_model` allows one. Raises CheckpointError for a file that is missing or damaged."""
 
     def __init__(self, folder: Path, base_model: bool = False) -> None:
         self.path = folder
         self._files = _open_files(folder)
-        if base_model and not any(name.startswith(BASE) for name in self._files):
-            self._files = {BASE + name: (path, _Base(file)) for name, (path, file) in self._files.items()}
+        self._stored: Mapping[str, str] = {}
+        names = {name: plain_name(name) for name in self._files}
+        if base_model and not any(name.startswith(BASE) for name in names.values()):
+            names = {stored: BASE + name for stored, name in names.items()}
+        self._stored = self._rename(names)
         self._paths = {path for path, _ in self._files.values()}
         self._limit = max(MAPPED_BYTES, sum(path.stat().st_size for path in self._paths) // MAPPED_PART)
         self._mapped_bytes = 0  # of tensors that were read since the last release
+
+    def _rename(self, names: Mapping[str, str]) -> Mapping[str, str]:
+        """Give the tensors `names`, by those in the files; return the latter by the former. Raises
+        CheckpointError if two tensors get one name."""
+        stored = dict[str, str]()
+        for old, name in names.items():
+            if name in stored:
+                self.refuse(old, f"and tensor {stored[name]} are both {name}: remove one of them")
+            stored[name] = old
+        if any(old != name for name, old in stored.items()):
+            self._files = {
+                name: (path, _Renamed(file, stored))
+                for name, (path, file) in ((names[old], entry) for old, entry in self._files.items())
+            }
+        return stored
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -76,8 +96,8 @@ class Checkpoint:
                 self.refuse(name, "is unknown to this architecture")
 
     def refuse(self, name: str, reason: str) -> NoReturn:
-        """Raise CheckpointError for the tensor `name`."""
-        raise CheckpointError(f"{self._files[name][0]}: tensor {name} {reason}")
+        """Raise CheckpointError for the tensor `name`, which is named as in the file."""
+        raise CheckpointError(f"{self._files[name][0]}: tensor {self._stored.get(name, name)} {reason}")
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype that a checked tensor is stored in."""
@@ -162,16 +182,34 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class _Base:
-    """An open file of a base model, whose tensors have `BASE` before their names."""
+class _Renamed:
+    """An open file whose tensors have other names in a model: `stored` are those in the file."""
 
     file: Any
+    stored: Mapping[str, str]
 
     def get_slice(self, name: str) -> Any:
-        return self.file.get_slice(name.removeprefix(BASE))
+        return self.file.get_slice(self.stored[name])
 
     def get_tensor(self, name: str) -> Any:
-        return self.file.get_tensor(name.removeprefix(BASE))
+        return self.file.get_tensor(self.stored[name])
+
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What torch adds to names of modules that it wraps, for several processes or compiled."""
+
+_TEXT_MODEL = (("model.language_model.", BASE), ("language_model.model.", BASE), ("language_model.", ""))
+"""What the names of a text model begin with in a checkpoint for several kinds of input, and what they begin
+with in a checkpoint of the text model alone."""
+
+
+def plain_name(stored: str) -> str:
+    """Return the name of a tensor without what saving a wrapped or a contained model adds."""
+    name = _WRAPPERS.sub("", stored)
+    for prefix, plain in _TEXT_MODEL:
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -213,6 +251,7 @@ def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
 
 def _open(path: Path) -> Any:
     try:
+        read_tensor_header(path)
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: file is missing") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
 from pathlib import Path as FilePath
@@ -13,6 +14,7 @@ from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
 from streamserve.execution.cuda.device import divide_devices
 from streamserve.execution.drafters.choice import DraftChoice
+from streamserve.execution.drafters.common_vocabulary import with_rows
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.drafters.selection import select_draft_tokens
@@ -34,7 +36,7 @@ from streamserve.execution.loaded import (
     plan_memory,
 )
 from streamserve.execution.lora.table import AdapterTable
-from streamserve.execution.memory import ALONE, HostShare, available_bytes
+from streamserve.execution.memory import ALONE, HostShare
 from streamserve.execution.model import Model
 from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
 from streamserve.execution.native.library import Path, ThreadPool, kernels
@@ -46,10 +48,13 @@ from streamserve.execution.passes import ModelPasses
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weight_arena import WeightArena
+from streamserve.protocol.available_memory import address_limit, available_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
 from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.protocol.processors import usable_processors
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -99,7 +104,10 @@ def load(
     pool = _choose_backend(source, cores)
     if source.quantized and pool is None:
         raise CheckpointError(f"{source.quantized} needs the kernels: use --backend native")
-    arenas = [WeightArena(descriptor) for descriptor in weights] if pool else []
+    shares = pool is not None and address_limit() is None  # addresses for an arena leave too few for KV
+    if weights and pool and not shares:
+        log.warning("ulimit -v limits addresses: each worker has its own copy of the weights")
+    arenas = [WeightArena(descriptor) for descriptor in weights] if shares else []
     return _load_on_cpu(source, pool, vocabulary, share.memory, allocate, arenas, expected)
 
 
@@ -193,14 +201,14 @@ def _make_drafter(
         )
         early_model = NativeModel.of(early_model, pool) if pool else early_model
         attention = make_attention(cache, first, pool)
-        passes = ModelPasses(early_model, attention, adapters)
-        return ModelDrafter(passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
+        early_passes = ModelPasses(early_model, attention, adapters)
+        return ModelDrafter(early_passes, cache, TARGET, rejection_sampling, eos, grammars, selector)
     if draft.spec and draft_model:
         draft_cache = KVCache(
             draft.spec, cache.num_blocks, cache.block_size, model.dtype, memory, quantized=cache.quantized
         )
         attention = make_attention(draft_cache, draft.spec, pool)
-        passes = ModelPasses(draft_model, attention)
+        passes = with_rows(ModelPasses(draft_model, attention), draft.spec.vocab_size, model.spec.vocab_size)
         return ModelDrafter(passes, draft_cache, DRAFT, rejection_sampling, eos, grammars, selector)
     return None
 

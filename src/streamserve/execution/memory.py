@@ -1,10 +1,10 @@
-"""Determine the free memory of this process, and the size of the KV pool that fits in it."""
+"""Share out the free memory of this process: the size of the KV pool that fits in it."""
 
+import errno
 import logging
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
+from streamserve.protocol.available_memory import address_limit, available_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 
@@ -32,70 +32,21 @@ ALONE = HostShare()
 """The share of the only worker of a machine."""
 
 
-def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes available without swapping: the machine's, or what a control group leaves if less."""
-    return max(0, min([_machine_bytes(proc), *_group_bytes(proc, groups)]))
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed: in Python, in a system call, or in torch, whose errors say it in
+    words alone."""
+    by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return by_system or isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
-def _machine_bytes(proc: Path) -> int:
-    available = _entry(proc / "meminfo", "MemAvailable:")
-    if available is None:  # not Linux: half of the installed memory
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return available * 1024
-
-
-def _group_bytes(proc: Path, groups: Path) -> list[int]:
-    """Return what each control group of this process leaves, all along its path: of version 2, and of version
-    1, whose groups are mounted under `memory`."""
-    headroom = [
-        _group_headroom(group, "memory.limit_in_bytes", "memory.usage_in_bytes")
-        for group in _along(groups / "memory", _version_1_path(proc))
-    ]
-    path = _entry_text(proc / "self/cgroup", "0::")
-    if path is not None:
-        headroom += [_group_headroom(group, "memory.max", "memory.current") for group in _along(groups, path)]
-    return [value for value in headroom if value is not None]
-
-
-def _version_1_path(proc: Path) -> str:
-    """Return the path of this process's memory group of version 1, "/" where there is none."""
-    try:
-        lines = os.fsdecode((proc / "self/cgroup").read_bytes()).splitlines()
-    except OSError:
-        return "/"
-    parts = (line.split(":", 2) for line in lines)
-    return next((rest[2] for rest in parts if len(rest) == 3 and "memory" in rest[1].split(",")), "/")
-
-
-def _along(mount: Path, path: str) -> list[Path]:
-    """Return the group of this path, and those above it up to where they are mounted."""
-    group = mount / path.lstrip("/")
-    ancestors = [group, *group.parents]
-    return ancestors[: ancestors.index(mount) + 1]
-
-
-def _group_headroom(group: Path, limit: str, usage: str) -> int | None:
-    """Return limit minus usage, where inactive file pages do not count as used."""
-    try:
-        headroom = int((group / limit).read_text()) - int((group / usage).read_text())
-    except (OSError, ValueError):
-        return None  # no such group, or no limit ("max")
-    stat = group / "memory.stat"  # those of version 1 are of the group alone, and in total
-    return headroom + (_entry(stat, "total_inactive_file ") or _entry(stat, "inactive_file ") or 0)
-
-
-def _entry(path: Path, name: str) -> int | None:
-    text = _entry_text(path, name)
-    return None if text is None else int(text.split()[0])
-
-
-def _entry_text(path: Path, name: str) -> str | None:
-    """Return the rest of the first line that starts with `name`."""
-    try:
-        lines = os.fsdecode(path.read_bytes()).splitlines()
-    except OSError:
-        return None
-    return next((line.removeprefix(name).strip() for line in lines if line.startswith(name)), None)
+def out_of_memory_text() -> str:
+    """Return a message for a model whose loading ended by a failed allocation."""
+    limit = address_limit()
+    of_addresses = "" if limit is None else f" (ulimit -v allows {_mib(limit)} of addresses)"
+    return (
+        f"memory ran out while the model was loaded; {_mib(available_bytes())} are free{of_addresses}: raise "
+        "the limit, set less --kv-cache-bytes, or load a smaller model"
+    )
 
 
 def after_weights(weight_bytes: int, available: int) -> int:

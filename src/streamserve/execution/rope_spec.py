@@ -6,10 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from streamserve.execution.architectures import Architecture
-from streamserve.execution.fields import MAX_SIZE, Fields, shown
+from streamserve.execution.fields import Fields, shown
 
 MAX_THETA = 1e15
-"""The longest base wavelength of rotary embeddings, and the largest factor that stretches them."""
+"""The longest base wavelength of rotary embeddings."""
+
+MAX_POSITIONS = 1 << 24
+"""Maximum number of positions: angles are computed in float32, which holds no larger integers exactly."""
+
+MAX_FACTOR = 65536.0
+"""The largest factor that stretches rotary embeddings: of `MAX_POSITIONS` from 256 positions."""
 
 UNSUPPORTED = ("alpha", "long_mscale", "mrope_section", "short_mscale")
 """Fields of rope parameters that change what is computed, and are not supported with any kind."""
@@ -65,7 +71,14 @@ def served_positions(positions: int, ropes: Sequence[RopeSpec | None]) -> int:
     """Return how many positions a model has whose config says `positions`: with "yarn" `factor` times the
     original length, as in vLLM. Model cards add this scaling to configs that give the unscaled length."""
     scaled = (int(rope.factor * rope.original_positions) for rope in ropes if rope and rope.scaling == "yarn")
-    return min(next(scaled, positions), MAX_SIZE)
+    return next(scaled, positions)
+
+
+def too_many_positions(factor: float, original: int) -> str:
+    """Return why a factor cannot stretch so many positions; empty if it can."""
+    if factor * original <= MAX_POSITIONS:
+        return ""
+    return f"{factor:g} times {original} positions are more than the {MAX_POSITIONS} that are supported"
 
 
 LAYERS = ("full_attention", "sliding_attention")
@@ -143,7 +156,7 @@ def _read_rope(
     if kind == "default":
         return RopeSpec(theta)
     if kind == "linear":
-        return RopeSpec(theta, "linear", parameters.number("factor", None, 1.0, MAX_THETA))
+        return RopeSpec(theta, "linear", parameters.number("factor", None, 1.0, MAX_FACTOR))
     original = _original_positions(config, parameters, family)
     if kind == "dynamic":
         return _dynamic(config, parameters, theta, original)
@@ -159,9 +172,9 @@ def _read_rope(
 def _original_positions(config: Fields, parameters: Fields, family: Architecture) -> int:
     # At the top it outranks the nested one, as in transformers.
     if config.get(ORIGINAL) is not None:
-        return config.integer(ORIGINAL)
-    default = family.original_positions or config.integer("max_position_embeddings")
-    nested = parameters.integer(ORIGINAL, default)
+        return config.integer(ORIGINAL, maximum=MAX_POSITIONS)
+    default = family.original_positions or config.integer("max_position_embeddings", maximum=MAX_POSITIONS)
+    nested = parameters.integer(ORIGINAL, default, MAX_POSITIONS)
     if family.original_positions not in (None, nested):
         parameters.refuse(ORIGINAL, f"of {nested} must be next to the rope parameters, not in them")
     return nested
@@ -170,8 +183,8 @@ def _original_positions(config: Fields, parameters: Fields, family: Architecture
 def _dynamic(config: Fields, parameters: Fields, theta: float, original: int) -> RopeSpec:
     """Return the plain embedding: the frequencies change in texts longer than max_position_embeddings, which
     are not served. There the keys of every token would depend on how long its text has become."""
-    parameters.number("factor", None, 1.0, MAX_THETA)
-    positions = config.integer("max_position_embeddings")
+    parameters.number("factor", None, 1.0, MAX_FACTOR)
+    positions = config.integer("max_position_embeddings", maximum=MAX_POSITIONS)
     if original < positions:
         parameters.refuse(
             "rope_type",
@@ -185,13 +198,13 @@ def _llama3(parameters: Fields, theta: float, original: int) -> RopeSpec:
     low, high = (parameters.number(f"{name}_freq_factor", None, 1e-6, 1e6) for name in ("low", "high"))
     if low >= high:
         parameters.refuse("high_freq_factor", f"must be above low_freq_factor {low:g}, not {high:g}")
-    factor = parameters.number("factor", None, 1.0, MAX_THETA)
+    factor = parameters.number("factor", None, 1.0, MAX_FACTOR)
     return RopeSpec(theta, "llama3", factor, low, high, original)
 
 
 def _longrope(config: Fields, parameters: Fields, theta: float, original: int, rotated: int) -> RopeSpec:
-    ratio = max(1.0, config.integer("max_position_embeddings") / original)
-    factor = parameters.number("factor", ratio, 1.0, MAX_THETA)
+    ratio = max(1.0, config.integer("max_position_embeddings", maximum=MAX_POSITIONS) / original)
+    factor = parameters.number("factor", ratio, 1.0, MAX_FACTOR)
     stretched = factor > 1 and original > 1
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if stretched else 1.0
     return RopeSpec(
@@ -211,7 +224,9 @@ def _yarn(parameters: Fields, theta: float, original: int) -> RopeSpec:
     slow = parameters.number("beta_slow", 1.0, 1e-6, 1e6)
     if slow >= fast:
         parameters.refuse("beta_fast", f"must be above beta_slow {slow:g}, not {fast:g}")
-    factor = parameters.number("factor", None, 1.0, MAX_THETA)
+    factor = parameters.number("factor", None, 1.0, MAX_FACTOR)
+    if reason := too_many_positions(factor, original):
+        parameters.refuse("factor", reason)
     return RopeSpec(
         theta,
         "yarn",

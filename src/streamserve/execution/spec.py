@@ -16,6 +16,7 @@ from streamserve.execution.end_of_text import end_of_text_ids
 from streamserve.execution.experts import Experts, read_experts
 from streamserve.execution.fields import Fields, read_fields, shown
 from streamserve.execution.rope_spec import (
+    MAX_POSITIONS,
     RopeSpec,
     read_ropes,
     rope_parameters,
@@ -153,7 +154,9 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
         rotary_dim=rotated,
         ropes=ropes,
         windows=windows,
-        max_position_embeddings=served_positions(config.integer("max_position_embeddings"), ropes),
+        max_position_embeddings=served_positions(
+            config.integer("max_position_embeddings", maximum=MAX_POSITIONS), ropes
+        ),
         tied_embeddings=tied,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias if family.out_bias is None else family.out_bias,

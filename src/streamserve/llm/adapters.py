@@ -1,10 +1,12 @@
 """The LoRA adapters that requests may name: loaded at the start or while serving, and unloaded."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.protocol.adapters import Adapter, check_name, open_adapter
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, RequestError
 
 LOAD_SECONDS = 120.0
@@ -13,14 +15,21 @@ LOAD_SECONDS = 120.0
 
 class ServedAdapters:
     """The adapters of a model with the names `models`, by their own names. At most `limit` are loaded, those
-    that open requests still need included."""
+    that open requests still need included; `config` has the limits."""
 
     def __init__(
-        self, given: Sequence[Adapter], models: Sequence[str], limit: int, runtime: Callable[[], FleetRuntime]
+        self,
+        given: Mapping[str, str],
+        models: Sequence[str],
+        config: ModelConfig,
+        runtime: Callable[[], FleetRuntime],
     ) -> None:
-        self.by_name: dict[str, Adapter] = {adapter.name: adapter for adapter in given}
+        """Open the adapters of the start, whose folders are `given` by their names. Raises CheckpointError if
+        one cannot be read."""
+        self._open = partial(open_adapter, max_rank=config.max_lora_rank, max_bytes=config.max_lora_bytes)
+        self.by_name: dict[str, Adapter] = {name: self._open(name, path) for name, path in given.items()}
         self._models = tuple(models)
-        self._limit = limit
+        self._limit = config.max_loras
         self._runtime = runtime
         self._changing = asyncio.Lock()
         self._checked = False
@@ -62,7 +71,7 @@ class ServedAdapters:
             if refusal:
                 raise RequestError(f"lora_name: {refusal}", field="lora_name")
             try:
-                adapter = await asyncio.to_thread(open_adapter, name, path)
+                adapter = await asyncio.to_thread(self._open, name, path)
             except CheckpointError as error:
                 raise RequestError(str(error), field="lora_path", status=404) from error
             runtime = self._runtime()

@@ -29,7 +29,7 @@ from streamserve.llm.adapters import ServedAdapters
 from streamserve.llm.cluster import kv_network, make_launcher
 from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
-from streamserve.protocol.adapters import Adapter, open_adapter
+from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
@@ -90,10 +90,8 @@ class AsyncLLM:
         self.root = root_name(settings.name, settings.model.path)
         self.created = int(time.time())
         self._grammars: GrammarCheck | None = None
-        given = [open_adapter(name, folder) for name, folder in adapter_paths(settings.server.lora).items()]
-        self._adapters = ServedAdapters(
-            given, self.served_names, settings.model.max_loras, lambda: self._runtime
-        )
+        given = adapter_paths(settings.server.lora)
+        self._adapters = ServedAdapters(given, self.served_names, settings.model, lambda: self._runtime)
         self._kv_network = kv_network(settings.server)
         self._max_choices = max_choices(settings)
         self._runtime = self._new_runtime()

@@ -12,12 +12,22 @@ from typing import Annotated
 import msgspec
 
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.tensor_header import MAX_HEADER_BYTES, read_tensor_header
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+RANKED = ".lora_A.weight"
+"""The last part of the names of matrices [rank, inputs]."""
+
 MAX_CONFIG_BYTES = 1 << 20
 MAX_WEIGHT_BYTES = 16 << 30
 """Maximum size of an adapter's weights, before the limits of a server are known."""
+
+FILE_FACTOR = 2
+"""A file may hold float32 numbers where the model computes in 16 bits."""
+
+MAX_WIDTH = 1 << 20
+"""Maximum inputs and outputs of an adapted module: more than any model's has."""
 
 MAX_NAME = 256
 """Maximum length of an adapter's name, in characters."""
@@ -34,11 +44,22 @@ class Adapter(msgspec.Struct, frozen=True):
     fingerprint: Fingerprint
 
 
-def open_adapter(name: str, path: str) -> Adapter:
-    """Return the adapter in the folder `path`, whose files are read to hash them. Raises CheckpointError if
-    they are missing or too large."""
+def open_adapter(name: str, path: str, max_rank: int | None = None, max_bytes: int | None = None) -> Adapter:
+    """Return the adapter in the folder `path`, whose files are read to hash them. `max_bytes`: of its
+    matrices as they are computed.
+
+    Raises CheckpointError if files are missing or too large, or if the header of the weights has sizes that
+    no adapter of up to `max_rank` has: such weights are not read.
+    """
     folder = folder_of(path)
-    return Adapter(name, str(folder), _digest(_pieces(file) for file in _files(folder, MAX_WEIGHT_BYTES)))
+    files = _files(folder, MAX_WEIGHT_BYTES if max_bytes is None else file_limit(max_bytes))
+    _check_header(files[-1].path, max_rank)
+    return Adapter(name, str(folder), _digest(_pieces(file) for file in files))
+
+
+def file_limit(max_bytes: int) -> int:
+    """Return the largest size of a file of weights whose matrices, as they are computed, take `max_bytes`."""
+    return FILE_FACTOR * max_bytes + MAX_HEADER_BYTES
 
 
 def folder_of(path: str) -> Path:
@@ -51,6 +72,28 @@ def read_files(path: str, max_weight_bytes: int) -> tuple[bytes, bytes, str]:
     where a file is missing or too large."""
     config, weights = (b"".join(_pieces(file)) for file in _files(Path(path), max_weight_bytes))
     return config, weights, _digest(((config,), (weights,)))
+
+
+def _check_header(path: Path, max_rank: int | None) -> None:
+    """Raise CheckpointError unless the header of an adapter's weights names tensors of sizes that adapters of
+    up to `max_rank` have."""
+    try:
+        tensors = read_tensor_header(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {_reason(error)}") from error
+    for name, tensor in tensors.items():
+        wide = max(tensor.shape, default=0)
+        if wide > MAX_WIDTH:
+            raise CheckpointError(
+                f"{path}: tensor {name} has shape {list(tensor.shape)}: no module has more than {MAX_WIDTH} "
+                "inputs or outputs"
+            )
+        rank = tensor.shape[0] if name.endswith(RANKED) and tensor.shape else 0
+        if max_rank and rank > max_rank:
+            raise CheckpointError(
+                f"{path}: tensor {name} has rank {rank}, above the largest rank that this server takes: "
+                f"raise --max-lora-rank (now {max_rank})"
+            )
 
 
 _PIECE = 1 << 20

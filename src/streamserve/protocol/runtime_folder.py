@@ -90,6 +90,19 @@ def remove_if_dead(path: Path) -> bool:
         os.close(handle)
 
 
+def remove_own() -> None:
+    """Remove the runtime folders whose locks this process has open, when it is about to end. Their owner in
+    this process need not know of it."""
+    locks = list[Path]()
+    with contextlib.suppress(FileNotFoundError):  # there is no /proc
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                locks.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+    for lock in locks:
+        if lock.name == LOCK and lock.parent.name.startswith(PREFIX):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
 def folder_of(endpoint: str) -> Path | None:
     """Return the runtime folder that contains the socket at `endpoint`, or None."""
     folder = Path(endpoint.removeprefix(IPC)).parent

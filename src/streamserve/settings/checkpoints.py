@@ -1,5 +1,6 @@
 """Locate a model: a packaged one by name, a folder, a GGUF file, or a repository of the Hugging Face hub."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from streamserve.hub.download import download
 from streamserve.hub.errors import Unreachable
 from streamserve.hub.names import HubName, parse_hub_name
 from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.tensor_header import MAX_POINTER_BYTES, check_lfs_pointer
 
 TOKENIZER = "tokenizer.json"
 EMBEDDED = ("embedded", "embedded-draft")
@@ -61,7 +63,8 @@ def locate(model: str) -> Path:
 
 def refuse_odd_files(files: Iterable[Path]) -> None:
     """Raise CheckpointError where reading one of a checkpoint's `files` would not end: a pipe, a device, or a
-    file of settings or a vocabulary that is far too large. Other files are not read."""
+    file of settings or a vocabulary that is far too large; and for a Git LFS pointer in the place of a file.
+    Other files are not read."""
     for file in files:
         if file.name.startswith(".") or file.suffix not in (*TEXT_SUFFIXES, *WEIGHT_SUFFIXES):
             continue
@@ -74,6 +77,9 @@ def refuse_odd_files(files: Iterable[Path]) -> None:
             raise CheckpointError(f"{file} is no file, but a pipe, a device or a socket: remove it")
         if file.suffix in TEXT_SUFFIXES and status.st_size > MAX_TEXT_BYTES:
             raise CheckpointError(f"{file} has {status.st_size} bytes: at most {MAX_TEXT_BYTES} are read")
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_POINTER_BYTES:
+            with contextlib.suppress(OSError):
+                check_lfs_pointer(file, file.read_bytes())
 
 
 def root_name(model: str, path: str) -> str:

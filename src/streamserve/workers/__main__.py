@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from streamserve.protocol.available_memory import address_limit
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.lease import Lease
 from streamserve.protocol.logs import configure_logging
@@ -106,10 +107,19 @@ def run_worker(parent_lives: Callable[[], bool]) -> int:
 
     journal = open_journal(config.journal)
     journal.keep_beating()
-    from streamserve.workers.worker import run  # imports torch, which takes a while
+    try:
+        from streamserve.workers.worker import run  # imports torch, which takes a while
+    except (ImportError, MemoryError, OSError) as error:
+        journal.say(f"its libraries cannot be loaded: {error}{_address_text()}", "")
+        return 1
 
     gc.enable()
     return run(config, journal)
+
+
+def _address_text() -> str:
+    limit = address_limit()
+    return "" if limit is None else f" (ulimit -v allows {limit >> 20} MiB of addresses: raise it)"
 
 
 if __name__ == "__main__":

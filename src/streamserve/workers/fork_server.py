@@ -54,7 +54,10 @@ def main(parent: int) -> int:
     getproctitle()  # finds its memory while the environment is as it was
     gc.disable()  # a collection in a forked process would copy all memory that it shares with this one
     connection = above_streams(socket.socket(fileno=os.dup(sys.stdin.fileno())))
-    libraries = preload()
+    try:
+        libraries = preload()
+    except (ImportError, MemoryError, OSError):  # a worker that is started instead says why
+        return 1
     gc.freeze()
     forked = None
     with contextlib.suppress(OSError):  # the parent may have ended

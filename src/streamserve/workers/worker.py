@@ -26,7 +26,7 @@ from streamserve.execution.default_swap import with_default_swap
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
-from streamserve.execution.memory import HostShare
+from streamserve.execution.memory import HostShare, is_out_of_memory, out_of_memory_text
 from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.measure import load_or_measure_profile
@@ -89,6 +89,11 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
                 status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
                 link.send(Failed(str(error), status, isinstance(error, OtherModelError)))
                 return status
+            except (MemoryError, OSError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                link.send(Failed(out_of_memory_text(), 1))
+                return 1
             _run_engine(config, parts, link, journal, started)
         parts.kv.memory.close()
         parts.loaded.executor.close()

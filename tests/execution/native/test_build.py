@@ -1,13 +1,17 @@
 """Kernels are compiled once, by the first process, and never loaded from where other users can write."""
 
+import ctypes
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamserve.execution.native import build as building
 from streamserve.execution.native import library
@@ -20,6 +24,7 @@ from streamserve.execution.native.build import (
     kernel_folder,
     locked,
 )
+from tests.exhaustion.limits import can_mount
 
 QUICK = ("-std=c++17", "-O0", "-shared", "-fPIC", "-pthread", "-w")
 
@@ -127,6 +132,7 @@ def test_a_failed_compilation_leaves_nothing_and_says_why(small_source, cache):
 
 def test_without_compiler_plain_torch_computes_and_says_so_once(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     library.kernels_up_to.cache_clear()
     try:
@@ -138,18 +144,98 @@ def test_without_compiler_plain_torch_computes_and_says_so_once(monkeypatch, tmp
     assert "no C++ compiler" in caplog.text
 
 
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "empty": lambda file: os.truncate(file, 0),
+    "text": lambda file: file.write_text("not a library\n"),
+    "flipped": lambda file: file.write_bytes(file.read_bytes()[:5000] + b"\xff" + file.read_bytes()[5001:]),
+    "without its hash": lambda file: os.truncate(file, file.stat().st_size - building.DIGEST_BYTES),
+    "a folder": lambda file: (file.unlink(), file.mkdir(), (file / "inside").touch()),
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file, 0o600)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_library_is_compiled_again_and_named_once(small_source, cache, caplog, damage):
+    file = build(cache)
+    DAMAGE[damage](file)
+    assert building.cached_library(cache) is None
+    assert build(cache) == file
+    assert ctypes.CDLL(str(file)).answer() == 42
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"{file} is damaged: the kernels are compiled again"
+    ]
+
+
+@given(data=st.data())
+def test_no_damaged_library_is_used(tmp_path_factory, data):
+    with pytest.MonkeyPatch.context() as patch:
+        sources = tmp_path_factory.mktemp("cpp")
+        (sources / "one.cpp").write_text("int one;\n")
+        patch.setattr(building, "SOURCES", sources)
+        cache = tmp_path_factory.mktemp("cache")
+        file = cache / building._file_name(find_compiler(), building.flags_up_to())
+        content = data.draw(st.binary(max_size=2000))
+        written = content + building._digest(content)
+        file.write_bytes(written)
+        file.chmod(0o700)
+        assert building.cached_library(cache) == file
+        changed = bytearray(written[: data.draw(st.integers(0, len(written)))])
+        if changed:
+            changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(0, 255))
+        changed += data.draw(st.binary(max_size=3))
+        file.write_bytes(changed)
+        assert building.cached_library(cache) == (file if changed == written else None)
+
+
+def test_without_compiler_the_library_of_another_one_is_used(small_source, cache, tmp_path, monkeypatch):
+    file = build(cache)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert build(cache) == file
+    assert building.cached_library(cache) == file
+    os.truncate(file, 100)
+    with pytest.raises(BuildFailed, match=r"no C\+\+ compiler"):
+        build(cache)
+    with pytest.raises(BuildFailed, match=r"no C\+\+ compiler"):
+        building.cached_library(cache)
+
+
+def test_where_compiling_fails_the_library_of_another_compiler_is_used(small_source, cache, monkeypatch):
+    file = build(cache)
+    monkeypatch.setenv("CXX", str(shutil.which("false")))
+    assert build(cache) == file
+    (small_source / "one.h").write_text("// other sources\n")
+    with pytest.raises(BuildFailed, match="failed"):
+        build(cache)
+
+
+BUILD = """
+import sys; from pathlib import Path
+from streamserve.execution.native import build as building
+building.SOURCES = Path(sys.argv[1])
+print(building.build(Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(not can_mount(), reason="a read-only file system needs the right to mount")
+def test_a_library_in_a_read_only_cache_is_used(small_source, cache):
+    file = build(cache)
+    command = [sys.executable, "-c", BUILD, str(small_source), str(cache)]
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    read_only = ["unshare", "-m", "sh", "-c", mount, str(cache), *command]
+    assert subprocess.run(read_only, capture_output=True, text=True, check=True).stdout.strip() == str(file)
+    os.truncate(file, 100)
+    refused = subprocess.run(read_only, capture_output=True, text=True, check=False)
+    assert "Read-only file system" in refused.stderr.splitlines()[-1]
+
+
 def test_processes_that_build_at_once_get_one_library(tmp_path):
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from streamserve.execution.native import build as building\n"
-        "building.SOURCES = Path(sys.argv[1])\n"
-        "print(building.build(Path(sys.argv[2])))\n"
-    )
     sources, cache = tmp_path / "cpp", tmp_path / "cache"
     sources.mkdir()
     (sources / "one.cpp").write_text('#include <regex>\nstd::regex some("a*b");\n')
     starts = [
-        subprocess.Popen([sys.executable, "-c", code, sources, cache], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", BUILD, sources, cache], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     names = {process.communicate()[0].strip() for process in starts}

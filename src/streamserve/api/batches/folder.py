@@ -3,17 +3,21 @@
 files/ID.json       what is known about a file; written last, so that a file without it is incomplete
 files/ID.jsonl      its content
 batches/ID.json     a batch
+*.damaged           what could not be read when a server started, left for the operator
                     (the subfolders are made for the server's user alone: they hold prompts and answers)
 lock                held by the server that uses the folder
 """
 
 import fcntl
+import logging
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -22,8 +26,16 @@ from streamserve.protocol.errors import RequestError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+_log = logging.getLogger(__name__)
+
 MAX_FILES = 10_000
 """Maximum number of files and of batches, each."""
+
+MAX_RECORD_BYTES = 4 << 20
+"""Maximum size of what is known about a file or a batch."""
+
+DAMAGED = ".damaged"
+"""The end of the names of files that are set aside."""
 
 
 class FolderError(OSError):
@@ -34,7 +46,8 @@ class BatchFolder:
     """Files and batches by id, oldest first. `held` is their size in bytes, at most `max_bytes`."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Read the folder, which is created if there is none, and remove what a crash left.
+        """Read the folder, which is created if there is none, and remove what a crash left. Damaged files are
+        set aside, each with a warning.
 
         Raises FolderError if it cannot be used, or another server uses it.
         """
@@ -51,9 +64,10 @@ class BatchFolder:
             raise FolderError(f"batch_folder {path}: another server uses it") from error
         except OSError as error:
             raise FolderError(f"batch_folder {path}: {error.strerror}") from error
-        self.files = {stored.file.id: stored for stored in _read_all(self._files_path, StoredFile)}
-        self.batches = {stored.batch.id: stored for stored in _read_all(self._batches_path, StoredBatch)}
-        self._remove_incomplete()
+        files, batches = _read_all(self._files_path, StoredFile), _read_all(self._batches_path, StoredBatch)
+        self.files = {stored.file.id: stored for stored in files.records}
+        self.batches = {stored.batch.id: stored for stored in batches.records}
+        self._remove_incomplete(files.damaged or batches.damaged)
 
     def close(self) -> None:
         """Let another server use the folder."""
@@ -128,13 +142,16 @@ class BatchFolder:
         """Return the batches that have not ended."""
         return [stored for stored in self.batches.values() if stored.batch.status not in FINAL]
 
-    def _remove_incomplete(self) -> None:
-        """Remove contents that belong to no file and no batch that goes on; count the others."""
+    def _remove_incomplete(self, damaged: bool) -> None:
+        """Remove contents that belong to no file and no batch that goes on; count the others. Where a record
+        was `damaged`, such contents may be its own and are set aside."""
         growing = {name for stored in self.unfinished() for name in (stored.output, stored.error)}
         for path in [*self._files_path.iterdir(), *self._batches_path.glob("*.part")]:
             if path.suffix == ".jsonl" and path.stem in growing | self.files.keys():
                 self.held += _size(path)
-            elif path.suffix != ".json":
+            elif path.suffix == ".jsonl" and damaged:
+                _set_aside(path, "its record may be one that is damaged")
+            elif path.suffix not in (".json", DAMAGED) and not path.is_dir():
                 path.unlink()
 
 
@@ -169,17 +186,55 @@ def _write(path: Path, stored: msgspec.Struct) -> None:
         part.unlink(missing_ok=True)
 
 
-def _read_all(folder: Path, kind: type[S]) -> list[S]:
-    """Return what the folder's JSON files have, oldest first. Raises FolderError for one that is damaged."""
-    return sorted(_read(folder, kind), key=_created)
+@dataclass(frozen=True)
+class _Records(Generic[S]):
+    """The records of a folder, oldest first, and whether others were `damaged`."""
+
+    records: list[S]
+    damaged: bool
 
 
-def _read(folder: Path, kind: type[S]) -> Iterator[S]:
-    for path in folder.glob("*.json"):
+def _read_all(folder: Path, kind: type[S]) -> _Records[S]:
+    """Return what the folder's JSON files have; damaged ones are set aside. Raises FolderError where one
+    cannot be read or set aside."""
+    records = list[S]()
+    paths = list(folder.glob("*.json"))
+    for path in paths:
         try:
-            yield msgspec.json.decode(path.read_bytes(), type=kind)
-        except (OSError, ValueError) as error:
-            raise FolderError(f"{path} cannot be read: {error}") from error
+            records.append(_read(path, kind))
+        except ValueError as error:
+            _set_aside(path, str(error))
+        except OSError as error:
+            raise FolderError(f"{path} cannot be read: {error.strerror}") from error
+    return _Records(sorted(records, key=_created), len(records) < len(paths))
+
+
+def _read(path: Path, kind: type[S]) -> S:
+    """Return a record. Raises ValueError if it is damaged, OSError if it cannot be read."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
+        raise ValueError(f"it is no file of at most {MAX_RECORD_BYTES} bytes")
+    record = msgspec.json.decode(path.read_bytes(), type=kind)
+    if _id(record) != path.stem:
+        raise ValueError(f"it has the id {_id(record)!r:.100}, not that of its name")
+    return record
+
+
+def _set_aside(path: Path, reason: str) -> None:
+    """Rename a file so that it is not read again, and say so. Raises FolderError if that fails."""
+    aside = path.with_name(path.name + DAMAGED)
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise FolderError(f"{path} is damaged and cannot be renamed: {error.strerror}") from error
+    _log.warning("%s is damaged and not used: it is now %s (%s)", path, aside.name, reason)
+
+
+def _id(stored: msgspec.Struct) -> str:
+    if isinstance(stored, StoredFile):
+        return stored.file.id
+    assert isinstance(stored, StoredBatch)
+    return stored.batch.id
 
 
 def _created(stored: msgspec.Struct) -> int:

@@ -46,12 +46,12 @@ from streamserve.execution.loaded import (
     open_source,
     plan_memory,
 )
-from streamserve.execution.memory import available_bytes
 from streamserve.execution.model import Model
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
+from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.processors import usable_processors
 
@@ -164,6 +164,12 @@ class DeviceBackend:
             model = Model(spec, target.embedding, layers, target.final_norm, target.head)
             group, draft_cache = TARGET, cache
         elif draft.spec:
+            if draft.spec.vocab_size != target.spec.vocab_size:
+                raise CheckpointError(
+                    f"--draft {draft.folder} has an embedding of {draft.spec.vocab_size} rows, the target "
+                    f"one of {target.spec.vocab_size}: on a GPU they must be equal yet: use --device cpu, or "
+                    "another draft"
+                )
             model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
             group = DRAFT
             draft_cache = self.cache(

@@ -1,10 +1,11 @@
-"""Parse `--draft` and validate it against the target: a draft model must have exactly the same vocabulary."""
+"""Parse `--draft` and validate it against the target: a draft model must have exactly the same vocabulary,
+except for rows of its embedding that have no text."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamserve.execution.gguf.vocabulary import read_vocabulary
+from streamserve.execution.gguf.vocabulary import VOCABULARY, read_vocabulary
 from streamserve.execution.native.attention import MAX_QUERY_GROUP
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.spec import ModelSpec
@@ -12,6 +13,8 @@ from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
+UNUSED = 5
+"""The type of tokens without a text, as GGUF numbers it."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,18 @@ def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
 
 def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
     draft_spec, _ = open_checkpoint(folder)
-    if draft_spec.vocab_size != spec.vocab_size:
-        raise CheckpointError(
-            f"--draft {folder} has a vocabulary of {draft_spec.vocab_size} tokens, {target} one of "
-            f"{spec.vocab_size}: they must be the same"
-        )
     if (gguf_file(folder) is None) != (gguf_file(target) is None):
         raise CheckpointError(
             f"--draft {folder} and {target} must both be GGUF files, or neither: only then are their "
             "vocabularies compared"
         )
-    if _vocabulary(folder) != _vocabulary(target):
+    vocabulary = _vocabulary(folder)
+    if vocabulary != _vocabulary(target):
         raise CheckpointError(
             f"--draft {folder} has another vocabulary than {target}: compare their {TOKENIZER}"
         )
+    if draft_spec.vocab_size != spec.vocab_size:
+        _check_padding(vocabulary, f"--draft {folder}", draft_spec.vocab_size, f"{target}", spec.vocab_size)
     if draft_spec.num_heads // draft_spec.num_kv_heads > MAX_QUERY_GROUP:
         raise CheckpointError(
             f"--draft {folder}: more than {MAX_QUERY_GROUP} query heads share a key-value head"
@@ -69,16 +70,50 @@ def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
     return DraftChoice("model", folder=folder, spec=draft_spec)
 
 
-def _vocabulary(folder: Path) -> object:
-    """Return the tokens' texts and ids; None where a checkpoint has no fast tokenizer."""
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The tokens' texts and ids in any form that can be compared, and how many ids are in use from 0 on."""
+
+    tokens: object
+    count: int
+
+
+def _check_padding(
+    vocabulary: _Vocabulary | None, draft: str, draft_rows: int, target: str, target_rows: int
+) -> None:
+    """Raise CheckpointError unless the rows that only one of two models has are padding: without a text."""
+    shown = f"{draft} has a vocabulary of {draft_rows} tokens, {target} one of {target_rows}"
+    if vocabulary is None:
+        raise CheckpointError(f"{shown}: without a {TOKENIZER} in both they must be the same")
+    if vocabulary.count > min(draft_rows, target_rows):
+        raise CheckpointError(
+            f"{shown}: both need a row for each of the tokenizer's {vocabulary.count} tokens"
+        )
+
+
+def _vocabulary(folder: Path) -> _Vocabulary | None:
+    """Return the vocabulary of a checkpoint; None where it has no fast tokenizer."""
     file = gguf_file(folder)
     if file:
-        return read_vocabulary(file)[0]
+        return _of_gguf(file)
     path = folder / TOKENIZER
     if not path.exists():
         return None
     try:
         content = json.loads(path.read_bytes())
-        return content["model"]["vocab"], content.get("added_tokens")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tokens, added = content["model"]["vocab"], content.get("added_tokens")
+        ids = [*(tokens.values() if isinstance(tokens, dict) else range(len(tokens)))]
+        ids += [token["id"] for token in added or ()]
+        return _Vocabulary((tokens, added), 1 + max(ids, default=-1))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _of_gguf(file: Path) -> _Vocabulary:
+    """Return the vocabulary of a GGUF file without the unused tokens at its end, which pad the embedding."""
+    entries = read_vocabulary(file)[0]
+    tokens, types = (entries[name] or [] for name in VOCABULARY)
+    count = len(tokens)
+    while 0 < count <= len(types) and types[count - 1] == UNUSED:
+        count -= 1
+    return _Vocabulary((tokens[:count], types[:count]), count)

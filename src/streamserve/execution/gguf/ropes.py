@@ -7,7 +7,7 @@ import numpy as np
 
 from streamserve.execution.gguf.families import FAMILIES, LOCAL_BASE, PATTERN, WINDOW, Family
 from streamserve.execution.gguf.names import ROPE_FREQUENCIES, ROPE_LONG, ROPE_SHORT
-from streamserve.execution.rope_spec import MAX_THETA, RopeSpec
+from streamserve.execution.rope_spec import MAX_FACTOR, MAX_POSITIONS, MAX_THETA, RopeSpec, too_many_positions
 from streamserve.gguf.files import GgufModel
 from streamserve.gguf.metadata import Metadata, shown
 
@@ -81,7 +81,7 @@ def _rope(model: GgufModel, name: str, family: Family, rotated: int) -> RopeSpec
         if tensor in model.tensors:
             metadata.refuse(tensor, f"is not supported for {name} with scaling {kind!r}")
     if kind == "linear":
-        return RopeSpec(theta, "linear", metadata.number(entry(FACTOR), None, 1.0, MAX_THETA))
+        return RopeSpec(theta, "linear", metadata.number(entry(FACTOR), None, 1.0, MAX_FACTOR))
     if kind == "yarn":
         return _yarn(metadata, entry(""), theta, family.whole_yarn)
     return RopeSpec(theta)
@@ -92,7 +92,7 @@ def _longrope(model: GgufModel, prefix: str, theta: float, count: int) -> RopeSp
     return RopeSpec(
         theta,
         "longrope",
-        original_positions=metadata.integer(prefix + ORIGINAL),
+        original_positions=metadata.integer(prefix + ORIGINAL, maximum=MAX_POSITIONS),
         factors=_factors(model, ROPE_SHORT, count),
         long_factors=_factors(model, ROPE_LONG, count),
         amplitude=metadata.number(prefix + AMPLITUDE, None, 1e-6, 1e6),
@@ -102,11 +102,14 @@ def _longrope(model: GgufModel, prefix: str, theta: float, count: int) -> RopeSp
 def _yarn(metadata: Metadata, prefix: str, theta: float, truncate: bool) -> RopeSpec:
     if theta <= 1:
         metadata.refuse(prefix + BASE, f"must be above 1 with 'yarn', not {theta:g}")
-    factor = metadata.number(prefix + FACTOR, None, 1.0, MAX_THETA)
+    factor = metadata.number(prefix + FACTOR, None, 1.0, MAX_FACTOR)
     fast = metadata.number(prefix + FAST, 32.0, 1e-6, 1e6)
     slow = metadata.number(prefix + SLOW, 1.0, 1e-6, 1e6)
     if slow >= fast:
         metadata.refuse(prefix + FAST, f"must be above the {slow:g} of yarn_beta_slow, not {fast:g}")
+    original = metadata.integer(prefix + ORIGINAL, maximum=MAX_POSITIONS)
+    if reason := too_many_positions(factor, original):
+        metadata.refuse(prefix + FACTOR, reason)
     amplitude = 0.1 * math.log(factor) + 1.0
     # Converters write here what transformers multiplies by, and llama.cpp multiplies it by that again.
     for name, only in ((EXTRAPOLATION, 1.0), (YARN_AMPLITUDE, amplitude)):
@@ -117,7 +120,7 @@ def _yarn(metadata: Metadata, prefix: str, theta: float, truncate: bool) -> Rope
         theta,
         "yarn",
         factor,
-        original_positions=metadata.integer(prefix + ORIGINAL),
+        original_positions=original,
         beta_fast=fast,
         beta_slow=slow,
         truncate=truncate,

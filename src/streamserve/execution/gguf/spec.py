@@ -11,7 +11,7 @@ from streamserve.execution.gguf.families import FAMILIES
 from streamserve.execution.gguf.names import EMBEDDING, HEAD, layer_tensor, part_name
 from streamserve.execution.gguf.ropes import YARN, read_layers
 from streamserve.execution.quantization import common_format
-from streamserve.execution.rope_spec import served_positions
+from streamserve.execution.rope_spec import MAX_POSITIONS, served_positions
 from streamserve.execution.spec import (
     MAX_LAYERS,
     MAX_MULTIPLIER,
@@ -106,7 +106,9 @@ def read_spec(model: GgufModel) -> ModelSpec:
         rotary_dim=rotated,
         ropes=ropes,
         windows=windows,
-        max_position_embeddings=served_positions(metadata.integer(entry("context_length")), ropes),
+        max_position_embeddings=served_positions(
+            metadata.integer(entry("context_length"), maximum=MAX_POSITIONS), ropes
+        ),
         tied_embeddings=HEAD not in model.tensors,
         qkv_bias=has_bias(linears[0][0]),
         out_bias=has_bias("self_attn.o_proj"),

@@ -20,14 +20,8 @@ from streamserve.execution.lora.config import LoraConfig, read_config
 from streamserve.execution.lora.targets import Targets
 from streamserve.execution.shapes import matrix_shapes
 from streamserve.execution.spec import ModelSpec
-from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, read_files
+from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, file_limit, read_files
 from streamserve.protocol.errors import CheckpointError
-
-FILE_FACTOR = 2
-"""A file may hold float32 numbers where the model computes in 16 bits."""
-
-HEADER_BYTES = 16 << 20
-"""Bytes of a file besides its numbers."""
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
 _LAYER = re.compile(r"model\.layers\.(?P<layer>[0-9]{1,5})\.(?P<name>.+)")
@@ -112,7 +106,7 @@ def read_adapter(
     """Return the matrices of the adapter in the folder `path`, rounded to `dtype`. Raises CheckpointError
     naming file and tensor, or the flag to change, for one that is not served, takes more than `max_bytes`, or
     whose files do not have the hash `fingerprint` (any more)."""
-    config_bytes, content, found = read_files(path, FILE_FACTOR * max_bytes + HEADER_BYTES)
+    config_bytes, content, found = read_files(path, file_limit(max_bytes))
     if found != fingerprint:
         raise CheckpointError(f"{path}: its files have changed since it was loaded: load it under a new name")
     config = read_config(f"{path}/{CONFIG_FILE}", config_bytes, max_rank)

@@ -2,9 +2,10 @@
 version of the sources.
 
 The result lies in the user's cache folder. Code is loaded from there, so a folder or file that another user
-could have written is refused.
+could have written is refused, and a file that is damaged is compiled again.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -45,6 +46,10 @@ COMPILING = "compiling-"
 """How names of folders begin in which kernels are being compiled."""
 LOCK = "lock"
 """The file whose lock is held while files of the folder are made or deleted."""
+
+DIGEST_BYTES = 16
+"""Bytes of the hash at the end of a library."""
+MAX_LIBRARY_BYTES = 256 << 20
 
 MAX_LIBRARIES = 16
 """How many libraries stay in the cache, of less than 2 MB each: a few versions, processors that share a home
@@ -87,42 +92,104 @@ def flags_up_to(bound: KernelPath | None = None) -> tuple[str, ...]:
 
 
 def cached_library(folder: Path | None = None) -> Path | None:
-    """Return the compiled library of these sources if it is in the cache; nothing is compiled or made. Raises
-    BuildFailed without a compiler."""
-    path = (folder or kernel_folder()) / f"{_key(find_compiler(), flags_up_to())}.so"
-    return path if path.exists() else None
+    """Return the compiled library of these sources if it is in the cache and intact; nothing is compiled or
+    made. Raises BuildFailed without a compiler if there is no library of another one either."""
+    folder, flags = folder or kernel_folder(), flags_up_to()
+    try:
+        library = folder / _file_name(find_compiler(), flags)
+    except BuildFailed:
+        other = _of_other_compiler(folder, flags)
+        if other is None:
+            raise
+        return other
+    return library if _is_intact(library) else None
 
 
 def build(folder: Path | None = None, flags: Sequence[str] | None = None) -> Path:
     """Return the compiled library, from the cache in `folder` or compiled now. `flags`: by default those of
     `flags_up_to()`. Safe to call from any number of processes at the same time.
 
-    Raises NativeCacheError for a cache that others could write, BuildFailed if there is no library.
+    A library that is damaged is compiled again. Where none can be compiled, that of another compiler is
+    returned: compilers agree on bits. Raises NativeCacheError for a cache that others could write,
+    BuildFailed or OSError if there is no library.
     """
-    folder = folder or kernel_folder()
-    compiler, flags = find_compiler(), flags_up_to() if flags is None else flags
+    folder, flags = folder or kernel_folder(), flags_up_to() if flags is None else flags
+    try:
+        library = _built(folder, find_compiler(), flags)
+    except (BuildFailed, OSError):
+        other = _of_other_compiler(folder, flags)
+        if other is None:
+            raise
+        library = other
+    check_owner(library)
+    return library
+
+
+def _built(folder: Path, compiler: str, flags: Sequence[str]) -> Path:
+    """Return the library of this compiler, from the cache or compiled now. Raises as `build` does."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BuildFailed(f"{folder} cannot be made: {error}") from error
     check_owner(folder)
-    library = folder / f"{_key(compiler, flags)}.so"
-    if not _mark_used(library):  # without the lock: another version may be compiling for half a minute
+    library = folder / _file_name(compiler, flags)
+    if not _is_usable(library):  # without the lock: another version may be compiling for half a minute
         with locked(folder / LOCK):
-            if not library.exists():
+            if not _is_usable(library):
+                _remove_damaged(library)
                 _compile(compiler, flags, library)
             _prune(folder)
-    check_owner(library)
     return library
 
 
-def _mark_used(library: Path) -> bool:
-    """Return whether the library exists; if so, it is now the most recently used one."""
-    try:
-        os.utime(library)
-    except FileNotFoundError:
+def _of_other_compiler(folder: Path, flags: Sequence[str]) -> Path | None:
+    """Return the library of these sources and flags that was used last, whichever compiler made it."""
+    if not folder.is_dir():
+        return None
+    check_owner(folder)
+    compiled = folder.glob(_file_name(None, flags))
+    by_use = sorted(compiled, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+    return next((library for library in by_use if _is_usable(library)), None)
+
+
+def _is_usable(library: Path) -> bool:
+    """Return whether the library is there and intact; if so, it is now the most recently used one."""
+    if not _is_intact(library):
         return False
+    with contextlib.suppress(OSError):  # the cache may be read-only
+        os.utime(library)
     return True
+
+
+def _is_intact(library: Path) -> bool:
+    """Return whether the library is there and ends with the hash of its other bytes, as `_compile` wrote it.
+    Loading a damaged one would end the process. Raises NativeCacheError if others could have written it."""
+    try:
+        status = library.lstat()
+        if stat.S_ISDIR(status.st_mode):
+            return False
+        check_owner(library)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LIBRARY_BYTES:
+            return False
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return content[-DIGEST_BYTES:] == _digest(content[:-DIGEST_BYTES])
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def _remove_damaged(library: Path) -> None:
+    """Remove what is in the place of a library, under the lock."""
+    if not os.path.lexists(library):
+        return
+    log.warning("%s is damaged: the kernels are compiled again", library)
+    if library.is_dir():
+        shutil.rmtree(library)
+    else:
+        library.unlink()
 
 
 def _prune(folder: Path) -> None:
@@ -138,14 +205,19 @@ def _prune(folder: Path) -> None:
             path.unlink()
 
 
-def _key(compiler: str, flags: Sequence[str]) -> str:
-    """Return a hash of everything that the library's code depends on."""
+def _file_name(compiler: str | None, flags: Sequence[str]) -> str:
+    """Return the name of a library: a hash of everything that its code depends on, and one of all but the
+    compiler. Without a compiler, return a pattern for the names of all."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sorted(SOURCES.iterdir()):
         digest.update(b"%s\0%s\0" % (source.name.encode(), source.read_bytes()))
+    digest.update("\0".join([*flags, processor()]).encode())
+    sources = digest.hexdigest()
+    if compiler is None:
+        return f"*-{sources}.so"
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest.update(version + "\0".join(["", compiler, *flags, processor()]).encode())
-    return digest.hexdigest()
+    digest.update(b"%s\0%s" % (version, compiler.encode()))
+    return f"{digest.hexdigest()}-{sources}.so"
 
 
 def processor() -> str:
@@ -170,9 +242,12 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
     ):
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         list(threads.map(partial(_run, compiler, *flags, "-c"), sources, objects))
-        _run(compiler, *flags, *objects, f"{folder}/library.so")
-        os.chmod(f"{folder}/library.so", 0o700)
-        os.rename(f"{folder}/library.so", library)
+        made = Path(f"{folder}/library.so")
+        _run(compiler, *flags, *objects, made)
+        with made.open("r+b") as file:  # bytes at the end do not matter to the loader
+            file.write(_digest(file.read()))
+        made.chmod(0o700)
+        made.rename(library)
 
 
 def _run(compiler: str, *arguments: str | Path) -> None:

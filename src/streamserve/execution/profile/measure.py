@@ -20,7 +20,6 @@ import torch
 from streamserve.execution.kv_cache import bytes_per_block
 from streamserve.execution.linear import Linear
 from streamserve.execution.loaded import Loaded
-from streamserve.execution.memory import available_bytes
 from streamserve.execution.native.library import Path as KernelPath
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
@@ -30,6 +29,7 @@ from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measure
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.execution.quantization import quantize
+from streamserve.protocol.available_memory import available_bytes
 from streamserve.scheduling.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
 
 log = logging.getLogger(__name__)

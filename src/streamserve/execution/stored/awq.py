@@ -24,6 +24,7 @@ from streamserve.execution.stored.formats import (
     StoredFormats,
     formats_of_layers,
     group_size,
+    refuse_dynamic,
     require,
     skipped_modules,
 )
@@ -74,6 +75,7 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     bits = fields.integer("bits")
     if bits != 4:
         fields.refuse("bits", f"{bits} is not supported (supported: 4)")
+    refuse_dynamic(fields)
     require(fields, "zero_point", True)
     require(fields, "backend", "autoawq", "auto", "legacy_awq")
     for name in ("version", "format", "checkpoint_format"):

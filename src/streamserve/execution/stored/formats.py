@@ -152,6 +152,17 @@ def group_size(fields: Fields, name: str = "group_size") -> int | None:
     return None if size == -1 else size
 
 
+def refuse_dynamic(fields: Fields) -> None:
+    """Raise CheckpointError for formats by module in the field `dynamic`, as GPTQModel writes them."""
+    if fields.get("dynamic"):
+        fields.refuse(
+            "dynamic",
+            "is not supported: it gives modules formats of their own; use a checkpoint with one format for "
+            "all, one of compressed-tensors or GGUF, which may mix them, or the 16-bit model with "
+            "--quantization",
+        )
+
+
 def require(fields: Fields, name: str, *supported: object) -> None:
     """Raise CheckpointError unless a field has one of the supported values, the first if it is absent or
     null."""

@@ -38,6 +38,11 @@ from streamserve.execution.stored.formats import (
     skipped_modules,
 )
 
+INSTEAD = (
+    "use a checkpoint of compressed-tensors (float-quantized), where it is, one of fp8 in blocks with "
+    "dynamic activations, or the 16-bit model with --quantization int8"
+)
+
 MAX_SCALE = torch.finfo(torch.float32).max / LARGEST_FLOAT
 """The largest scale of which every multiple by a number is finite."""
 
@@ -112,6 +117,12 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     for name in ("kv_cache_scheme", "modules_to_convert"):
         if fields.get(name):
             fields.refuse(name, "is not supported")
+    if fields.get("activation_scheme") == "static":
+        fields.refuse("activation_scheme", f"'static' is not supported with the method fp8: {INSTEAD}")
+    if fields.get("weight_block_size") is None:
+        fields.refuse(
+            "weight_block_size", f"is missing: one scale for a weight is not supported with fp8: {INSTEAD}"
+        )
     require(fields, "activation_scheme", "dynamic")
     require(fields, "fmt", "e4m3")
     require(fields, "scale_fmt", "float", "ue8m0")

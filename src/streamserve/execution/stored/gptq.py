@@ -25,6 +25,7 @@ from streamserve.execution.stored.formats import (
     StoredFormats,
     formats_of_layers,
     group_size,
+    refuse_dynamic,
     require,
 )
 from streamserve.execution.stored.order import index_header, input_order
@@ -93,7 +94,8 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     bits = fields.integer("bits")
     if bits not in (4, 8):
         fields.refuse("bits", f"{bits} is not supported (supported: 4, 8)")
-    for name in ("dynamic", "adapter", "rotation"):
+    refuse_dynamic(fields)
+    for name in ("adapter", "rotation"):
         if fields.get(name):
             fields.refuse(name, "is not supported")
     require(fields, "lm_head", False)
