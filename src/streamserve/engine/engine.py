@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from streamserve.baselines.orders import ORDERS
 from streamserve.engine.adapters import AdapterManager
 from streamserve.engine.ahead import Flight
@@ -144,6 +146,8 @@ class Engine:
         return events
 
     def _take(self, message: ToEngine) -> list[Event]:
+        if isinstance(message, Submit | Edit) and message.arrival > (now := self.clock()):
+            message = replace(message, arrival=now)  # stamped by another clock: a future one would never age
         match message:
             case Submit():
                 return self._submit(message)
