@@ -2,16 +2,16 @@
 uploaded for it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.execution.cuda.attention import AttentionArrays, AttentionWork
+from streamserve.execution.cuda.attention import TILES, AttentionArrays, AttentionWork
 from streamserve.execution.cuda.buffers import Arrays, Field, Fields
 from streamserve.execution.cuda.draws import DRAW_WORDS
-from streamserve.execution.cuda.graphs import bucket
+from streamserve.execution.cuda.graphs import CAPTURED_ROWS, ROWS, bucket
 from streamserve.execution.layout import Layout
 
 Int32s = NDArray[np.int32]
@@ -26,15 +26,26 @@ MAX_ITEMS = 4096
 """Pieces of attention's work in a step, in addition to one for each row."""
 
 
+Tiles = tuple[bool, ...]
+
+SMALLEST_TILE: Tiles = (True,) + (False,) * (len(TILES) - 1)
+ALL_TILES: Tiles = (True,) * len(TILES)
+
+
 @dataclass(frozen=True)
 class ForwardShape:
-    """What a captured forward pass is for. `words`: of the tree masks; `tiles`: which tile sizes of attention
-    occur; `combined`: whether any row's keys are split."""
+    """What a forward pass is for. `words`: of the tree masks; `tiles`: which tile sizes of attention may
+    occur; `combined`: whether any row's keys may be split."""
 
     rows: int
     words: int
-    tiles: tuple[bool, ...]
+    tiles: Tiles
     combined: bool
+
+    @property
+    def captured(self) -> bool:
+        """Whether it is worth a graph."""
+        return self.rows <= CAPTURED_ROWS
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,7 @@ def forward_arrays(
     return arrays
 
 
-def attention_shape(plan: AttentionArrays) -> tuple[tuple[bool, ...], bool]:
+def attention_shape(plan: AttentionArrays) -> tuple[Tiles, bool]:
     """Return which tile sizes occur in a step, and whether any row has partial results to combine."""
     works = plan.works.values()
     tiles = np.any([np.diff(work.starts) > 0 for work in works], axis=0)
@@ -139,9 +150,34 @@ def attention_shape(plan: AttentionArrays) -> tuple[tuple[bool, ...], bool]:
 
 
 def forward_shape(rows: int, plan: AttentionArrays) -> ForwardShape:
-    """Return the padded shape of a pass of `rows`."""
+    """Return the padded shape of a pass of `rows`. Captured passes with a prompt chunk, but no trees, have
+    one shape for each number of rows: a tile size that does not occur costs an empty launch, while each
+    combination of tile sizes would need a graph."""
     words = max(work.bits.shape[1] for work in plan.works.values())
-    return ForwardShape(bucket(rows) or rows, words, *attention_shape(plan))
+    shape = ForwardShape(bucket(rows) or rows, words, *attention_shape(plan))
+    if shape.captured and not words and shape.tiles != SMALLEST_TILE:
+        return replace(shape, tiles=ALL_TILES, combined=True)
+    return shape
+
+
+def forward_shapes(sequences: int) -> list[ForwardShape]:
+    """Return the shapes of steps without token trees in which up to `sequences` sequences decode, the largest
+    first."""
+    most = bucket(min(sequences, ROWS[-1])) or ROWS[-1]
+    mixed = [ForwardShape(rows, 0, ALL_TILES, True) for rows in ROWS]
+    decoding = [
+        ForwardShape(rows, 0, SMALLEST_TILE, combined)
+        for rows in ROWS
+        if rows <= most
+        for combined in (True, False)
+    ]
+    return sorted(mixed + decoding, key=lambda shape: -shape.rows)
+
+
+def sample_shapes(sequences: int) -> list[SampleShape]:
+    """Return the shapes of sampling one token for each of up to `sequences` sequences, the largest first."""
+    most = bucket(min(sequences, ROWS[-1])) or ROWS[-1]
+    return [SampleShape(rows, 1) for rows in reversed(ROWS) if rows <= most]
 
 
 def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
@@ -160,6 +196,11 @@ def sample_fields(shape: SampleShape) -> Fields:
         return Fields(plain)
     names = "tokens", "parents", "slots"
     return Fields((*plain, *(Field(name, (nodes,)) for name in names), Field("firsts", (nodes + 1,))))
+
+
+def padding(fields: Fields) -> Arrays:
+    """Return the arrays of a pass that computes padding alone."""
+    return {field.name: np.zeros(0, np.int32) for field in fields.fields}
 
 
 def sample_arrays(nodes: Nodes, shape: SampleShape) -> Arrays:

@@ -5,7 +5,7 @@ sample    nodes   ->  tokens, accepted paths  one upload, one graph; the KV of a
 fetch     results ->  host                    one copy; Fetch.wait is the step's only wait
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,6 +31,7 @@ from streamserve.execution.cuda.passes import (
     forward_arrays,
     forward_fields,
     forward_shape,
+    padding,
     sample_arrays,
     sample_fields,
 )
@@ -111,15 +112,31 @@ class Runner:
         self._states = self._hidden
         """The hidden states of the last forward pass: a tensor of their own for more than ROWS[-1] rows."""
         self._results = torch.zeros(ROWS[-1] * (1 + 2 * DEPTHS[-1]), dtype=torch.int32, device=device)
+        self._logits_memory = torch.empty(0, 0, dtype=torch.float32, device=device)
         self._logits: dict[SampleShape, Tensor] = {}
+        """Where the logits of each shape are: all in one memory, but for shapes from before it grew."""
         self._sampled: SampleShape | None = None
         self._last_forward: tuple[Hashable, Callable[[], None]]
-        self._last_sample: tuple[Hashable, Callable[[], None]]
+        self._last_sample: tuple[Hashable, Callable[[], object]]
 
     @property
     def firsts(self) -> int:
         """How many passes took longer than later ones will, to compile or to capture."""
         return self.graphs.firsts
+
+    @torch.inference_mode()
+    def warm_up(self, forwards: Iterable[ForwardShape], samples: Iterable[SampleShape]) -> None:
+        """Compile and capture passes of these shapes, on padding alone. Waits for the device."""
+        for shape in forwards:
+            fields = self._forward_fields(shape)
+            self._forward_uploads.upload(fields, padding(fields))
+            prepare = self.graphs.prepare if shape.captured else self.graphs.direct
+            prepare(*self._captured_forward(shape))
+        for sampled in samples:
+            fields = sample_fields(sampled)
+            self._sample_uploads.upload(fields, padding(fields))
+            self.graphs.prepare(*self._captured_sample(sampled))
+        self.fetch(self._hidden[:1]).wait()
 
     def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor:
         """Launch a forward pass; return the hidden states [rows, hidden], which the next pass overwrites.
@@ -140,7 +157,7 @@ class Runner:
     def launch(self, prepared: PreparedPass) -> Tensor:
         """Launch the pass prepared last; return the hidden states as `forward`."""
         shape, arrays, rows = prepared.shape, prepared.arrays, prepared.rows
-        fields = forward_fields(shape, len(self.windows), self.padding_slot)
+        fields = self._forward_fields(shape)
         if rows > ROWS[-1] or shape.words > MAX_WORDS:
             uploads = Uploads(self.model.device, fields.size)
             uploads.upload(fields, arrays)
@@ -150,10 +167,10 @@ class Runner:
             return hidden
         self._states = self._hidden
         self._forward_uploads.upload(fields, arrays)
-        buffer, hidden = self._forward_uploads.buffer, self._hidden[: shape.rows]
-        self._last_forward = shape, lambda: self._forward(fields.views(buffer), shape, hidden)
-        self.graphs.run(*self._last_forward)
-        return hidden[:rows]
+        self._last_forward = self._captured_forward(shape)
+        run = self.graphs.run if shape.captured else self.graphs.direct
+        run(*self._last_forward)
+        return self._hidden[:rows]
 
     def sample(self, nodes: Nodes) -> Tensor:
         """Launch the sampling of tokens at `nodes`, from the last forward pass; return the nodes' logits
@@ -185,8 +202,7 @@ class Runner:
             uploads.upload(fields, arrays)
             return self._sample(fields.views(uploads.buffer), shape)
         self._sample_uploads.upload(fields, arrays)
-        buffer = self._sample_uploads.buffer
-        self._last_sample = shape, lambda: self._keep_logits(fields.views(buffer), shape)
+        self._last_sample = self._captured_sample(shape)
         self.graphs.run(*self._last_sample)
         return self._logits[shape]
 
@@ -228,6 +244,20 @@ class Runner:
     def close(self) -> None:
         """Release nothing: there are no other processes."""
 
+    def _forward_fields(self, shape: ForwardShape) -> Fields:
+        return forward_fields(shape, len(self.windows), self.padding_slot)
+
+    def _captured_forward(self, shape: ForwardShape) -> tuple[Hashable, Callable[[], None]]:
+        """Return the forward pass of a shape whose inputs and outputs have fixed addresses."""
+        fields, buffer = self._forward_fields(shape), self._forward_uploads.buffer
+        hidden = self._hidden[: shape.rows]
+        return shape, lambda: self._forward(fields.views(buffer), shape, hidden)
+
+    def _captured_sample(self, shape: SampleShape) -> tuple[Hashable, Callable[[], object]]:
+        """Return the sampling pass of a shape whose inputs and outputs have fixed addresses."""
+        fields, buffer, logits = sample_fields(shape), self._sample_uploads.buffer, self._logits_of(shape)
+        return shape, lambda: self._sample(fields.views(buffer), shape, logits)
+
     def _forward(self, views: Mapping[str, Tensor], shape: ForwardShape, hidden: Tensor) -> None:
         works = {
             window: AttentionWork(**{name: views[f"{name} {number}"] for name in AttentionWork._fields})
@@ -239,13 +269,22 @@ class Runner:
         )  # fmt: skip
         self.model.forward(inputs, self.cache, self._workspace, hidden)
 
-    def _keep_logits(self, views: Mapping[str, Tensor], shape: SampleShape) -> None:
-        """As `_sample`; a captured pass writes the logits to the same memory at each replay."""
-        self._logits[shape] = self._sample(views, shape)
+    def _logits_of(self, shape: SampleShape) -> Tensor:
+        """Return the memory for the logits [nodes, vocabulary] of a shape: the same at every call, as
+        captured passes write there. Shapes share it; it grows, for new shapes, at the first one that is too
+        large."""
+        if shape not in self._logits:
+            if len(self._logits_memory) < shape.nodes:
+                self._logits_memory = self._results.new_empty(
+                    shape.nodes, self.model.spec.vocab_size, dtype=torch.float32
+                )
+            self._logits[shape] = self._logits_memory[: shape.nodes]
+        return self._logits[shape]
 
-    def _sample(self, views: Mapping[str, Tensor], shape: SampleShape) -> Tensor:
+    def _sample(self, views: Mapping[str, Tensor], shape: SampleShape, out: Tensor | None = None) -> Tensor:
+        """Choose tokens; return the logits, which are in `out`, if that is given."""
         hidden = self._states.index_select(0, views["rows"])
-        logits = self.model.logits(hidden)
+        logits = self.model.logits(hidden, out)
         nodes, depth, results = shape.nodes, shape.depth, self._results
         if depth == 1:
             self._operations.sampling.choose_tokens(logits, views["draws"], results[:nodes])

@@ -1,0 +1,82 @@
+"""Warm-up: before a model is ready, its kernels are compiled and the passes of decoding steps captured.
+
+    main thread   weights of all layers ────────────────────▶ KV pool ─ capture ─▶ ready
+    threads       weights of the first layers ─ compile ───▶
+
+Triton keeps compiled kernels on the disk, so a later start only reads them.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+from streamserve.execution.cuda.attention import TILES
+from streamserve.execution.cuda.passes import (
+    ForwardShape,
+    SampleShape,
+    forward_shapes,
+    sample_shapes,
+)
+from streamserve.execution.cuda.runner import Runner
+from streamserve.execution.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+MakeRunner = Callable[[], Runner]
+
+
+def capture(runner: Runner, sequences: int) -> None:
+    """Capture the passes of steps of up to `sequences` sequences, the largest first, and run larger ones
+    once."""
+    began = time.monotonic()
+    runner.warm_up(forward_shapes(sequences), sample_shapes(sequences))
+    log.info("captured the passes of up to %d sequences in %.1f s", sequences, time.monotonic() - began)
+
+
+def layers_of_all_kinds(spec: ModelSpec) -> int:
+    """Return how many of a model's first layers include every kind of layer."""
+    kinds = [
+        (spec.windows[number], spec.ropes[number] is None, spec.experts_of(number))
+        for number in range(spec.num_layers)
+    ]
+    return 1 + max(map(kinds.index, kinds))
+
+
+@contextmanager
+def compiling(load: Callable[[], MakeRunner], sequences: int, device: torch.device) -> Iterator[None]:
+    """Compile kernels while the body loads weights. `load` loads a model of the first layers and returns what
+    makes runners of it, one for each thread."""
+    with ThreadPoolExecutor(1, "compile") as thread:
+        compiled = thread.submit(_compile, load, sequences, device)
+        yield
+    if error := compiled.exception():  # the first request compiles what is missing
+        log.warning("kernels were not compiled while the weights were loaded: %s", error)
+
+
+def _compile(load: Callable[[], MakeRunner], sequences: int, device: torch.device) -> None:
+    """Compile the kernels of all passes: run those that need different kernels, in a thread each, and then
+    all."""
+    began = time.monotonic()
+    _use(device)
+    make_runner, count = load(), len(TILES)
+    one_tile = [ForwardShape(1, 0, tuple(i == n for i in range(count)), n == 0) for n in range(count)]
+
+    def run(forwards: Sequence[ForwardShape], samples: Sequence[SampleShape]) -> None:
+        make_runner().warm_up(forwards, samples)
+
+    with ThreadPoolExecutor(count + 1, "compile", _use, (device,)) as threads:
+        runs = [threads.submit(run, [shape], []) for shape in one_tile]
+        runs.append(threads.submit(run, [], [SampleShape(1, 1)]))
+        for each in runs:
+            each.result()
+    run(forward_shapes(sequences), sample_shapes(sequences))
+    log.info("compiled kernels in %.1f s", time.monotonic() - began)
+
+
+def _use(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
