@@ -15,6 +15,7 @@ Nothing else is planned ahead: a new request, an edit, or memory that is short w
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import cached_property
 
 from streamserve.engine.plan import TARGET, Span, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
@@ -44,11 +45,11 @@ class Flight:
     began: float
     ahead: int = 0
 
-    @property
+    @cached_property
     def query_tokens(self) -> int:
         return sum(span.query_tokens for span in self.plan.spans)
 
-    @property
+    @cached_property
     def kv_tokens(self) -> int:
         return sum(span.start for span in self.plan.spans)
 
@@ -57,10 +58,10 @@ class Flight:
         has ended or was edited meanwhile."""
         if sequence is not self.members[number]:
             return False
-        span = self.plan.spans[number]
-        return not self.ahead or (
-            sequence.kv.computed[TARGET] == span.start and len(sequence.tokens) == span.start + 1
-        )
+        if not self.ahead:
+            return True
+        start = self.plan.spans[number].start
+        return sequence.kv.computed[TARGET] == start and len(sequence.tokens) == start + 1
 
 
 def plan_ahead(
@@ -81,23 +82,22 @@ def plan_ahead(
         if flight.stands(number, scheduler.sequences.get(span.sequence))
         and sequence.outputs_left(config.max_model_len) > 1
     ]
-    tables = scheduler.tables
-    needed = sum(
-        tables.blocks_for(span.start + len(span.tokens) + 1) - len(sequence.kv.blocks)
-        for span, sequence in going
-    )
-    if not going or needed > tables.pool.free:
+    tables, size = scheduler.tables, config.block_size
+    starts = [span.start + len(span.tokens) for span, _ in going]
+    full = [pair for pair, start in zip(going, starts, strict=True) if start == len(pair[1].kv.blocks) * size]
+    if not going or len(full) > tables.pool.free:
         return None
     scheduler.steps += 1
-    spans = []
-    for span, sequence in going:
+    for span, sequence in full:
         tables.grow(sequence, len(span.tokens) + 1)
-        spans.append(
-            Span(
-                span.sequence, span.start + len(span.tokens), [UNKNOWN_TOKEN], list(sequence.kv.blocks),
-                root(UNKNOWN_TOKEN), span.choices, follows=True, adapter=span.adapter,
-            )
-        )  # fmt: skip
+    unknown, tree = [UNKNOWN_TOKEN], root(UNKNOWN_TOKEN)
+    spans = [
+        Span(
+            span.sequence, start, unknown, sequence.kv.blocks.copy(), tree, span.choices, follows=True,
+            adapter=span.adapter,
+        )
+        for (span, sequence), start in zip(going, starts, strict=True)
+    ]  # fmt: skip
     return StepPlan(scheduler.steps, [], [], [], spans), [sequence for _, sequence in going]
 
 

@@ -87,8 +87,11 @@ class StepCommitter:
             return events + self._end_pooled(sequence, outcome.pooled)
         if sequence.transfer.role.sends:
             return events + self._hand_over(sequence, outcome)
-        if len(span.tree) > 1:
-            return events + self._extend_by_draft(sequence, len(span.tree) - 1, outcome.outputs[0])
+        drafted = len(span.tree.tokens) - 1
+        if drafted:
+            return events + self._extend_by_draft(sequence, drafted, outcome.outputs[0])
+        if len(sequence.choices) == 1:
+            return events + self._extend(sequence, outcome.outputs[0])
         branches = self._scheduler.fork(sequence)
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)

@@ -62,21 +62,25 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
     slots: list[int] = []
     offsets = []
     for span in spans:
-        _check(span, block_size)
+        query_tokens, start, blocks = _check(span, block_size), span.start, span.blocks
         offsets.append(len(tokens))
+        if query_tokens == 1:  # most spans: a decoding sequence
+            tokens.append(span.tokens[0])
+            positions.append(start)
+            slots.append(blocks[start // block_size] * block_size + start % block_size)
+            continue
         draft_tokens = () if span.tree is None else span.tree.tokens[1:]
         tokens += [*span.tokens, *draft_tokens][span.skip :]
         positions += _positions(span)[span.skip :]
-        for position in range(span.start + span.skip, span.start + span.query_tokens):
-            slots.append(span.blocks[position // block_size] * block_size + position % block_size)
-    slot_array = np.asarray(slots, dtype=np.int64)
+        for position in range(start + span.skip, start + query_tokens):
+            slots.append(blocks[position // block_size] * block_size + position % block_size)
+    slot_array = np.array(slots, np.int64)
+    ends = [*offsets, len(tokens)][1:]
     parts = [
-        SpanRows(span, offset, slot_array[offset : offset + span.query_tokens - span.skip])
-        for span, offset in zip(spans, offsets, strict=True)
+        SpanRows(span, offset, slot_array[offset:end])
+        for span, offset, end in zip(spans, offsets, ends, strict=True)
     ]
-    return Layout(
-        parts, np.asarray(tokens, dtype=np.int64), np.asarray(positions, dtype=np.int64), slot_array
-    )
+    return Layout(parts, np.array(tokens, np.int64), np.array(positions, np.int64), slot_array)
 
 
 def _positions(span: Span) -> Sequence[int]:
@@ -87,17 +91,20 @@ def _positions(span: Span) -> Sequence[int]:
     return [*committed, *(committed[-1] + depth for depth in span.tree.depths()[1:])]
 
 
-def _check(span: Span, block_size: int) -> None:
-    if not span.tokens:
+def _check(span: Span, block_size: int) -> int:
+    """Return the number of a span's query tokens. Raises ValueError for an inconsistent span."""
+    tokens, tree, query_tokens = span.tokens, span.tree, span.query_tokens
+    if not tokens:
         raise ValueError(f"sequence {span.sequence}: its span has no tokens")
-    if not 0 <= span.skip < span.query_tokens:
-        raise ValueError(f"sequence {span.sequence}: its span skips {span.skip} of {span.query_tokens} rows")
-    if len(span.blocks) * block_size < span.start + span.query_tokens:
+    if not 0 <= span.skip < query_tokens:
+        raise ValueError(f"sequence {span.sequence}: its span skips {span.skip} of {query_tokens} rows")
+    if len(span.blocks) * block_size < span.start + query_tokens:
         raise ValueError(f"sequence {span.sequence}: {len(span.blocks)} blocks cannot hold its span")
-    if span.tree is not None and span.tree.tokens[0] != span.tokens[-1]:
+    if tree is not None and tree.tokens[0] != tokens[-1]:
         raise ValueError(f"sequence {span.sequence}: the tree's root is not the span's last token")
-    if len(span.choices) > 1 and span.tree is not None and len(span.tree) > 1:
+    if tree is not None and len(span.choices) > 1 and len(tree.tokens) > 1:
         raise ValueError(f"sequence {span.sequence}: choices can fork only without draft tokens")
+    return query_tokens
 
 
 def ancestors(tree: TokenTree) -> NDArray[np.bool_]:

@@ -190,9 +190,10 @@ def test_captured_passes_give_the_texts_of_direct_ones(name: str, temperature: f
 
 
 def test_steps_without_trees_run_only_shapes_that_were_captured_before() -> None:
-    graphs = captured()
+    graphs: Any = captured()
     served = serve(CASES["preempted"], graphs)
-    capture(served.engine.executor._runner, 16)
+    executor: Any = served.engine.executor
+    capture(executor._runner, 16)
     before, replays = dict(graphs.shapes), graphs.replays
     texts = generate(served.engine, 0.7).texts
     assert graphs.shapes.keys() == before.keys(), "padding alone has compiled and captured what steps need"
@@ -202,7 +203,9 @@ def test_steps_without_trees_run_only_shapes_that_were_captured_before() -> None
 
 
 @pytest.mark.parametrize("name", ["norms around, caps", "int4 weights, 8-bit KV", "mixture of experts"])
-def test_kernels_are_compiled_with_the_first_layers_while_others_load(name: str, caplog) -> None:
+def test_kernels_are_compiled_with_the_first_layers_while_others_load(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     case = CASES[name]
     ran = NoGraphs()
 
