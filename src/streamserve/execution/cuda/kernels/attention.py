@@ -344,8 +344,8 @@ def choose_launch(
         return Launch(32, 4, 3, 4) if tile == 16 else Launch(32, 8, 3, 1)
     if padded_dim * dtype.itemsize > 256:
         return Launch(32, 8 if tile == 128 else 4, 2, 1)
-    if tile == 16:
-        return Launch(64, 4, 3, 4)
+    if tile == 16:  # four programs fit: 128 registers a thread, 37 KiB each
+        return Launch(32, 4, 3, 4)
     if tile == 64:
         return Launch(64 if capability >= 90 else 32, 4, 3, 2)
     return Launch(64, 8, 3, 1)
