@@ -61,6 +61,7 @@ class QuantizedLinear:
         self.bias = bias
         self._matrix = matrix
         self._wide = wide
+        matrix.prepare(device)
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype = torch.float32 if self._wide else x.dtype
