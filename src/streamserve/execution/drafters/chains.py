@@ -21,6 +21,10 @@ class Chains(NamedTuple):
 class ChainDrafting(Protocol):
     """Drafts chains of the likeliest tokens with a model."""
 
+    def fits(self, chains: int, length: int) -> bool:
+        """Return whether it drafts so many chains of up to `length` tokens at once."""
+        ...
+
     def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> Chains:
         """Compute the KV of the tokens of `spans`, and draft lengths[i] tokens after the i-th. The KV of all
         draft tokens but each chain's last is written to the slots after the span."""

@@ -132,7 +132,8 @@ class ModelDrafter:
         """Draft at once: the drafter runs on the target's device, so nothing would overlap."""
         firsts = self._passes.firsts
         trees = [self._start(request) for request in requests]
-        if self._chains and all(map(_is_greedy_chain, trees)):
+        longest = max(map(_chain_length, trees), default=0)
+        if self._chains and self._chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
             self._draft_chains(self._chains, trees)
         else:
             self._draft_levels(trees)
