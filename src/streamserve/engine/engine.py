@@ -195,7 +195,8 @@ class Engine:
 
     def _step(self) -> list[Event]:
         flight = self._pipeline.next() or self._plan()
-        self._pipeline.start(flight, self.speculation, self.drafter is not None)
+        asked = self.drafter is not None and not self.speculation.is_idle
+        self._pipeline.start(flight, self.speculation, asked)
         result, spent = self._pipeline.finish(flight, self.speculation.step_cost)
         self._record(flight, result, spent)
         self.transfers.issue()
@@ -408,7 +409,12 @@ class Engine:
             for span, outcome in zip(spans, result.spans, strict=True)
             if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
         ]
-        flight.round.learn(MeasuredStep(query_tokens, flight.kv_tokens, spent, new_tokens, verified))
+        flight.round.learn(
+            MeasuredStep(
+                query_tokens, flight.kv_tokens, spent, new_tokens, verified,
+                self._pipeline.interval, len(spans), flight.ahead > 0,
+            )
+        )  # fmt: skip
 
 
 def _make_transfers(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from streamserve.protocol.reports import SpeculationReport
 from streamserve.speculation.acceptance import Acceptance
 from streamserve.speculation.exploration import Exploration
+from streamserve.speculation.guard import Mode, ThroughputGuard
 from streamserve.speculation.learned_cost import RefinedCost
 from streamserve.speculation.level_acceptance import LevelAcceptance
 from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedStep, Means, Outlook
@@ -26,6 +27,8 @@ from streamserve.speculation.trials import Trials
 
 RECENT = 0.1
 """Weight of the last step in the recent throughput."""
+IDLE_DECISIONS = 16
+"""Decisions in a row against draft tokens after which the policy is asked less often."""
 CATCH_UP = 32
 """Drafting that first had to read more tokens than this is no measurement of the cost of drafting."""
 
@@ -97,13 +100,20 @@ NO_CANDIDATES = DecodeBatch((), {}, 0, 0, 0, 0)
 class MeasuredStep(NamedTuple):
     """A step of so many query tokens that took `seconds` in the executor and yielded `tokens`. `verified` are
     the requests that have a tree in `Round.drafted` and were sampled: the id, the verified part of the tree,
-    even if only its root, and what the target sampled: the accepted path and one more."""
+    even if only its root, and what the target sampled: the accepted path and one more.
+
+    In a step of decoding requests alone, `interval` are the seconds since the end of the step before, which
+    had the same requests; None in others. `decoding` is the number of requests; `ahead`: whether the step was
+    launched ahead of the results before it."""
 
     query_tokens: int
     kv_tokens: int
     seconds: float
     tokens: int = 0
     verified: Sequence[tuple[int, TokenTree, Sequence[int]]] = ()
+    interval: float | None = None
+    decoding: int = 0
+    ahead: bool = False
 
 
 class Speculation:
@@ -123,6 +133,8 @@ class Speculation:
         self.acceptance = Acceptance()
         self.level_acceptance = LevelAcceptance()
         self.exploration = Exploration(trials=policy.weighs_costs)
+        self.guard = ThroughputGuard()
+        """Asked by policies that weigh costs."""
         self.step_cost = RefinedCost(prior)
         self.pass_cost = RefinedCost(
             lambda tokens, kv_tokens: draft(tokens) if draft else self.step_cost(tokens, kv_tokens) / 8
@@ -153,7 +165,13 @@ class Speculation:
     @property
     def is_drafting(self) -> bool:
         """Whether requests have draft tokens at present, so that draft models should read their prompts."""
-        return self.policy.drafts and not self.exploration.plain_steps
+        return self.policy.drafts and not (self.exploration.plain_steps or self.guard.suppressing)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether requests have had no draft tokens for long, or are not to have any: the policy need not be
+        asked at every step."""
+        return self.exploration.plain_steps >= IDLE_DECISIONS or self.guard.suppressing
 
     def draft_cost(self, shapes: Sequence[Shape]) -> float:
         """Return the seconds of drafting trees of these shapes: a pass for each level, over the nodes of that
@@ -207,6 +225,7 @@ class Round:
         self._batch = batch
         self._trials: Trials | None = None
         self._verify_all = False
+        self._drafted_as_usual = True
         self._step: Seconds
         self.shapes = self._choose_shapes()
         """A shape for each candidate, within its limits; PLAIN where nothing is to be drafted."""
@@ -225,10 +244,18 @@ class Round:
             fit(shape, candidate.depth, min(candidate.nodes, outlook.nodes))
             for shape, candidate in zip(proposed, candidates, strict=True)
         ]
+        if not self._allowed(proposed):
+            return [PLAIN] * len(candidates)
         shapes, self._trials, self._verify_all = speculation.exploration.explore(
             outlook, proposed, lambda query_tokens: step_cost.lower_bound(query_tokens, kv_tokens)
         )
         return shapes
+
+    def _allowed(self, proposed: Sequence[Shape]) -> bool:
+        """Return whether the throughput guard lets requests have the proposed shapes."""
+        speculation = self._speculation
+        guarded = speculation.policy.weighs_costs and any(shape.depth for shape in proposed)
+        return not guarded or speculation.guard.allows(len(self._batch.requirements))
 
     def _outlook(self) -> Outlook:
         batch, speculation, last = self._batch, self._speculation, self._speculation.last
@@ -290,6 +317,7 @@ class Round:
         counters.drafts += len(trees)
         counters.drafted += sum(len(tree) - 1 for tree in trees.values())
         self.drafting_seconds = seconds
+        self._drafted_as_usual = seconds > 0 and catch_up <= CATCH_UP + sum(1 + s.depth for s in requested)
         depth = max((shape.depth for shape in requested), default=0)
         if depth and catch_up <= CATCH_UP + len(requested):
             query_tokens = sum(shape.width for shape in requested if shape.depth)
@@ -313,6 +341,10 @@ class Round:
         if total > 0:
             speculation.throughput += RECENT * (step.tokens / total - speculation.throughput)
         speculation.last = self._learn_acceptance(step) if step.verified else NOTHING_VERIFIED
+        if step.interval is not None and self._drafted_as_usual:
+            plain = Mode.AHEAD if step.ahead else Mode.PLAIN
+            mode = Mode.SPECULATING if self.drafted else plain
+            speculation.guard.observe(step.decoding, mode, step.tokens, step.interval)
 
     def _learn_acceptance(self, step: MeasuredStep) -> Verification:
         speculation = self._speculation
