@@ -197,7 +197,9 @@ class Engine:
         flight = self._pipeline.next() or self._plan()
         asked = self.drafter is not None and not self.speculation.is_idle
         self._pipeline.start(flight, self.speculation, asked)
-        result, spent = self._pipeline.finish(flight, self.speculation.step_cost)
+        result, spent = self._pipeline.finish(
+            flight, self.speculation.step_cost, lambda: self._drafting.collect_pending(flight.round)
+        )
         self._record(flight, result, spent)
         self.transfers.issue()
         events = self._commit(flight, result)
@@ -405,7 +407,11 @@ class Engine:
         draft_tokens = query_tokens - prompts - len(decoding)
         self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, flight.round.drafting_seconds)
         verified = [
-            (span.sequence, span.tree, [sampled.token for sampled in outcome.outputs[0]])
+            (
+                span.sequence,
+                flight.round.known(span.sequence, span.tree),
+                [sampled.token for sampled in outcome.outputs[0]],
+            )
             for span, outcome in zip(spans, result.spans, strict=True)
             if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
         ]

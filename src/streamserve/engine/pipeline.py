@@ -94,9 +94,11 @@ class StepPipeline:
         self.steps_ahead += 1
         return following
 
-    def finish(self, flight: Flight, cost: RefinedCost) -> tuple[StepResult, float]:
+    def finish(
+        self, flight: Flight, cost: RefinedCost, drafted: Callable[[], float] = lambda: 0.0
+    ) -> tuple[StepResult, float]:
         """Wait for a step, or execute it; return its results and the seconds that it took. `cost` predicts
-        them for the journal."""
+        them for the journal; `drafted` returns when drafting for the step ended."""
         plan = flight.plan
         if plan.swap_out or plan.swap_in:
             self._observer.on_event("swap")
@@ -107,9 +109,9 @@ class StepPipeline:
             self._launched_at = self._clock()
             result = self._executor.run(plan)
         # A step that was launched while another one ran took the time since that one's end.
-        spent = self._clock() - max(self._launched_at, self._finished_at)
-        spent = spent if result.seconds is None else result.seconds
         ended = self._clock()
+        spent = max(0.0, ended - max(self._launched_at, self._finished_at, drafted()))
+        spent = spent if result.seconds is None else result.seconds
         self.interval = ended - self._finished_at if self._goes_on(plan) else None
         self._finished_at = ended
         self._launched_at, self._next_launched_at = self._next_launched_at, 0.0

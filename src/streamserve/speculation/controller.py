@@ -19,7 +19,7 @@ from streamserve.speculation.guard import Mode, ThroughputGuard
 from streamserve.speculation.learned_cost import RefinedCost
 from streamserve.speculation.level_acceptance import LevelAcceptance
 from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedStep, Means, Outlook
-from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy
+from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy, whole_trees
 from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level, fit
 from streamserve.speculation.slo import LatencyRequirement
 from streamserve.speculation.tree import TokenTree
@@ -29,6 +29,9 @@ RECENT = 0.1
 """Weight of the last step in the recent throughput."""
 IDLE_DECISIONS = 16
 """Decisions in a row against draft tokens after which the policy is asked less often."""
+FLAT = 1.2
+"""Trees are verified as a whole, before they are known, in a step that takes at most so many times as long as
+a plain one: leaving out nodes could save little."""
 CATCH_UP = 32
 """Drafting that first had to read more tokens than this is no measurement of the cost of drafting."""
 
@@ -286,7 +289,7 @@ class Round:
     ) -> dict[int, TokenTree]:
         """Return the part of each request's tree that is worth verifying. Trees of the `requested` shapes,
         one for each candidate, took `seconds` to draft, including `catch_up` tokens read before."""
-        self._record_drafting(trees, requested, catch_up, seconds)
+        self.record_drafting(trees, requested, catch_up, seconds)
         if not trees:
             return {}
         batch, policy = self._batch, self._speculation.policy
@@ -308,9 +311,28 @@ class Round:
         pairs = zip(judged.items(), selected, strict=True)
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 
-    def _record_drafting(
+    def verifies_all(self, requested: Sequence[Shape]) -> bool:
+        """Return whether trees of the `requested` shapes would be verified as a whole, whatever their tokens:
+        then they need not be known."""
+        speculation, batch = self._speculation, self._batch
+        if self._verify_all or speculation.policy.select is whole_trees:
+            return True
+        targets = any(requirement.tpot is not None for requirement in batch.requirements.values())
+        plain, nodes = batch.query_tokens, sum(shape.nodes for shape in requested)
+        cheap = nodes <= batch.budget and self._step(plain + nodes) <= FLAT * self._step(plain)
+        return speculation.policy.weighs_costs and cheap and not targets
+
+    def known(self, id: int, tree: TokenTree) -> TokenTree:
+        """Return a verified tree with its tokens, which were perhaps not known when it was verified."""
+        draft = self.drafted.get(id)
+        if draft is None or all(token >= 0 for token in tree.tokens):
+            return tree
+        return draft.tree.keep(range(min(len(draft.tree), len(tree))))
+
+    def record_drafting(
         self, trees: Mapping[int, TokenTree], requested: Sequence[Shape], catch_up: int, seconds: float
     ) -> None:
+        """Record `trees` as `select` does; call it for trees that were verified without `select`."""
         speculation, candidates = self._speculation, self._batch.candidates
         counters, calibrate = speculation.counters, speculation.acceptance.calibrate
         counters.draft_seconds += seconds

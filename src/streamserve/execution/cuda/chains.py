@@ -10,6 +10,7 @@ of the whole chains; the limits of a level say which of the slots its pass sees.
 computes a padding row.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,16 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.engine.plan import Span
-from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads
+from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
 from streamserve.execution.cuda.draws import DRAW_WORDS
 from streamserve.execution.cuda.graphs import ROWS
-from streamserve.execution.cuda.passes import ForwardShape, PreparedPass, forward_fields
+from streamserve.execution.cuda.passes import (
+    MAX_PASSES,
+    PLACES,
+    ForwardShape,
+    PreparedPass,
+    forward_fields,
+)
 from streamserve.execution.cuda.runner import Runner, finite_rows, greedy_draws, to_host
 from streamserve.execution.drafters.chains import Chains
 from streamserve.execution.layout import Ints, lay_out
-
-MAX_PASSES = 32
-"""The most passes of a loop: of chains with one more token."""
 
 
 @dataclass(frozen=True)
@@ -40,49 +44,96 @@ class LoopShape:
     level: ForwardShape
 
 
+class Stopwatch:
+    """Measures the seconds between its construction and `stop`, on the device where there is a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = [new_event(timed=True) for _ in range(2)] if device.type == "cuda" else []
+        self._times = [time.perf_counter()] * 2
+        if self._events:
+            self._events[0].record()
+
+    def stop(self) -> None:
+        """End the time that is measured, after what has been launched."""
+        self._times[1] = time.perf_counter()
+        if self._events:
+            self._events[1].record()
+
+    def wait(self) -> float:
+        """Wait for what was launched before `stop`; return the seconds."""
+        if not self._events:
+            return self._times[1] - self._times[0]
+        begun, ended = self._events
+        ended.synchronize()
+        milliseconds: float = begun.elapsed_time(ended)
+        return milliseconds / 1000
+
+
+@dataclass
+class DraftedChains:
+    """Implements ChainsInFlight: `drafted` [levels, 2, rows] tokens and probabilities, and `finite` [rows],
+    in flight to the host."""
+
+    chains: int
+    drafted: Tensor
+    finite: Tensor
+    placed: bool
+    stopwatch: Stopwatch
+    seconds: float = 0.0
+
+    def place(self, chain: int, level: int) -> int:
+        """As ChainsInFlight.place."""
+        return 2 * level * self.drafted.shape[2] + chain
+
+    def wait(self) -> Chains:
+        """As ChainsInFlight.wait."""
+        self.seconds = self.stopwatch.wait()
+        results = self.drafted.numpy()[:, :, : self.chains]
+        return Chains(results[:, 0], results[:, 1].view(np.float32), self.finite.numpy())
+
+
 class DeviceChains:
     """Drafts chains (ChainDrafting) with the model of `runner`."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, places: Tensor | None = None) -> None:
+        """`places`: where the draft tokens are left for the passes of the target (Runner.places)."""
         self.runner = runner
+        self._placed = places is not None
         device, largest = runner.model.device, LoopShape(MAX_PASSES, ForwardShape(ROWS[-1], 0, (), True))
         self._uploads = Uploads(device, self._fields(largest).size)
-        self._drafted = torch.zeros((MAX_PASSES + 1) * 2 * ROWS[-1], dtype=torch.int32, device=device)
+        self._places = torch.zeros(PLACES, dtype=torch.int32, device=device) if places is None else places
 
     def fits(self, chains: int, length: int) -> bool:
         """As ChainDrafting.fits."""
         return chains <= ROWS[-1] and length <= MAX_PASSES + 1
 
     @torch.inference_mode()
-    def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> Chains:
-        """As ChainDrafting.draft: launches everything, and waits once."""
-        runner = self.runner
+    def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
+        """As ChainDrafting.draft: launches everything, and waits for nothing."""
+        runner, levels = self.runner, max(lengths)
+        stopwatch = Stopwatch(runner.model.device)
         layout = lay_out(spans, runner.cache.block_size)
         hidden = runner.forward(layout)
         finite = to_host(finite_rows(hidden))
         chosen = runner.choose_likeliest(np.array([part.root for part in layout.parts], np.int32))
-        if max(lengths) > 1:
-            drafted = to_host(self._loop(spans, np.array(lengths), chosen))
-        else:
-            drafted = to_host(chosen)[None]
-        done = runner.mark()
-        if done is not None:
-            done.synchronize()
-        results = drafted.numpy()[:, :, : len(spans)]
-        return Chains(results[:, 0], results[:, 1].view(np.float32), finite.numpy())
+        drafted = self._places[: levels * chosen.numel()].view(levels, *chosen.shape)
+        drafted[0].copy_(chosen)
+        if levels > 1:
+            self._loop(spans, np.array(lengths), drafted)
+        host = to_host(drafted)
+        runner.waits += 1
+        stopwatch.stop()
+        return DraftedChains(len(spans), host, finite, self._placed, stopwatch)
 
-    def _loop(self, spans: Sequence[Span], lengths: Ints, chosen: Tensor) -> Tensor:
-        """Launch the passes of all draft tokens but each chain's last. `chosen` [2, rows] are the first
-        tokens and their probabilities; returns those of all levels [levels, 2, rows]."""
+    def _loop(self, spans: Sequence[Span], lengths: Ints, drafted: Tensor) -> None:
+        """Launch the passes of all draft tokens but each chain's last, after the first ones were `drafted`
+        [levels, 2, rows]: tokens and their probabilities."""
         starts = np.array([span.start + len(span.tokens) for span in spans])
         prepared = self._prepare(spans, starts, lengths)
         shape = LoopShape(int(lengths.max()) - 1, prepared.shape)
         fields, buffer = self._fields(shape), self._uploads.buffer
         self._uploads.upload(fields, self._arrays(prepared, shape, starts, lengths))
-        drafted = self._drafted[: (shape.passes + 1) * chosen.numel()].view(shape.passes + 1, *chosen.shape)
-        drafted[0].copy_(chosen)
         self.runner.graphs.run(shape, lambda: self._passes(fields.views(buffer), shape, drafted))
-        return drafted
 
     def _prepare(self, spans: Sequence[Span], starts: Ints, lengths: Ints) -> PreparedPass:
         """Prepare a pass of one row a chain that sees the slots of the whole chains."""

@@ -23,6 +23,8 @@ from streamserve.execution.cuda.operations import Operations
 from streamserve.execution.cuda.passes import (
     DEPTHS,
     MAX_WORDS,
+    PLACES,
+    RESULTS,
     ForwardShape,
     Int32s,
     Nodes,
@@ -110,11 +112,16 @@ class Runner:
         self._hidden = torch.zeros(ROWS[-1], spec.hidden_size, dtype=model.dtype, device=device)
         self._states = self._hidden
         """The hidden states of the last forward pass: a tensor of their own for more than ROWS[-1] rows."""
-        self._results = torch.zeros(ROWS[-1] * (1 + 2 * DEPTHS[-1]), dtype=torch.int32, device=device)
+        self._results = torch.zeros(RESULTS + PLACES, dtype=torch.int32, device=device)
         self._logits: dict[SampleShape, Tensor] = {}
         self._sampled: SampleShape | None = None
         self._last_forward: tuple[Hashable, Callable[[], None]]
         self._last_sample: tuple[Hashable, Callable[[], None]]
+
+    @property
+    def places(self) -> Tensor:
+        """Draft tokens on the device, which passes may take from their place [PLACES]."""
+        return self._results[RESULTS:]
 
     @property
     def firsts(self) -> int:
@@ -160,7 +167,7 @@ class Runner:
         [nodes, vocabulary], which the next sampling pass overwrites. The KV of accepted nodes is moved to the
         slots after the root. Raises ValueError for more nodes than the results have memory for."""
         shape = self._sampled = nodes.shape
-        if shape.results > len(self._results):
+        if shape.results > RESULTS:
             raise ValueError(f"a step cannot verify {shape.nodes} nodes with paths of {shape.depth} tokens")
         return self._launch_sample(shape, sample_arrays(nodes, shape))[: len(nodes.rows)]
 
@@ -261,9 +268,8 @@ class Runner:
         lengths = results[:nodes]
         tokens, paths = results[nodes : nodes * (1 + 2 * depth)].view(2, nodes, depth)
         firsts, slots = views["firsts"], views["slots"]
-        self._operations.verify.walk_trees(
-            chosen, views["tokens"], views["parents"], firsts, tokens, paths, lengths
-        )
+        drafted = self._operations.layers.gather_tokens(views["tokens"], results, views["sources"])
+        self._operations.verify.walk_trees(chosen, drafted, views["parents"], firsts, tokens, paths, lengths)
         self._operations.verify.compact(self.cache.data, slots, firsts, paths, lengths)
         return logits
 
