@@ -53,6 +53,11 @@ class StepPipeline:
         """Seconds that finished steps took."""
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether steps are executed while the engine does other things."""
+        return self._async_executor is not None
+
+    @property
     def running(self) -> bool:
         """Whether a step was launched ahead and is not finished."""
         return self._ahead is not None
