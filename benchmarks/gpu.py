@@ -119,13 +119,13 @@ def make(
     dtype = torch.bfloat16
     model = backend.model(weights, weights.spec, dtype, parse_format(quantization))
     cache = backend.cache(weights.spec, blocks, BLOCK_SIZE, dtype)
-    drafter = None
+    runner, drafter = backend.runner(model, cache), None
     if draft:
         draft_cache = backend.cache(draft.spec, blocks, BLOCK_SIZE, dtype)
         draft_model = backend.model(draft, draft.spec, dtype)
         passes = backend.runner(draft_model, draft_cache)
-        drafter = ModelDrafter(passes, draft_cache, DRAFT, chains=DeviceChains(passes))
-    return Bench(weights.spec, backend.runner(model, cache), blocks, drafter)
+        drafter = ModelDrafter(passes, draft_cache, DRAFT, chains=DeviceChains(passes, runner.places))
+    return Bench(weights.spec, runner, blocks, drafter)
 
 
 def submit(engine: Engine, count: int, prompts: Sequence[list[int]], params: SamplingParams) -> None:

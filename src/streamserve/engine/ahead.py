@@ -27,7 +27,7 @@ from streamserve.speculation.tree import root
 MAX_AHEAD = 64
 """Steps that are planned ahead in a row: after them one is planned with everything known."""
 MAX_AHEAD_OF_DRAFTER = 8
-"""The same with a drafter, whose policy decides at all other steps whether to draft."""
+"""The same with a drafter, whose policy decides at all other steps whether to draft, unless it is idle."""
 
 UNKNOWN_TOKEN = 0
 """The token of a span whose token is on the device only."""

@@ -2,6 +2,7 @@
 verifying."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import inf
 
 from streamserve.engine.batch import RunningAverages
@@ -10,6 +11,7 @@ from streamserve.engine.plan import (
     DRAFT,
     TARGET,
     CompilingDrafter,
+    DeviceDrafter,
     Drafter,
     DraftRequest,
     RemoteDraft,
@@ -21,6 +23,17 @@ from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round
 from streamserve.speculation.outlook import Candidate
 from streamserve.speculation.shapes import PLAIN, Shape, fit
 from streamserve.speculation.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Trees that a step verifies before they are known: their requests and shapes, the tokens that the draft
+    model had to read first, and when drafting began."""
+
+    requests: dict[int, DraftRequest]
+    shapes: list[Shape]
+    catch_up: int
+    started: float
 
 
 class Drafting:
@@ -47,6 +60,7 @@ class Drafting:
         self._observer = observer
         self._averages = averages
         self._journal = journal
+        self._pending: _Pending | None = None
         self._read: dict[int, tuple[int, int]] = {}
         """For a drafter without KV: epoch and length of each sequence's latest request."""
 
@@ -72,13 +86,40 @@ class Drafting:
         started = self._clock()
         self._drafter.begin(list(requests.values()))
         self._observer.on_event("mid-draft")
+        catch_up = sum(self._unread(request) for request in requests.values())
+        if pending := self._pending_trees(proposals, round, shapes):
+            self._pending = _Pending(requests, shapes, catch_up, started)
+            return round, pending
         trees = self._collect(requests, started)
         spent = self._clock() - started
-        catch_up = sum(self._unread(request) for request in requests.values())
-        compiled = isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
-        selected = round.select(trees, shapes, catch_up, 0.0 if compiled else spent)
+        selected = round.select(trees, shapes, catch_up, 0.0 if self._compiled else spent)
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return round, selected
+
+    @property
+    def _compiled(self) -> bool:
+        return isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
+
+    def _pending_trees(
+        self, proposals: list[Proposal], round: Round, shapes: list[Shape]
+    ) -> dict[int, TokenTree]:
+        """Return the trees that the device drafts, if they are to be verified as a whole in a step without
+        prompts: the step is launched behind the drafting."""
+        decodes = all(proposal.slots == proposal.sequence.pending == 1 for proposal in proposals)
+        if isinstance(self._drafter, DeviceDrafter) and decodes and round.verifies_all(shapes):
+            return self._drafter.pending_trees()
+        return {}
+
+    def collect_pending(self, round: Round) -> float:
+        """Collect the trees that the step of `round`, which has ended, verified before they were known.
+        Returns when drafting ended; 0 if there are none."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return 0.0
+        trees = self._collect(pending.requests, pending.started)
+        seconds = self._drafter.seconds if isinstance(self._drafter, DeviceDrafter) else 0.0
+        round.record_drafting(trees, pending.shapes, pending.catch_up, 0.0 if self._compiled else seconds)
+        return pending.started + seconds
 
     def _begin(self, proposals: list[Proposal]) -> tuple[list[Proposal], Round]:
         """Return the proposals that may have draft tokens, and the step's round with them as candidates."""

@@ -103,6 +103,8 @@ class Engine:
         self._pipeline = StepPipeline(
             executor, self.scheduler, self.transfers, clock, self._observer, self._journal
         )
+        self._unlearned: tuple[Flight, StepResult, float, float | None] | None = None
+        """The last step, if nothing has been learned from it yet: its results, seconds and interval."""
         self.rows_dropped = 0
         """Results of steps planned ahead that were dropped, since their sequences had ended."""
         self._prompt_tokens = 0
@@ -199,14 +201,20 @@ class Engine:
 
     def _step(self) -> list[Event]:
         flight = self._pipeline.next() or self._plan()
-        self._pipeline.start(flight, self.speculation, self.drafter is not None)
-        result, spent = self._pipeline.finish(flight, self.speculation.step_cost)
+        asked = self.drafter is not None and not self.speculation.is_idle
+        self._pipeline.start(flight, self.speculation, asked)
+        self._learn_last()  # while a device computes
+        result, spent = self._pipeline.finish(
+            flight, self.speculation.step_cost, lambda: self._drafting.collect_pending(flight.round)
+        )
         self._record(flight, result, spent)
         self.transfers.issue()
         events = self._commit(flight, result)
         plan = flight.plan
         moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
         self.stalled = not (self._pipeline.running or moved)
+        if not (self._pipeline.asynchronous and self.has_work):
+            self._learn_last()
         self._standstill.stepped(self.stalled, self.clock(), self.scheduler, self.transfers)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
@@ -255,7 +263,7 @@ class Engine:
         )
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0 and not result.compiled:
-            self._learn(flight, result, spent)
+            self._unlearned = flight, result, spent, self._pipeline.interval
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:
         """Commit the results of a step to its sequences; return the events."""
@@ -398,8 +406,11 @@ class Engine:
         if not sequence.choices:
             self.transfers.remove(sequence)
 
-    def _learn(self, flight: Flight, result: StepResult, spent: float) -> None:
-        """Learn from a step what one costs, and which draft tokens were accepted."""
+    def _learn_last(self) -> None:
+        """Learn from the last step what one costs, and which draft tokens were accepted."""
+        if self._unlearned is None:
+            return
+        (flight, result, spent, interval), self._unlearned = self._unlearned, None
         spans, query_tokens = flight.plan.spans, flight.query_tokens
         new_tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
         decoding = [outcome for outcome in result.spans if outcome.outputs]
@@ -408,11 +419,20 @@ class Engine:
         draft_tokens = query_tokens - prompts - len(decoding)
         self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, flight.round.drafting_seconds)
         verified = [
-            (span.sequence, span.tree, [sampled.token for sampled in outcome.outputs[0]])
+            (
+                span.sequence,
+                flight.round.known(span.sequence, span.tree),
+                [sampled.token for sampled in outcome.outputs[0]],
+            )
             for span, outcome in zip(spans, result.spans, strict=True)
             if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
         ]
-        flight.round.learn(MeasuredStep(query_tokens, flight.kv_tokens, spent, new_tokens, verified))
+        flight.round.learn(
+            MeasuredStep(
+                query_tokens, flight.kv_tokens, spent, new_tokens, verified,
+                interval, len(spans), flight.ahead > 0,
+            )
+        )  # fmt: skip
 
 
 def _make_transfers(

@@ -241,6 +241,21 @@ class CompilingDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class DeviceDrafter(Drafter, Protocol):
+    """A drafter on the executor's device, whose draft tokens can be verified before the host knows them."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took to draft the pending trees collected last."""
+        ...
+
+    def pending_trees(self) -> dict[int, TokenTree]:
+        """Return the trees that are being drafted, to be verified as a whole and collected afterwards; none
+        where they must be collected first. A draft token is negative: -1 - p is at place p of the device."""
+        ...
+
+
+@runtime_checkable
 class RemoteDraft(Drafter, Protocol):
     """A drafter elsewhere, which can read prompts while the target has not computed them."""
 

@@ -1,76 +1,195 @@
-"""Chains of draft tokens on a device: each level's tokens are fed to the next pass without the host.
+"""Chains of draft tokens on a device: one captured loop over all levels, without the host between them.
 
-    host     read, plan | launch 1 | launch 2 | launch 3 | wait                       | tokens
-    device              ███ read ███ choose ███ pass 1 ███ choose ███ pass 2 ███ choose
+    host     read | prepare the loop | launch | wait                              | tokens
+    device        ███ read ███ choose ███ pass 1 ███ choose ███ pass 2 ███ choose
+                                      └──────────── one graph ────────────────┘
 
-All passes after the reading one have one row a chain and one shape. Their attention is planned once, for the
-slots of the whole chains; what a pass sees of them is said by its limits. A chain that has ended computes a
-padding row.
+All passes after the reading one have one row a chain and one shape. Positions, slots and limits of every
+level follow from the chains' starts, so one upload holds them all. Attention is planned once, for the slots
+of the whole chains; the limits of a level say which of the slots its pass sees. A chain that has ended
+computes a padding row.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from streamserve.engine.plan import Span
-from streamserve.execution.cuda.passes import PreparedPass
-from streamserve.execution.cuda.runner import Runner, finite_rows, to_host
+from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
+from streamserve.execution.cuda.draws import DRAW_WORDS
+from streamserve.execution.cuda.graphs import ROWS
+from streamserve.execution.cuda.passes import (
+    MAX_PASSES,
+    PLACES,
+    ForwardShape,
+    PreparedPass,
+    forward_fields,
+)
+from streamserve.execution.cuda.runner import Runner, finite_rows, greedy_draws, to_host
 from streamserve.execution.drafters.chains import Chains
 from streamserve.execution.layout import Ints, lay_out
 
 
 @dataclass(frozen=True)
+class LoopShape:
+    """What a captured loop is for: `passes` of the shape `level`."""
+
+    passes: int
+    level: ForwardShape
+
+
+class Stopwatch:
+    """Measures the seconds between its construction and `stop`, on the device where there is a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = [new_event(timed=True) for _ in range(2)] if device.type == "cuda" else []
+        self._times = [time.perf_counter()] * 2
+        if self._events:
+            self._events[0].record()
+
+    def stop(self) -> None:
+        """End the time that is measured, after what has been launched."""
+        self._times[1] = time.perf_counter()
+        if self._events:
+            self._events[1].record()
+
+    def wait(self) -> float:
+        """Wait for what was launched before `stop`; return the seconds."""
+        if not self._events:
+            return self._times[1] - self._times[0]
+        begun, ended = self._events
+        ended.synchronize()
+        milliseconds: float = begun.elapsed_time(ended)
+        return milliseconds / 1000
+
+
+@dataclass
+class DraftedChains:
+    """Implements ChainsInFlight: `drafted` [levels, 2, rows] tokens and probabilities, and `finite` [rows],
+    in flight to the host."""
+
+    chains: int
+    drafted: Tensor
+    finite: Tensor
+    placed: bool
+    stopwatch: Stopwatch
+    seconds: float = 0.0
+
+    def place(self, chain: int, level: int) -> int:
+        """As ChainsInFlight.place."""
+        return 2 * level * self.drafted.shape[2] + chain
+
+    def wait(self) -> Chains:
+        """As ChainsInFlight.wait."""
+        self.seconds = self.stopwatch.wait()
+        results = self.drafted.numpy()[:, :, : self.chains]
+        return Chains(results[:, 0], results[:, 1].view(np.float32), self.finite.numpy())
+
+
 class DeviceChains:
     """Drafts chains (ChainDrafting) with the model of `runner`."""
 
-    runner: Runner
+    def __init__(self, runner: Runner, places: Tensor | None = None) -> None:
+        """`places`: where the draft tokens are left for the passes of the target (Runner.places)."""
+        self.runner = runner
+        self._placed = places is not None
+        device, largest = runner.model.device, LoopShape(MAX_PASSES, ForwardShape(ROWS[-1], 0, (), True))
+        self._uploads = Uploads(device, self._fields(largest).size)
+        self._places = torch.zeros(PLACES, dtype=torch.int32, device=device) if places is None else places
+
+    def fits(self, chains: int, length: int) -> bool:
+        """As ChainDrafting.fits."""
+        return chains <= ROWS[-1] and length <= MAX_PASSES + 1
 
     @torch.inference_mode()
-    def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> Chains:
-        """As ChainDrafting.draft: launches everything, and waits once."""
-        runner = self.runner
+    def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
+        """As ChainDrafting.draft: launches everything, and waits for nothing."""
+        runner, levels = self.runner, max(lengths)
+        stopwatch = Stopwatch(runner.model.device)
         layout = lay_out(spans, runner.cache.block_size)
         hidden = runner.forward(layout)
         finite = to_host(finite_rows(hidden))
-        rows = np.array([part.root for part in layout.parts], np.int32)
-        chosen = [runner.choose_likeliest(rows).clone()]
-        rows = np.arange(len(spans), dtype=np.int32)
-        for level in self._passes(spans, np.array(lengths)):
-            runner.launch(level)
-            chosen.append(runner.choose_likeliest(rows, again=len(chosen) > 1).clone())
-        results, done = to_host(torch.stack(chosen)), runner.mark()
-        if done is not None:
-            done.synchronize()
-        found = results.numpy()[:, :, : len(spans)]
-        return Chains(found[:, 0], found[:, 1].view(np.float32), finite.numpy())
+        chosen = runner.choose_likeliest(np.array([part.root for part in layout.parts], np.int32))
+        drafted = self._places[: levels * chosen.numel()].view(levels, *chosen.shape)
+        drafted[0].copy_(chosen)
+        if levels > 1:
+            self._loop(spans, np.array(lengths), drafted)
+        host = to_host(drafted)
+        runner.waits += 1
+        stopwatch.stop()
+        return DraftedChains(len(spans), host, finite, self._placed, stopwatch)
 
-    def _passes(self, spans: Sequence[Span], lengths: Ints) -> Iterator[PreparedPass]:
-        """Yield the passes of the tokens that are drafted: of all but each chain's last."""
-        if lengths.max() == 1:
-            return
-        block_size, windows = self.runner.cache.block_size, self.runner.windows
+    def _loop(self, spans: Sequence[Span], lengths: Ints, drafted: Tensor) -> None:
+        """Launch the passes of all draft tokens but each chain's last, after the first ones were `drafted`
+        [levels, 2, rows]: tokens and their probabilities."""
         starts = np.array([span.start + len(span.tokens) for span in spans])
+        prepared = self._prepare(spans, starts, lengths)
+        shape = LoopShape(int(lengths.max()) - 1, prepared.shape)
+        fields, buffer = self._fields(shape), self._uploads.buffer
+        self._uploads.upload(fields, self._arrays(prepared, shape, starts, lengths))
+        self.runner.graphs.run(shape, lambda: self._passes(fields.views(buffer), shape, drafted))
+
+    def _prepare(self, spans: Sequence[Span], starts: Ints, lengths: Ints) -> PreparedPass:
+        """Prepare a pass of one row a chain that sees the slots of the whole chains."""
         ends = [
-            Span(span.sequence, start + length - 2, [0], span.blocks)
+            Span(span.sequence, start + max(length - 2, 0), [0], span.blocks)
             for span, start, length in zip(spans, starts.tolist(), lengths.tolist(), strict=True)
         ]
-        layout = lay_out(ends, block_size)
+        layout = lay_out(ends, self.runner.cache.block_size)
         # Windows begin where the first pass's do.
-        prepared = self.runner.prepare(replace(layout, positions=np.minimum(starts, layout.positions)))
-        chains = np.arange(len(spans))
-        for number in range(int(lengths.max()) - 1):
-            fed = number < lengths - 1
-            positions = np.where(fed, starts + number, 0)
-            slots = prepared.tables[chains, positions // block_size] * block_size + positions % block_size
-            arrays = dict(prepared.arrays) | {
-                "sources": np.where(fed, chains, -1),
-                "positions": positions,
-                "slots": np.where(fed, slots, self.runner.padding_slot),
-                "limits": np.where(fed, positions + 1, 0),
-            }
-            for index, window in enumerate(windows):
-                first = 0 if window is None else np.maximum(positions - (window - 1), 0)
-                arrays[f"firsts {index}"] = np.broadcast_to(first, len(spans))
-            yield replace(prepared, arrays=arrays)
+        return self.runner.prepare(replace(layout, positions=np.minimum(starts, layout.positions)))
+
+    def _arrays(self, prepared: PreparedPass, shape: LoopShape, starts: Ints, lengths: Ints) -> Arrays:
+        """Return the arrays of a loop: those of `prepared`, with a row for each level where levels differ."""
+        runner, rows, block_size = self.runner, shape.level.rows, self.runner.cache.block_size
+        chains, levels = np.arange(len(starts)), np.arange(shape.passes)[:, None]
+        fed = levels < lengths - 1
+        positions = np.where(fed, starts + levels, 0)
+        slots = prepared.tables[chains, positions // block_size] * block_size + positions % block_size
+        by_level = {
+            "sources": _padded(np.where(fed, chains, -1), rows, -1),
+            "positions": _padded(positions, rows, 0),
+            "slots": _padded(np.where(fed, slots, runner.padding_slot), rows, runner.padding_slot),
+            "limits": _padded(np.where(fed, positions + 1, 0), rows, 0),
+        }
+        for number, window in enumerate(runner.windows):
+            firsts = positions * 0 if window is None else np.maximum(positions - (window - 1), 0)
+            by_level[f"firsts {number}"] = _padded(firsts, rows, 0)
+        return {**prepared.arrays, **by_level, "draws": greedy_draws(rows)}
+
+    def _passes(self, views: Mapping[str, Tensor], shape: LoopShape, drafted: Tensor) -> None:
+        """Do the passes of a loop, each fed with the tokens of the choice before."""
+        for level in range(shape.passes):
+            inputs = {name: view[level] if _differs(name) else view for name, view in views.items()}
+            drafted[level + 1].copy_(self.runner.extend(inputs, shape.level))
+
+    def _fields(self, shape: LoopShape) -> Fields:
+        return _loop_fields(shape, len(self.runner.windows), self.runner.padding_slot)
+
+
+@lru_cache(maxsize=1024)
+def _loop_fields(shape: LoopShape, windows: int, padding_slot: int) -> Fields:
+    """Return where the arrays of a loop lie."""
+    rows, fields = shape.level.rows, forward_fields(shape.level, windows, padding_slot).fields
+    by_level = (
+        replace(field, shape=(shape.passes, rows)) if _differs(field.name) else field for field in fields
+    )
+    return Fields((Field("draws", (rows, DRAW_WORDS)), *by_level))
+
+
+def _differs(name: str) -> bool:
+    """Return whether an array of a forward pass differs from level to level."""
+    return name in ("sources", "positions", "slots", "limits") or name.startswith("firsts ")
+
+
+def _padded(values: Ints, rows: int, padding: int) -> NDArray[np.int32]:
+    """Return `values` [levels, chains], padded to [levels, rows]."""
+    padded = np.full((len(values), rows), padding, np.int32)
+    padded[:, : values.shape[1]] = values
+    return padded

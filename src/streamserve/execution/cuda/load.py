@@ -141,8 +141,10 @@ class DeviceBackend:
         cache: KVCache,
         rejection_sampling: bool,
         grammars: Grammars | None,
+        places: Tensor | None = None,
     ) -> ModelDrafter | NGramDrafter | None:
-        """Return the drafter for `target`, if any: with a separate KV pool or on the target's `cache`."""
+        """Return the drafter for `target`, if any: with a separate KV pool or on the target's `cache`. It
+        leaves draft tokens at `places` (Runner.places)."""
         eos = target.spec.eos_token_ids
         if draft.kind == "ngram":
             return NGramDrafter(eos, grammars)
@@ -162,7 +164,7 @@ class DeviceBackend:
         else:
             raise CheckpointError(f"--draft: {draft.kind} drafters are not supported on a device")
         passes = self.runner(model, draft_cache)
-        chains = DeviceChains(passes)
+        chains = DeviceChains(passes, places)
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars, chains=chains)
 
 
@@ -275,7 +277,8 @@ def _load(
         model = backend.model(source.checkpoint, spec, source.dtype, source.format, source.head)
     cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype, source.kv_quantized)
     grammars = make_grammars(vocabulary, spec)
-    drafter = backend.drafter(source.draft, model, cache, config.speculation_mode == "rejection", grammars)
+    runner, rejection = backend.runner(model, cache), config.speculation_mode == "rejection"
+    drafter = backend.drafter(source.draft, model, cache, rejection, grammars, runner.places)
     caches = all_caches(cache, drafter)
     host = DeviceHostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
     memory = allocate(sizes.blocks * sizes.block_bytes) if allocate else None

@@ -22,6 +22,16 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 MAX_WORDS = 4
 """Words of the tree masks that captured passes have at most: trees of up to 128 nodes."""
 
+RESULTS = ROWS[-1] * (1 + 2 * DEPTHS[-1])
+"""Numbers that the results of a sampling pass have memory for."""
+
+MAX_PASSES = 32
+"""The most passes of a loop that drafts chains of one token more."""
+
+PLACES = (MAX_PASSES + 1) * 2 * ROWS[-1]
+"""Numbers that a drafter leaves after the results: draft tokens, by place. A token -1 - p of a pass is the
+one that is at place p when the pass runs."""
+
 MAX_ITEMS = 4096
 """Pieces of attention's work in a step, in addition to one for each row."""
 
@@ -68,9 +78,9 @@ class Nodes:
     """The tree nodes to sample at, tree by tree (int32). Those of the first `trees` trees are walked on the
     device; the logits of the others are read by the host.
 
-    `rows` [nodes] of the hidden states, `draws` [nodes, words] (cuda/draws.py), the draft `tokens`, their
-    `parents` and the `slots` of their KV [nodes], `firsts` [trees + 1] where each walked tree starts and the
-    last one ends; `depth`: tokens of the longest path, root included.
+    `rows` [nodes] of the hidden states, `draws` [nodes, words] (cuda/draws.py), the draft `tokens` (negative:
+    given by their place), their `parents` and the `slots` of their KV [nodes], `firsts` [trees + 1] where
+    each walked tree starts and the last one ends; `depth`: tokens of the longest path, root included.
     """
 
     rows: Int32s
@@ -180,8 +190,14 @@ def sample_shapes(sequences: int) -> list[SampleShape]:
     return [SampleShape(rows, 1) for rows in reversed(ROWS) if rows <= most]
 
 
+def placed(tokens: NDArray[np.integer]) -> Int32s:
+    """Return where in the results each of `tokens` is that is given by its place; -1 for others."""
+    sources: Int32s = np.where(tokens < 0, RESULTS - 1 - tokens, -1).astype(np.int32)
+    return sources
+
+
 def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
-    rows = np.full(len(layout.tokens), -1, np.int32)
+    rows = placed(layout.tokens)
     for span, source in sources.items():
         rows[layout.parts[span].offset] = source
     return rows
@@ -195,7 +211,8 @@ def sample_fields(shape: SampleShape) -> Fields:
     if shape.depth == 1:
         return Fields(plain)
     names = "tokens", "parents", "slots"
-    return Fields((*plain, *(Field(name, (nodes,)) for name in names), Field("firsts", (nodes + 1,))))
+    fields = (Field(name, (nodes,)) for name in names)
+    return Fields((*plain, *fields, Field("sources", (nodes,), -1), Field("firsts", (nodes + 1,))))
 
 
 def padding(fields: Fields) -> Arrays:
@@ -211,6 +228,7 @@ def sample_arrays(nodes: Nodes, shape: SampleShape) -> Arrays:
         "rows": nodes.rows,
         "draws": nodes.draws,
         "tokens": nodes.tokens,
+        "sources": placed(nodes.tokens),
         "parents": nodes.parents,
         "slots": nodes.slots,
         "firsts": firsts,

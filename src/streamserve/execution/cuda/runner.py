@@ -23,6 +23,8 @@ from streamserve.execution.cuda.operations import Operations
 from streamserve.execution.cuda.passes import (
     DEPTHS,
     MAX_WORDS,
+    PLACES,
+    RESULTS,
     ForwardShape,
     Int32s,
     Nodes,
@@ -111,13 +113,18 @@ class Runner:
         self._hidden = torch.zeros(ROWS[-1], spec.hidden_size, dtype=model.dtype, device=device)
         self._states = self._hidden
         """The hidden states of the last forward pass: a tensor of their own for more than ROWS[-1] rows."""
-        self._results = torch.zeros(ROWS[-1] * (1 + 2 * DEPTHS[-1]), dtype=torch.int32, device=device)
+        self._results = torch.zeros(RESULTS + PLACES, dtype=torch.int32, device=device)
         self._logits_memory = torch.empty(0, 0, dtype=torch.float32, device=device)
         self._logits: dict[SampleShape, Tensor] = {}
         """Where the logits of each shape are: all in one memory, but for shapes from before it grew."""
         self._sampled: SampleShape | None = None
         self._last_forward: tuple[Hashable, Callable[[], None]]
         self._last_sample: tuple[Hashable, Callable[[], object]]
+
+    @property
+    def places(self) -> Tensor:
+        """Draft tokens on the device, which passes may take from their place [PLACES]."""
+        return self._results[RESULTS:]
 
     @property
     def firsts(self) -> int:
@@ -177,21 +184,27 @@ class Runner:
         [nodes, vocabulary], which the next sampling pass overwrites. The KV of accepted nodes is moved to the
         slots after the root. Raises ValueError for more nodes than the results have memory for."""
         shape = self._sampled = nodes.shape
-        if shape.results > len(self._results):
+        if shape.results > RESULTS:
             raise ValueError(f"a step cannot verify {shape.nodes} nodes with paths of {shape.depth} tokens")
         return self._launch_sample(shape, sample_arrays(nodes, shape))[: len(nodes.rows)]
 
-    def choose_likeliest(self, rows: Int32s, again: bool = False) -> Tensor:
+    def choose_likeliest(self, rows: Int32s) -> Tensor:
         """Launch the choice of the likeliest token at each of `rows` of the last forward pass, which the next
-        pass may take from there (`sources`). `again`: the sampling pass before had the same rows. Returns the
-        tokens and then the bits of their float32 probabilities [2, nodes], nodes padded; the next choice
-        overwrites them."""
+        pass may take from there (`sources`). Returns the tokens and then the bits of their float32
+        probabilities [2, nodes], nodes padded; the next choice overwrites them."""
         shape = SampleShape(bucket(len(rows)) or len(rows), 1, scored=True)
-        if again and self._states is self._hidden:
-            self.graphs.run(*self._last_sample)
-        else:
-            self._launch_sample(shape, {"rows": rows, "draws": _greedy_draws(len(rows))})
+        self._launch_sample(shape, {"rows": rows, "draws": greedy_draws(len(rows))})
         return self._results[: shape.results].view(2, shape.nodes)
+
+    def extend(self, views: Mapping[str, Tensor], shape: ForwardShape) -> Tensor:
+        """Do a pass over one token a row, at most ROWS[-1] of them, and choose the next token after each:
+        part of captured work, whose inputs are `views` of a buffer on the device, with the `draws` of the
+        rows. Returns what `choose_likeliest` does."""
+        hidden = self._hidden[: shape.rows]
+        self._forward(views, shape, hidden)
+        chosen = SampleShape(shape.rows, 1, scored=True)
+        self._choose(self.model.logits(hidden), views["draws"], chosen)
+        return self._results[: chosen.results].view(2, shape.rows)
 
     def _launch_sample(self, shape: SampleShape, arrays: Arrays) -> Tensor:
         """Launch a sampling pass; return the logits [nodes, vocabulary], nodes padded."""
@@ -287,21 +300,26 @@ class Runner:
         logits = self.model.logits(hidden, out)
         nodes, depth, results = shape.nodes, shape.depth, self._results
         if depth == 1:
-            self._operations.sampling.choose_tokens(logits, views["draws"], results[:nodes])
-            if shape.scored:
-                likeliest = logits.log_softmax(-1, torch.float32).amax(-1).exp()
-                results[nodes : 2 * nodes].view(torch.float32).copy_(likeliest)
+            self._choose(logits, views["draws"], shape)
             return logits
         chosen = torch.empty(nodes, dtype=torch.int32, device=results.device)
         self._operations.sampling.choose_tokens(logits, views["draws"], chosen)
         lengths = results[:nodes]
         tokens, paths = results[nodes : nodes * (1 + 2 * depth)].view(2, nodes, depth)
         firsts, slots = views["firsts"], views["slots"]
-        self._operations.verify.walk_trees(
-            chosen, views["tokens"], views["parents"], firsts, tokens, paths, lengths
-        )
+        drafted = self._operations.layers.gather_tokens(views["tokens"], results, views["sources"])
+        self._operations.verify.walk_trees(chosen, drafted, views["parents"], firsts, tokens, paths, lengths)
         self._operations.verify.compact(self.cache.data, slots, firsts, paths, lengths)
         return logits
+
+    def _choose(self, logits: Tensor, draws: Tensor, shape: SampleShape) -> None:
+        """Write to the results the token that each row of `draws` chooses from `logits` [nodes, vocabulary],
+        and with `scored` the probability of the likeliest one."""
+        nodes, results = shape.nodes, self._results
+        self._operations.sampling.choose_tokens(logits, draws, results[:nodes])
+        if shape.scored:
+            likeliest = logits.log_softmax(-1, torch.float32).amax(-1).exp()
+            results[nodes : 2 * nodes].view(torch.float32).copy_(likeliest)
 
     def _upload_tables(self, tables: Int32s) -> None:
         """Copy block tables [sequences, width], whose width differs from step to step, to their places."""
@@ -317,7 +335,8 @@ def finite_rows(hidden: Tensor) -> Tensor:
 
 
 @lru_cache
-def _greedy_draws(count: int) -> Int32s:
+def greedy_draws(count: int) -> Int32s:
+    """Return the draws of `count` greedy tokens."""
     return pack_draws([Draw(SamplingParams(temperature=0.0), 0, 0)] * count)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.engine.plan import TARGET, DraftRequest, Span
-from streamserve.execution.drafters.chains import ChainDrafting
+from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
 from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.drafters.selection import (
     DraftSelector,
@@ -30,7 +30,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.passes import Passes
 from streamserve.execution.sampling import Scores, finite_rows
-from streamserve.speculation.tree import TokenTree
+from streamserve.speculation.tree import TokenTree, chain
 
 MAX_QUERY_TOKENS = 1024
 """Maximum tokens of one pass over unread text."""
@@ -53,6 +53,8 @@ class _TreeBuilder:
     draws: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     finite: bool = True
     """Whether the hidden states of the committed tokens, and so their KV, are finite."""
+    whole: bool = False
+    """Whether unlikely paths are extended too."""
 
     @property
     def unfinished(self) -> bool:
@@ -82,9 +84,8 @@ class _TreeBuilder:
             for node, children in zip(self.level, drafted, strict=True)
             for rank, (token, feature) in enumerate(children[:children_per_node])
         ]
-        candidates = [
-            candidate for candidate in candidates if candidate[0] >= MIN_PATH_PROBABILITY or expansion
-        ]
+        if not (expansion or self.whole):
+            candidates = [candidate for candidate in candidates if candidate[0] >= MIN_PATH_PROBABILITY]
         candidates.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))
         free_nodes = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
         # Children of one parent in order of rank: statistics take the first child as the best.
@@ -96,6 +97,24 @@ class _TreeBuilder:
             self.scores.append(feature)
             self.accept.append(min(path, self.accept[parent]))
         self.depth += 1
+
+
+@dataclass
+class _Pending:
+    """Chains that are being drafted: those of `trees`, after `spans`. `whole`: they are in use already."""
+
+    chains: ChainsInFlight
+    trees: Sequence[_TreeBuilder]
+    spans: Sequence[Span]
+    whole: bool = False
+
+    def placed_trees(self) -> dict[int, TokenTree]:
+        """Return the trees with each draft token's place instead of the token."""
+        return {tree.request.id: chain(self._places(number, tree)) for number, tree in enumerate(self.trees)}
+
+    def _places(self, number: int, tree: _TreeBuilder) -> list[int]:
+        levels = range(_chain_length(tree))
+        return [tree.tokens[0], *(-1 - self.chains.place(number, level) for level in levels)]
 
 
 class ModelDrafter:
@@ -126,18 +145,21 @@ class ModelDrafter:
         self.compiled = False
         self.cache = cache
         self._trees: dict[int, TokenTree] = {}
+        self._pending: _Pending | None = None
+        self.seconds = 0.0
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Draft at once: the drafter runs on the target's device, so nothing would overlap."""
+        """Draft at once, but for chains: those are waited for when they are collected."""
         firsts = self._passes.firsts
         trees = [self._start(request) for request in requests]
-        if self._chains and all(map(_is_greedy_chain, trees)):
-            self._draft_chains(self._chains, trees)
+        longest = max(map(_chain_length, trees), default=0)
+        if self._chains and self._chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
+            spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
+            self._pending = _Pending(self._chains.draft(spans, lengths), trees, spans)
         else:
             self._draft_levels(trees)
-        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
-        self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
+            self._finish(trees)
         self.compiled = self._passes.firsts > firsts
 
     def _draft_levels(self, trees: Sequence[_TreeBuilder]) -> None:
@@ -152,18 +174,32 @@ class ModelDrafter:
             if growing:
                 hidden = self._pass(growing)
 
-    def _draft_chains(self, chains: ChainDrafting, trees: Sequence[_TreeBuilder]) -> None:
-        """Draft trees of one token a level in one go; what is drafted after an unlikely token is left out."""
-        spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
-        drafted, row = chains.draft(spans, lengths), 0
+    def _finish(self, trees: Sequence[_TreeBuilder]) -> None:
+        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
+        self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
+
+    def pending_trees(self) -> dict[int, TokenTree]:
+        """As DeviceDrafter.pending_trees."""
+        if self._pending is None or not self._pending.chains.placed:
+            return {}
+        self._pending.whole = True
+        return self._pending.placed_trees()
+
+    def _take_chains(self, pending: "_Pending") -> None:
+        """Take chains that have been drafted; what is drafted after an unlikely token is left out, unless the
+        chains are in use as a whole."""
+        drafted, row, trees = pending.chains.wait(), 0, pending.trees
+        self.seconds = pending.chains.seconds
         self.chains_drafted += len(trees)
-        for number, (tree, span) in enumerate(zip(trees, spans, strict=True)):
+        for number, (tree, span) in enumerate(zip(trees, pending.spans, strict=True)):
+            tree.whole = pending.whole
             tree.finite = bool(drafted.finite[row : row + len(span.tokens)].all())
             row += len(span.tokens)
             tokens, features = drafted.tokens[:, number].tolist(), drafted.probabilities[:, number].tolist()
             while tree.unfinished:
                 token = tokens[tree.depth]
                 tree.grow([[(token, features[tree.depth])] if token >= 0 else []])
+        self._finish(trees)
 
     def _unread(self, tree: _TreeBuilder) -> Span:
         """Return the committed tokens that have no KV yet; the last one is read again at least."""
@@ -172,6 +208,9 @@ class ModelDrafter:
         return self._rows(request, start, request.tokens[start : request.length])
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
+        pending, self._pending = self._pending, None
+        if pending:
+            self._take_chains(pending)
         trees, self._trees = self._trees, {}
         return trees
 
