@@ -69,9 +69,9 @@ def test_chains_are_verified_before_they_are_known(shared_checkpoint: Any, polic
     folder = shared_checkpoint("llama")
     plain, drafted = Run(folder, "none", "off"), Run(folder, str(folder), policy)
     assert drafted.texts == plain.texts
-    assert drafted.accepted > 0
     assert drafted.unknown > 0
     counters = drafted.speculation.counters
+    assert drafted.accepted > 0.8 * counters.verified, "the draft model is the target"
     assert counters.verified > 0
     assert counters.drafts > 0
     assert all(token >= 0 for text in drafted.texts.values() for token in text)

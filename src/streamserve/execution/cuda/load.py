@@ -282,7 +282,6 @@ def _load(
     caches = all_caches(cache, drafter)
     host = DeviceHostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
     memory = allocate(sizes.blocks * sizes.block_bytes) if allocate else None
-    runner = backend.runner(model, cache)
     if device.type == "cuda":
         capture(runner, config.max_num_seqs)
     return Loaded(
