@@ -107,6 +107,45 @@ def test_a_trial_has_a_fixed_number_of_steps() -> None:
     assert allowed == [True] * TRIAL_STEPS + [False] * 2
 
 
+def test_a_refusal_is_known_without_asking_the_policy_until_a_trial_is_due() -> None:
+    guard = ThroughputGuard()
+    assert not guard.refuses(2)
+    for _ in range(int(2 * MIN_STEPS)):
+        guard.observe(2, Mode.AHEAD, 2, 0.006)
+        guard.observe(2, Mode.SPECULATING, 2, 0.02)
+    assert guard.refuses(2)
+    assert guard.suppressing
+    guard.observe(2, Mode.PLAIN, 2, 1000.0)
+    for _ in range(TRIAL_STEPS):
+        assert not guard.refuses(2)
+        assert guard.allows(2)
+        guard.observe(2, Mode.SPECULATING, 1, 1.0)
+    assert not guard.allows(2)
+    assert guard.refuses(2)
+
+
+def test_what_a_trial_reads_first_delays_the_next_one() -> None:
+    waits = []
+    for read in (0.0, 10.0):
+        guard = ThroughputGuard()
+        for _ in range(int(2 * MIN_STEPS)):
+            guard.observe(2, Mode.AHEAD, 2, 0.006)
+            guard.observe(2, Mode.SPECULATING, 2, 0.02)
+        guard.observe(2, Mode.PLAIN, 2, 1000.0)
+        for number in range(TRIAL_STEPS + 1):
+            guard.allows(2)
+            if number == 0 and read:
+                guard.count_loss(2, 2, read)
+            else:
+                guard.observe(2, Mode.SPECULATING, 2, 0.02)
+        waited = 0
+        while guard.refuses(2):
+            guard.observe(2, Mode.AHEAD, 2, 0.006)
+            waited += 1
+        waits.append(waited)
+    assert waits[1] > 10 * waits[0] > 0
+
+
 def test_nothing_is_suppressed_before_both_are_measured() -> None:
     guard = ThroughputGuard()
     for _ in range(100):

@@ -25,9 +25,8 @@ from streamserve.speculation.controller import Round
 from streamserve.speculation.tree import root
 
 MAX_AHEAD = 64
-"""Steps that are planned ahead in a row: after them one is planned with everything known."""
-MAX_AHEAD_OF_DRAFTER = 8
-"""The same with a drafter, whose policy decides at all other steps whether to draft, unless it is idle."""
+"""Steps that are planned ahead in a row: after them one is planned with everything known. With a drafter
+there are fewer (Speculation.steps_between): its policy decides at all other steps."""
 
 UNKNOWN_TOKEN = 0
 """The token of a span whose token is on the device only."""
@@ -65,12 +64,12 @@ class Flight:
 
 
 def plan_ahead(
-    flight: Flight, scheduler: Scheduler, drafting: bool
+    flight: Flight, scheduler: Scheduler, limit: int = MAX_AHEAD
 ) -> tuple[StepPlan, list[Sequence]] | None:
     """Return the plan of the step after `flight`, whose results are not known yet, and its sequences; None if
-    it cannot be known. Allocates the blocks that the step needs."""
+    it cannot be known, or `limit` steps were planned ahead in a row. Allocates the blocks that the step
+    needs."""
     config = scheduler.config
-    limit = MAX_AHEAD_OF_DRAFTER if drafting else MAX_AHEAD
     preempts = config.preempt_every and (scheduler.steps + 1) % config.preempt_every == 0
     if flight.ahead >= limit or preempts or not all(map(_only_goes_on, flight.plan.spans, flight.members)):
         return None

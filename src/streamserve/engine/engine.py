@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.engine.adapters import AdapterManager
-from streamserve.engine.ahead import Flight
+from streamserve.engine.ahead import MAX_AHEAD, Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
@@ -201,8 +201,8 @@ class Engine:
 
     def _step(self) -> list[Event]:
         flight = self._pipeline.next() or self._plan()
-        asked = self.drafter is not None and not self.speculation.is_idle
-        self._pipeline.start(flight, self.speculation, asked)
+        limit = MAX_AHEAD if self.drafter is None else min(MAX_AHEAD, self.speculation.steps_between)
+        self._pipeline.start(flight, self.speculation, limit)
         self._learn_last()  # while a device computes
         result, spent = self._pipeline.finish(
             flight, self.speculation.step_cost, lambda: self._drafting.collect_pending(flight.round)

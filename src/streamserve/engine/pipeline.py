@@ -67,9 +67,9 @@ class StepPipeline:
         flight, self._ahead = self._ahead, None
         return flight
 
-    def start(self, flight: Flight, speculation: Speculation, drafting: bool) -> None:
-        """Launch a step, unless it was launched ahead, and the step after it if that is known already.
-        `drafting`: whether the policy is to be asked often for draft tokens."""
+    def start(self, flight: Flight, speculation: Speculation, limit: int) -> None:
+        """Launch a step, unless it was launched ahead, and the step after it if that is known already: at
+        most `limit` steps in a row."""
         if self._async_executor is None:
             return
         if not flight.ahead:
@@ -77,15 +77,15 @@ class StepPipeline:
             self._launched_at = self._clock()
             self._async_executor.launch(flight.plan)
         if self._async_executor.can_follow() and not self._transfers.enabled:
-            self._ahead = self._launch_ahead(self._async_executor, flight, speculation, drafting)
+            self._ahead = self._launch_ahead(self._async_executor, flight, speculation, limit)
         if flight.ahead and self._ahead is None:
             self._enter([flight], speculation.step_cost)
 
     def _launch_ahead(
-        self, executor: AsyncExecutor, flight: Flight, speculation: Speculation, drafting: bool
+        self, executor: AsyncExecutor, flight: Flight, speculation: Speculation, limit: int
     ) -> Flight | None:
         began = self._clock()
-        planned = plan_ahead(flight, self._scheduler, drafting)
+        planned = plan_ahead(flight, self._scheduler, limit)
         if planned is None:
             return None
         plan, members = planned

@@ -27,8 +27,10 @@ from streamserve.speculation.trials import Trials
 
 RECENT = 0.1
 """Weight of the last step in the recent throughput."""
-IDLE_DECISIONS = 16
-"""Decisions in a row against draft tokens after which the policy is asked less often."""
+FEWEST_BETWEEN = 8
+MOST_BETWEEN = 64
+"""The fewest and most plain steps between two decisions of the policy, where steps run ahead: each decision
+against draft tokens doubles them, as a step that waits for one leaves the device idle."""
 FLAT = 1.2
 """Trees are verified as a whole, before they are known, in a step that takes at most so many times as long as
 a plain one: leaving out nodes could save little."""
@@ -171,10 +173,11 @@ class Speculation:
         return self.policy.drafts and not (self.exploration.plain_steps or self.guard.suppressing)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether requests have had no draft tokens for long, or are not to have any: the policy need not be
-        asked at every step."""
-        return self.exploration.plain_steps >= IDLE_DECISIONS or self.guard.suppressing
+    def steps_between(self) -> int:
+        """Plain steps after which the policy is to be asked again."""
+        if self.guard.suppressing:
+            return MOST_BETWEEN
+        return min(MOST_BETWEEN, FEWEST_BETWEEN << min(self.exploration.plain_steps, MOST_BETWEEN))
 
     def draft_cost(self, shapes: Sequence[Shape]) -> float:
         """Return the seconds of drafting trees of these shapes: a pass for each level, over the nodes of that
@@ -237,7 +240,7 @@ class Round:
 
     def _choose_shapes(self) -> list[Shape]:
         candidates, speculation = self._batch.candidates, self._speculation
-        if not (speculation.policy.drafts and candidates):
+        if not (speculation.policy.drafts and candidates) or self._refused():
             return [PLAIN] * len(candidates)
         kv_tokens, step_cost = self._batch.kv_tokens, speculation.step_cost
         self._step = cache(lambda query_tokens: step_cost(query_tokens, kv_tokens))
@@ -253,6 +256,12 @@ class Round:
             outlook, proposed, lambda query_tokens: step_cost.lower_bound(query_tokens, kv_tokens)
         )
         return shapes
+
+    def _refused(self) -> bool:
+        """Return whether the throughput guard refuses draft tokens whatever the policy proposes, which then
+        need not be asked."""
+        speculation = self._speculation
+        return speculation.policy.weighs_costs and speculation.guard.refuses(len(self._batch.requirements))
 
     def _allowed(self, proposed: Sequence[Shape]) -> bool:
         """Return whether the throughput guard lets requests have the proposed shapes."""
@@ -363,10 +372,13 @@ class Round:
         if total > 0:
             speculation.throughput += RECENT * (step.tokens / total - speculation.throughput)
         speculation.last = self._learn_acceptance(step) if step.verified else NOTHING_VERIFIED
-        if step.interval is not None and self._drafted_as_usual:
+        if step.interval is not None:
             plain = Mode.AHEAD if step.ahead else Mode.PLAIN
             mode = Mode.SPECULATING if self.drafted else plain
-            speculation.guard.observe(step.decoding, mode, step.tokens, step.interval)
+            if self._drafted_as_usual:
+                speculation.guard.observe(step.decoding, mode, step.tokens, step.interval)
+            elif self.drafting_seconds:
+                speculation.guard.count_loss(step.decoding, step.tokens, step.interval)
 
     def _learn_acceptance(self, step: MeasuredStep) -> Verification:
         speculation = self._speculation

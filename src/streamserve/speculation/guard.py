@@ -97,11 +97,16 @@ class _Bin:
         """Record a step."""
         if mode is not Mode.SPECULATING:
             self.waited += seconds
-        elif self.suppressed and self.plain.known:
-            self.lost += seconds - tokens / self.plain.rate
+        else:
+            self.count_loss(tokens, seconds)
         self.means[mode].add(tokens, seconds)
         if not self.suppressed and mode is Mode.SPECULATING and self.slower:
             self._suppress(TRIAL_STEPS * seconds)
+
+    def count_loss(self, tokens: int, seconds: float) -> None:
+        """Count what a step of a trial lost."""
+        if self.suppressed and self.plain.known:
+            self.lost += seconds - tokens / self.plain.rate
 
     def _suppress(self, trial_seconds: float) -> None:
         """Suppress speculation until a trial of `trial_seconds` loses little of the time since."""
@@ -109,6 +114,11 @@ class _Bin:
         expected = trial_seconds * (1 - speculating.rate / plain.rate)
         self.suppressed, self.wait = True, max(self.lost, expected) / LOSS
         self.trial, self.waited, self.lost = 0, 0.0, 0.0
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no trial runs or is due."""
+        return self.suppressed and not self.trial and self.waited < self.wait
 
     def allows(self) -> bool:
         """Count a step in which the policy would speculate; returns whether it may."""
@@ -119,7 +129,7 @@ class _Bin:
             if not self.trial:
                 self._end_trial()
             return not self.suppressed or self.trial > 0
-        if self.waited < self.wait:
+        if self.refuses:
             return False
         self.trial = TRIAL_STEPS
         self.means[Mode.SPECULATING].fade(0.5)
@@ -147,11 +157,23 @@ class ThroughputGuard:
         self.suppressing = not self._bin(requests).allows()
         return not self.suppressing
 
+    def refuses(self, requests: int) -> bool:
+        """Return whether requests are to have no draft tokens in a step of so many decoding requests,
+        without counting it if they may have some."""
+        self.suppressing = self._bin(requests).refuses
+        return self.suppressing
+
     def observe(self, requests: int, mode: Mode, tokens: int, seconds: float) -> None:
         """Record a step of so many decoding requests and nothing else, which yielded `tokens` in the
         `seconds` since the end of the step before."""
         if requests and seconds > 0:
             self._bin(requests).observe(mode, tokens, seconds)
+
+    def count_loss(self, requests: int, tokens: int, seconds: float) -> None:
+        """Count a speculating step that is no measure of later ones, since the draft model had to read much
+        text before it: a trial loses its time too."""
+        if requests and seconds > 0:
+            self._bin(requests).count_loss(tokens, seconds)
 
     def _bin(self, requests: int) -> _Bin:
         """Return the bin; a new one begins as a copy of the nearest one."""
