@@ -124,7 +124,7 @@ def make(
         draft_cache = backend.cache(draft.spec, blocks, BLOCK_SIZE, dtype)
         draft_model = backend.model(draft, draft.spec, dtype)
         passes = backend.runner(draft_model, draft_cache)
-        drafter = ModelDrafter(passes, draft_cache, DRAFT, chains=DeviceChains(passes, runner.places))
+        drafter = ModelDrafter(passes, draft_cache, DRAFT, chains=DeviceChains(passes, runner))
     return Bench(weights.spec, runner, blocks, drafter)
 
 

@@ -2,7 +2,7 @@
 verifying."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from streamserve.engine.batch import RunningAverages
@@ -23,6 +23,10 @@ from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round
 from streamserve.speculation.outlook import Candidate
 from streamserve.speculation.shapes import PLAIN, Shape, fit
 from streamserve.speculation.tree import TokenTree
+
+DRAFT_AHEAD = True
+"""Whether a device begins to draft for the next step before the host knows the results of the present
+one."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class Drafting:
             if shape != PLAIN
         }
         if not requests:
+            if isinstance(self._drafter, DeviceDrafter):
+                self._drafter.forget_ahead()
             return round, {}
         self._enter(requests)
         started = self._clock()
@@ -109,6 +115,25 @@ class Drafting:
         if isinstance(self._drafter, DeviceDrafter) and decodes and round.verifies_all(shapes):
             return self._drafter.pending_trees()
         return {}
+
+    def draft_ahead(self, plan: StepPlan) -> None:
+        """Let the device draft for the step after `plan`, which was launched and verifies chains that are not
+        known yet: if all its sequences have one, and there is memory for as many draft tokens again."""
+        pending, spans, tables = self._pending, plan.spans, self._scheduler.tables
+        if not (DRAFT_AHEAD and pending and isinstance(self._drafter, DeviceDrafter)):
+            return
+        if any(span.tree is None or span.sequence not in pending.requests for span in spans):
+            return
+        depth, requests = max(shape.depth for shape in pending.shapes), []
+        verified = [len(span.tree.tokens) - 1 for span in spans if span.tree]
+        for span, nodes in zip(spans, verified, strict=True):
+            sequence, slots = self._scheduler.sequences[span.sequence], 1 + nodes + depth
+            if tables.free_slots(sequence) < slots:
+                return
+            tables.grow(sequence, slots)
+            request = pending.requests[span.sequence]
+            requests.append(replace(request, depth=depth, nodes=depth, blocks=list(sequence.kv.blocks)))
+        self._drafter.draft_ahead(requests, verified)
 
     def collect_pending(self, round: Round) -> float:
         """Collect the trees that the step of `round`, which has ended, verified before they were known.

@@ -203,6 +203,8 @@ class Engine:
         flight = self._pipeline.next() or self._plan()
         limit = MAX_AHEAD if self.drafter is None else min(MAX_AHEAD, self.speculation.steps_between)
         self._pipeline.start(flight, self.speculation, limit)
+        if self._pipeline.can_follow:
+            self._drafting.draft_ahead(flight.plan)
         self._learn_last()  # while a device computes
         result, spent = self._pipeline.finish(
             flight, self.speculation.step_cost, lambda: self._drafting.collect_pending(flight.round)

@@ -62,6 +62,13 @@ class StepPipeline:
         """Whether a step was launched ahead and is not finished."""
         return self._ahead is not None
 
+    @property
+    def can_follow(self) -> bool:
+        """Whether work may be launched that takes the tokens of the step launched last from the device."""
+        return bool(
+            self._async_executor and self._async_executor.can_follow() and not self._transfers.enabled
+        )
+
     def next(self) -> Flight | None:
         """Return the step that was launched ahead, if there is one; it is to be started and finished next."""
         flight, self._ahead = self._ahead, None
@@ -76,7 +83,7 @@ class StepPipeline:
             self._enter([flight], speculation.step_cost)
             self._launched_at = self._clock()
             self._async_executor.launch(flight.plan)
-        if self._async_executor.can_follow() and not self._transfers.enabled:
+        if self.can_follow:
             self._ahead = self._launch_ahead(self._async_executor, flight, speculation, limit)
         if flight.ahead and self._ahead is None:
             self._enter([flight], speculation.step_cost)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.engine import drafting
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import StepPlan
+from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import DraftVerified, Submit, Token
@@ -37,6 +39,7 @@ class Run:
         self.plans: list[StepPlan] = []
         self.texts: dict[str, list[int]] = {}
         self.accepted = 0
+        self.drafter = loaded.drafter
         self._note_plans(loaded.executor)
         for number in range(3):
             prompt = [5 + number, 9, 4 + number] * (number + 1)
@@ -58,6 +61,12 @@ class Run:
         executor.launch = noting
 
     @property
+    def followed(self) -> int:
+        """Rounds of chains that were drafted before the tokens before them were known."""
+        assert isinstance(self.drafter, ModelDrafter)
+        return self.drafter.followed
+
+    @property
     def unknown(self) -> int:
         """Draft tokens that were verified before they were known."""
         trees = [span.tree for plan in self.plans for span in plan.spans if span.tree]
@@ -72,6 +81,7 @@ def test_chains_are_verified_before_they_are_known(shared_checkpoint: Any, polic
     assert drafted.unknown > 0
     counters = drafted.speculation.counters
     assert drafted.accepted > 0.8 * counters.verified, "the draft model is the target"
+    assert drafted.followed > 0.5 * counters.drafts / 3, "the device began before the host knew the tokens"
     assert counters.verified > 0
     assert counters.drafts > 0
     assert all(token >= 0 for text in drafted.texts.values() for token in text)
@@ -102,3 +112,21 @@ def test_trees_and_sampled_requests_are_collected_first(shared_checkpoint: Any) 
     drafted = Run(folder, str(folder), "fixed:4", SAMPLED)
     assert drafted.unknown == 0
     assert drafted.texts == plain.texts
+
+
+@pytest.mark.parametrize("draft", ["self:1", "other"])
+@pytest.mark.parametrize("policy", ["fixed:1", "fixed:3", "fixed:6"])
+def test_what_is_drafted_ahead_is_what_is_drafted_afterwards(
+    shared_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, policy: str, draft: str
+) -> None:
+    """Drafts that are seldom right: the numbers of accepted tokens differ from chain to chain."""
+    folder = shared_checkpoint("llama")
+    draft = str(shared_checkpoint("llama", num_hidden_layers=1)) if draft == "other" else draft
+    ahead = Run(folder, draft, policy)
+    monkeypatch.setattr(drafting, "DRAFT_AHEAD", False)
+    after = Run(folder, draft, policy)
+    assert ahead.followed > 0 == after.followed
+    assert ahead.texts == after.texts
+    assert ahead.accepted == after.accepted
+    assert ahead.speculation.counters.accepted_at == after.speculation.counters.accepted_at
+    assert ahead.unknown == after.unknown

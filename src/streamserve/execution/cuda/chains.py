@@ -95,45 +95,85 @@ class DraftedChains:
 class DeviceChains:
     """Drafts chains (ChainDrafting) with the model of `runner`."""
 
-    def __init__(self, runner: Runner, places: Tensor | None = None) -> None:
-        """`places`: where the draft tokens are left for the passes of the target (Runner.places)."""
+    def __init__(self, runner: Runner, target: Runner | None = None) -> None:
+        """The draft tokens are left in the results of `target`, for its passes."""
         self.runner = runner
-        self._placed = places is not None
+        self._target = target
         device, largest = runner.model.device, LoopShape(MAX_PASSES, ForwardShape(ROWS[-1], 0, (), True))
         self._uploads = Uploads(device, self._fields(largest).size)
-        self._places = torch.zeros(PLACES, dtype=torch.int32, device=device) if places is None else places
+        unplaced = torch.zeros(PLACES if target is None else 0, dtype=torch.int32, device=device)
+        self._places = unplaced if target is None else target.places
 
     def fits(self, chains: int, length: int) -> bool:
         """As ChainDrafting.fits."""
         return chains <= ROWS[-1] and length <= MAX_PASSES + 1
 
+    def follows(self, spans: Sequence[Span]) -> bool:
+        """As ChainDrafting.follows: not for layers with windows, whose first slots would depend on the
+        results."""
+        windows = any(window is not None for window in self.runner.windows)
+        rows = sum(len(span.tokens) for span in spans)
+        return self._target is not None and not windows and rows <= ROWS[-1]
+
     @torch.inference_mode()
     def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
         """As ChainDrafting.draft: launches everything, and waits for nothing."""
-        runner, levels = self.runner, max(lengths)
-        stopwatch = Stopwatch(runner.model.device)
+        return self._draft(spans, np.array(lengths), Stopwatch(self.runner.model.device))
+
+    @torch.inference_mode()
+    def follow(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
+        """As ChainDrafting.follow: launches everything, and waits for nothing."""
+        assert self._target
+        stopwatch, count = Stopwatch(self.runner.model.device), len(spans)
+        accepted, tokens = (part[:count] for part in self._target.walked)
+        width = tokens.shape[1]
+        known = torch.arange(width, device=tokens.device) < accepted[:, None]
+        self.runner.places[: count * width].view(count, width).copy_(torch.where(known, tokens, 0).clamp(0))
+        placed = [_from_places(span, chain * width) for chain, span in enumerate(spans)]
+        return self._draft(placed, np.array(lengths), stopwatch, accepted - 1)
+
+    def _draft(
+        self, spans: Sequence[Span], lengths: Ints, stopwatch: Stopwatch, after: Tensor | None = None
+    ) -> DraftedChains:
+        """Draft after the spans or, if `after` [chains] is given, after their first 1 + after[i] tokens."""
+        runner, levels = self.runner, int(lengths.max())
         layout = lay_out(spans, runner.cache.block_size)
         hidden = runner.forward(layout)
         finite = to_host(finite_rows(hidden))
-        chosen = runner.choose_likeliest(np.array([part.root for part in layout.parts], np.int32))
+        last = [part.root if after is None else part.offset for part in layout.parts]
+        chosen = runner.choose_likeliest(np.array(last, np.int32), after)
         drafted = self._places[: levels * chosen.numel()].view(levels, *chosen.shape)
         drafted[0].copy_(chosen)
         if levels > 1:
-            self._loop(spans, np.array(lengths), drafted)
+            self._loop(spans, lengths, drafted, after)
         host = to_host(drafted)
         runner.waits += 1
         stopwatch.stop()
-        return DraftedChains(len(spans), host, finite, self._placed, stopwatch)
+        return DraftedChains(len(spans), host, finite, self._target is not None, stopwatch)
 
-    def _loop(self, spans: Sequence[Span], lengths: Ints, drafted: Tensor) -> None:
+    def _loop(self, spans: Sequence[Span], lengths: Ints, drafted: Tensor, after: Tensor | None) -> None:
         """Launch the passes of all draft tokens but each chain's last, after the first ones were `drafted`
         [levels, 2, rows]: tokens and their probabilities."""
-        starts = np.array([span.start + len(span.tokens) for span in spans])
-        prepared = self._prepare(spans, starts, lengths)
+        ends = np.array([span.start + len(span.tokens) for span in spans])
+        prepared = self._prepare(spans, ends, lengths)
+        starts = ends if after is None else np.array([span.start + 1 for span in spans])
         shape = LoopShape(int(lengths.max()) - 1, prepared.shape)
         fields, buffer = self._fields(shape), self._uploads.buffer
+        views = fields.views(buffer)
         self._uploads.upload(fields, self._arrays(prepared, shape, starts, lengths))
-        self.runner.graphs.run(shape, lambda: self._passes(fields.views(buffer), shape, drafted))
+        if after is not None:
+            self._shift(views, after)
+        self.runner.graphs.run(shape, lambda: self._passes(views, shape, drafted))
+
+    def _shift(self, views: Mapping[str, Tensor], after: Tensor) -> None:
+        """Move the rows of chain i by after[i] positions."""
+        chains, size = len(after), self.runner.cache.block_size
+        live = views["sources"][:, :chains] >= 0
+        positions, slots = views["positions"][:, :chains], views["slots"][:, :chains]
+        positions += after * live
+        views["limits"][:, :chains] += after * live
+        blocks = self.runner.tables[:chains].gather(1, (positions // size).t().long()).t()
+        slots.copy_(torch.where(live, blocks * size + positions % size, slots))
 
     def _prepare(self, spans: Sequence[Span], starts: Ints, lengths: Ints) -> PreparedPass:
         """Prepare a pass of one row a chain that sees the slots of the whole chains."""
@@ -181,6 +221,12 @@ def _loop_fields(shape: LoopShape, windows: int, padding_slot: int) -> Fields:
         replace(field, shape=(shape.passes, rows)) if _differs(field.name) else field for field in fields
     )
     return Fields((Field("draws", (rows, DRAW_WORDS)), *by_level))
+
+
+def _from_places(span: Span, first: int) -> Span:
+    """Return a span whose tokens are on the device, at places from `first` on."""
+    tokens = [-1 - place for place in range(first, first + len(span.tokens))]
+    return Span(span.sequence, span.start, tokens, span.blocks)
 
 
 def _differs(name: str) -> bool:

@@ -141,10 +141,10 @@ class DeviceBackend:
         cache: KVCache,
         rejection_sampling: bool,
         grammars: Grammars | None,
-        places: Tensor | None = None,
+        runner: Runner | None = None,
     ) -> ModelDrafter | NGramDrafter | None:
         """Return the drafter for `target`, if any: with a separate KV pool or on the target's `cache`. It
-        leaves draft tokens at `places` (Runner.places)."""
+        leaves draft tokens where the target's `runner` finds them."""
         eos = target.spec.eos_token_ids
         if draft.kind == "ngram":
             return NGramDrafter(eos, grammars)
@@ -164,7 +164,7 @@ class DeviceBackend:
         else:
             raise CheckpointError(f"--draft: {draft.kind} drafters are not supported on a device")
         passes = self.runner(model, draft_cache)
-        chains = DeviceChains(passes, places)
+        chains = DeviceChains(passes, runner)
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars, chains=chains)
 
 
@@ -278,7 +278,7 @@ def _load(
     cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype, source.kv_quantized)
     grammars = make_grammars(vocabulary, spec)
     runner, rejection = backend.runner(model, cache), config.speculation_mode == "rejection"
-    drafter = backend.drafter(source.draft, model, cache, rejection, grammars, runner.places)
+    drafter = backend.drafter(source.draft, model, cache, rejection, grammars, runner)
     caches = all_caches(cache, drafter)
     host = DeviceHostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
     memory = allocate(sizes.blocks * sizes.block_bytes) if allocate else None

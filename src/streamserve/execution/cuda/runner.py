@@ -118,6 +118,7 @@ class Runner:
         self._logits: dict[SampleShape, Tensor] = {}
         """Where the logits of each shape are: all in one memory, but for shapes from before it grew."""
         self._sampled: SampleShape | None = None
+        self._verified = SampleShape(0, 0)
         self._last_forward: tuple[Hashable, Callable[[], None]]
         self._last_sample: tuple[Hashable, Callable[[], object]]
 
@@ -125,6 +126,18 @@ class Runner:
     def places(self) -> Tensor:
         """Draft tokens on the device, which passes may take from their place [PLACES]."""
         return self._results[RESULTS:]
+
+    @property
+    def walked(self) -> tuple[Tensor, Tensor]:
+        """On the device, the lengths [trees] and the tokens [trees, depth] of the paths that the last
+        sampling pass accepted; trees padded."""
+        nodes, depth = self._verified.nodes, self._verified.depth
+        return self._results[:nodes], self._results[nodes : nodes * (1 + depth)].view(nodes, depth)
+
+    @property
+    def tables(self) -> Tensor:
+        """The block tables [sequences, width] of the last pass, on the device."""
+        return self._tables
 
     @property
     def firsts(self) -> int:
@@ -183,17 +196,17 @@ class Runner:
         """Launch the sampling of tokens at `nodes`, from the last forward pass; return the nodes' logits
         [nodes, vocabulary], which the next sampling pass overwrites. The KV of accepted nodes is moved to the
         slots after the root. Raises ValueError for more nodes than the results have memory for."""
-        shape = self._sampled = nodes.shape
+        shape = self._sampled = self._verified = nodes.shape
         if shape.results > RESULTS:
             raise ValueError(f"a step cannot verify {shape.nodes} nodes with paths of {shape.depth} tokens")
         return self._launch_sample(shape, sample_arrays(nodes, shape))[: len(nodes.rows)]
 
-    def choose_likeliest(self, rows: Int32s) -> Tensor:
-        """Launch the choice of the likeliest token at each of `rows` of the last forward pass, which the next
-        pass may take from there (`sources`). Returns the tokens and then the bits of their float32
-        probabilities [2, nodes], nodes padded; the next choice overwrites them."""
+    def choose_likeliest(self, rows: Int32s, after: Tensor | None = None) -> Tensor:
+        """Launch the choice of the likeliest token at each of `rows` of the last forward pass, or so many
+        rows `after` each, which the next pass may take from there (`sources`). Returns the tokens and then
+        the bits of their float32 probabilities [2, nodes], nodes padded; the next choice overwrites them."""
         shape = SampleShape(bucket(len(rows)) or len(rows), 1, scored=True)
-        self._launch_sample(shape, {"rows": rows, "draws": greedy_draws(len(rows))})
+        self._launch_sample(shape, {"rows": rows, "draws": greedy_draws(len(rows))}, after)
         return self._results[: shape.results].view(2, shape.nodes)
 
     def extend(self, views: Mapping[str, Tensor], shape: ForwardShape) -> Tensor:
@@ -206,8 +219,9 @@ class Runner:
         self._choose(self.model.logits(hidden), views["draws"], chosen)
         return self._results[: chosen.results].view(2, shape.rows)
 
-    def _launch_sample(self, shape: SampleShape, arrays: Arrays) -> Tensor:
-        """Launch a sampling pass; return the logits [nodes, vocabulary], nodes padded."""
+    def _launch_sample(self, shape: SampleShape, arrays: Arrays, after: Tensor | None = None) -> Tensor:
+        """Launch a sampling pass, at rows so many `after` those of `arrays`; return the logits [nodes,
+        vocabulary], nodes padded."""
         fields = sample_fields(shape)
         if shape.nodes > ROWS[-1] or self._states is not self._hidden:
             # Captured graphs have other inputs.
@@ -215,6 +229,8 @@ class Runner:
             uploads.upload(fields, arrays)
             return self._sample(fields.views(uploads.buffer), shape)
         self._sample_uploads.upload(fields, arrays)
+        if after is not None:
+            fields.views(self._sample_uploads.buffer)["rows"][: len(after)] += after
         self._last_sample = self._captured_sample(shape)
         self.graphs.run(*self._last_sample)
         return self._logits[shape]

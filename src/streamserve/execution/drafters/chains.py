@@ -51,3 +51,13 @@ class ChainDrafting(Protocol):
         """Begin to compute the KV of the tokens of `spans`, and to draft lengths[i] tokens after the i-th.
         The KV of all draft tokens but each chain's last is written to the slots after the span."""
         ...
+
+    def follows(self, spans: Sequence[Span]) -> bool:
+        """Return whether `follow` may be called for such spans."""
+        ...
+
+    def follow(self, spans: Sequence[Span], lengths: Sequence[int]) -> ChainsInFlight:
+        """As `draft`, after the results of the verification that the device does at present: the i-th span is
+        of the slots of all tokens that tree i may yield; its tokens, of which only the accepted ones count,
+        are on the device."""
+        ...

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.engine.plan import TARGET, DraftRequest, Span
+from streamserve.execution.drafters.ahead import Ahead, Part, parts_of
 from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
 from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.drafters.selection import (
@@ -101,20 +102,22 @@ class _TreeBuilder:
 
 @dataclass
 class _Pending:
-    """Chains that are being drafted: those of `trees`, after `spans`. `whole`: they are in use already."""
+    """Chains that are being drafted, and which `parts` of them are those of `trees`. `whole`: they are in use
+    already."""
 
     chains: ChainsInFlight
     trees: Sequence[_TreeBuilder]
-    spans: Sequence[Span]
+    parts: Sequence[Part]
     whole: bool = False
 
     def placed_trees(self) -> dict[int, TokenTree]:
         """Return the trees with each draft token's place instead of the token."""
-        return {tree.request.id: chain(self._places(number, tree)) for number, tree in enumerate(self.trees)}
+        pairs = zip(self.trees, self.parts, strict=True)
+        return {tree.request.id: chain(self._places(part, tree)) for tree, part in pairs}
 
-    def _places(self, number: int, tree: _TreeBuilder) -> list[int]:
-        levels = range(_chain_length(tree))
-        return [tree.tokens[0], *(-1 - self.chains.place(number, level) for level in levels)]
+    def _places(self, part: Part, tree: _TreeBuilder) -> list[int]:
+        levels = range(min(part.levels, _chain_length(tree)))
+        return [tree.tokens[0], *(-1 - self.chains.place(part.number, level) for level in levels)]
 
 
 class ModelDrafter:
@@ -146,21 +149,44 @@ class ModelDrafter:
         self.cache = cache
         self._trees: dict[int, TokenTree] = {}
         self._pending: _Pending | None = None
+        self._ahead: Ahead | None = None
         self.seconds = 0.0
+        self.followed = 0
+        """Rounds of chains that were drafted before the tokens before them were known."""
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Draft at once, but for chains: those are waited for when they are collected."""
-        firsts = self._passes.firsts
+        firsts, ahead, self._ahead = self._passes.firsts, self._ahead, None
         trees = [self._start(request) for request in requests]
         longest = max(map(_chain_length, trees), default=0)
         if self._chains and self._chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
+            if ahead and (parts := ahead.parts_of(requests, self.cache.block_size)):
+                self._pending, self.compiled = _Pending(ahead.chains, trees, parts), ahead.compiled
+                self.followed += 1
+                return
             spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
-            self._pending = _Pending(self._chains.draft(spans, lengths), trees, spans)
+            self._pending = _Pending(self._chains.draft(spans, lengths), trees, parts_of(spans, lengths))
         else:
             self._draft_levels(trees)
             self._finish(trees)
         self.compiled = self._passes.firsts > firsts
+
+    def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> None:
+        """As DeviceDrafter.draft_ahead."""
+        spans = [
+            self._rows(request, request.length, [0] * (1 + nodes))
+            for request, nodes in zip(requests, verified, strict=True)
+        ]
+        lengths = [request.depth for request in requests]
+        if not (self._chains and self._chains.fits(len(spans), max(lengths)) and self._chains.follows(spans)):
+            return
+        firsts, chains = self._passes.firsts, self._chains.follow(spans, lengths)
+        self._ahead = Ahead(chains, requests, parts_of(spans, lengths), self._passes.firsts > firsts)
+
+    def forget_ahead(self) -> None:
+        """As DeviceDrafter.forget_ahead."""
+        self._ahead = None
 
     def _draft_levels(self, trees: Sequence[_TreeBuilder]) -> None:
         """Draft the trees level by level."""
@@ -188,17 +214,17 @@ class ModelDrafter:
     def _take_chains(self, pending: "_Pending") -> None:
         """Take chains that have been drafted; what is drafted after an unlikely token is left out, unless the
         chains are in use as a whole."""
-        drafted, row, trees = pending.chains.wait(), 0, pending.trees
+        drafted, trees = pending.chains.wait(), pending.trees
         self.seconds = pending.chains.seconds
         self.chains_drafted += len(trees)
-        for number, (tree, span) in enumerate(zip(trees, pending.spans, strict=True)):
+        for tree, part in zip(trees, pending.parts, strict=True):
             tree.whole = pending.whole
-            tree.finite = bool(drafted.finite[row : row + len(span.tokens)].all())
-            row += len(span.tokens)
-            tokens, features = drafted.tokens[:, number].tolist(), drafted.probabilities[:, number].tolist()
+            tree.finite = bool(drafted.finite[part.row : part.row + part.count].all())
+            tokens = drafted.tokens[: part.levels, part.number].tolist()
+            features = drafted.probabilities[: part.levels, part.number].tolist()
             while tree.unfinished:
-                token = tokens[tree.depth]
-                tree.grow([[(token, features[tree.depth])] if token >= 0 else []])
+                going = tree.depth < part.levels and tokens[tree.depth] >= 0
+                tree.grow([[(tokens[tree.depth], features[tree.depth])] if going else []])
         self._finish(trees)
 
     def _unread(self, tree: _TreeBuilder) -> Span:
