@@ -10,6 +10,7 @@ from streamserve.baselines.speculation import parse_policy
 from streamserve.engine import drafting
 from streamserve.engine.engine import Engine
 from streamserve.engine.plan import StepPlan
+from streamserve.execution.cuda.warm_up import capture
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
@@ -25,12 +26,21 @@ class Run:
     """Texts of three requests, and what was drafted and accepted for them. `draft`: a model's folder or the
     drafter of --draft."""
 
-    def __init__(self, folder: Path, draft: str, policy: str, params: SamplingParams = GREEDY) -> None:
+    def __init__(
+        self, folder: Path, draft: str, policy: str, params: SamplingParams = GREEDY, captured: bool = False
+    ) -> None:
         config = ModelConfig(
             path=str(folder), draft=draft, backend="device", threads=1, dtype="float32", block_size=4,
             num_blocks=200, max_model_len=128,
         )  # fmt: skip
         loaded = load(config)
+        executor: Any = loaded.executor
+        runners = [executor._runner]
+        if isinstance(loaded.drafter, ModelDrafter):
+            runners.append(loaded.drafter._passes)
+        if captured:
+            capture(runners[0], 8, loaded.drafter)
+        known = {shape for runner in runners for shape in runner.graphs.shapes}
         self.speculation = Speculation(parse_policy(policy), default_cost)
         self.engine = Engine(
             loaded.engine_config, loaded.model_info, loaded.executor, time.perf_counter, loaded.drafter,
@@ -50,6 +60,9 @@ class Run:
                     self.texts.setdefault(event.request, []).append(event.token)
                 if isinstance(event, DraftVerified):
                     self.accepted += event.accepted
+        self.new_shapes = [
+            shape for runner in runners for shape in runner.graphs.shapes if shape not in known
+        ]
 
     def _note_plans(self, executor: Any) -> None:
         launch = executor.launch
@@ -130,3 +143,13 @@ def test_what_is_drafted_ahead_is_what_is_drafted_afterwards(
     assert ahead.accepted == after.accepted
     assert ahead.speculation.counters.accepted_at == after.speculation.counters.accepted_at
     assert ahead.unknown == after.unknown
+
+
+def test_chains_are_captured_before_there_are_requests(shared_checkpoint: Any) -> None:
+    """Afterwards, steps of few sequences compile and capture nothing that padding did not."""
+    folder = shared_checkpoint("llama")
+    warm, cold = Run(folder, str(folder), "fixed:4", captured=True), Run(folder, str(folder), "fixed:4")
+    assert warm.texts == cold.texts
+    assert warm.accepted == cold.accepted
+    assert warm.new_shapes == []
+    assert cold.new_shapes

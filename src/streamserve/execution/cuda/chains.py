@@ -13,7 +13,7 @@ computes a padding row.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -23,13 +23,17 @@ from torch import Tensor
 from streamserve.engine.plan import Span
 from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
 from streamserve.execution.cuda.draws import DRAW_WORDS
-from streamserve.execution.cuda.graphs import ROWS
+from streamserve.execution.cuda.graphs import ROWS, bucket
 from streamserve.execution.cuda.passes import (
     MAX_PASSES,
     PLACES,
+    SMALLEST_TILE,
     ForwardShape,
     PreparedPass,
+    SampleShape,
     forward_fields,
+    forward_shapes,
+    padding,
 )
 from streamserve.execution.cuda.runner import Runner, finite_rows, greedy_draws, to_host
 from streamserve.execution.drafters.chains import Chains
@@ -104,6 +108,19 @@ class DeviceChains:
         unplaced = torch.zeros(PLACES if target is None else 0, dtype=torch.int32, device=device)
         self._places = unplaced if target is None else target.places
 
+    @torch.inference_mode()
+    def warm_up(self, chains: int, levels: int) -> None:
+        """Compile and capture what drafts up to so many chains of up to `levels` tokens, on padding alone."""
+        most, runner = bucket(chains) or ROWS[-1], self.runner
+        scored = [SampleShape(rows, 1, scored=True) for rows in reversed(ROWS) if rows <= most]
+        runner.warm_up(forward_shapes(most * (levels + 1)), scored)
+        for shape in loop_shapes(most, levels):
+            fields = self._fields(shape)
+            self._uploads.upload(fields, padding(fields))
+            drafted = self._drafted(shape.passes + 1, shape.level.rows)
+            work = partial(self._passes, fields.views(self._uploads.buffer), shape, drafted)
+            runner.graphs.prepare(shape, work)
+
     def fits(self, chains: int, length: int) -> bool:
         """As ChainDrafting.fits."""
         return chains <= ROWS[-1] and length <= MAX_PASSES + 1
@@ -142,7 +159,7 @@ class DeviceChains:
         finite = to_host(finite_rows(hidden))
         last = [part.root if after is None else part.offset for part in layout.parts]
         chosen = runner.choose_likeliest(np.array(last, np.int32), after)
-        drafted = self._places[: levels * chosen.numel()].view(levels, *chosen.shape)
+        drafted = self._drafted(levels, chosen.shape[1])
         drafted[0].copy_(chosen)
         if levels > 1:
             self._loop(spans, lengths, drafted, after)
@@ -183,7 +200,12 @@ class DeviceChains:
         ]
         layout = lay_out(ends, self.runner.cache.block_size)
         # Windows begin where the first pass's do.
-        return self.runner.prepare(replace(layout, positions=np.minimum(starts, layout.positions)))
+        prepared = self.runner.prepare(replace(layout, positions=np.minimum(starts, layout.positions)))
+        return replace(prepared, shape=replace(prepared.shape, combined=True))  # one loop fewer to capture
+
+    def _drafted(self, levels: int, rows: int) -> Tensor:
+        """Return the places [levels, 2, rows] of draft tokens and their probabilities."""
+        return self._places[: levels * 2 * rows].view(levels, 2, rows)
 
     def _arrays(self, prepared: PreparedPass, shape: LoopShape, starts: Ints, lengths: Ints) -> Arrays:
         """Return the arrays of a loop: those of `prepared`, with a row for each level where levels differ."""
@@ -211,6 +233,16 @@ class DeviceChains:
 
     def _fields(self, shape: LoopShape) -> Fields:
         return _loop_fields(shape, len(self.runner.windows), self.runner.padding_slot)
+
+
+def loop_shapes(chains: int, levels: int) -> list[LoopShape]:
+    """Return the loops that draft up to so many chains of up to `levels` tokens, the largest first."""
+    return [
+        LoopShape(passes, ForwardShape(rows, 0, SMALLEST_TILE, True))
+        for rows in reversed(ROWS)
+        if rows <= chains
+        for passes in range(levels - 1, 0, -1)
+    ]
 
 
 @lru_cache(maxsize=1024)

@@ -283,7 +283,7 @@ def _load(
     host = DeviceHostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
     memory = allocate(sizes.blocks * sizes.block_bytes) if allocate else None
     if device.type == "cuda":
-        capture(runner, config.max_num_seqs)
+        capture(runner, config.max_num_seqs, drafter)
     return Loaded(
         DeviceExecutor(runner, spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),

@@ -162,10 +162,12 @@ def attention_shape(plan: AttentionArrays) -> tuple[Tiles, bool]:
 def forward_shape(rows: int, plan: AttentionArrays) -> ForwardShape:
     """Return the padded shape of a pass of `rows`. Captured passes with a prompt chunk, but no trees, have
     one shape for each number of rows: a tile size that does not occur costs an empty launch, while each
-    combination of tile sizes would need a graph."""
+    combination of tile sizes would need a graph. Those with trees may always combine partial results."""
     words = max(work.bits.shape[1] for work in plan.works.values())
     shape = ForwardShape(bucket(rows) or rows, words, *attention_shape(plan))
-    if shape.captured and not words and shape.tiles != SMALLEST_TILE:
+    if shape.captured and words:
+        return replace(shape, combined=True)
+    if shape.captured and shape.tiles != SMALLEST_TILE:
         return replace(shape, tiles=ALL_TILES, combined=True)
     return shape
 
@@ -188,6 +190,31 @@ def sample_shapes(sequences: int) -> list[SampleShape]:
     """Return the shapes of sampling one token for each of up to `sequences` sequences, the largest first."""
     most = bucket(min(sequences, ROWS[-1])) or ROWS[-1]
     return [SampleShape(rows, 1) for rows in reversed(ROWS) if rows <= most]
+
+
+def chain_forward_shapes(rows: int, levels: int) -> list[ForwardShape]:
+    """Return the shapes of verifying chains of up to `levels` draft tokens, of so many rows in all, the
+    largest first."""
+    words = -(-(levels + 1) // 32)
+    occurring = [(True, False, False), (False, True, False), (True, True, False)]
+    return [
+        ForwardShape(size, words, tiles, True)
+        for size in reversed(ROWS)
+        if 1 < size <= rows
+        for tiles in occurring
+    ]
+
+
+def chain_sample_shapes(rows: int, levels: int) -> list[SampleShape]:
+    """As chain_forward_shapes, of the choice of tokens."""
+    depths = sorted({bucket(level + 1, DEPTHS) or DEPTHS[-1] for level in range(1, levels + 1)})
+    return [
+        SampleShape(size, depth)
+        for size in reversed(ROWS)
+        if size <= rows
+        for depth in depths
+        if size >= depth
+    ]
 
 
 def placed(tokens: NDArray[np.integer]) -> Int32s:

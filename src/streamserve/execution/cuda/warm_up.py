@@ -14,27 +14,49 @@ from contextlib import contextmanager
 
 import torch
 
+from streamserve.engine.plan import Drafter
 from streamserve.execution.cuda.attention import TILES
+from streamserve.execution.cuda.chains import DeviceChains
+from streamserve.execution.cuda.graphs import ROWS, bucket
 from streamserve.execution.cuda.passes import (
     ForwardShape,
     SampleShape,
+    chain_forward_shapes,
+    chain_sample_shapes,
     forward_shapes,
     sample_shapes,
 )
 from streamserve.execution.cuda.runner import Runner
+from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
+CHAINS = 16
+CHAIN_LEVELS = 8
+"""What is captured before there are requests: up to so many chains of up to so many draft tokens. Others are
+captured when they occur."""
+
 MakeRunner = Callable[[], Runner]
 
 
-def capture(runner: Runner, sequences: int) -> None:
+def capture(runner: Runner, sequences: int, drafter: Drafter | None = None) -> None:
     """Capture the passes of steps of up to `sequences` sequences, the largest first, and run larger ones
-    once."""
+    once; and the chains of a `drafter` on the device."""
     began = time.monotonic()
     runner.warm_up(forward_shapes(sequences), sample_shapes(sequences))
     log.info("captured the passes of up to %d sequences in %.1f s", sequences, time.monotonic() - began)
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.chains, DeviceChains):
+        _capture_chains(runner, drafter.chains, sequences)
+
+
+def _capture_chains(runner: Runner, chains: DeviceChains, sequences: int) -> None:
+    """Capture what drafts chains for up to CHAINS of the sequences, and what verifies them."""
+    began, count = time.monotonic(), min(CHAINS, sequences)
+    rows = bucket(count * (CHAIN_LEVELS + 1)) or ROWS[-1]
+    chains.warm_up(count, CHAIN_LEVELS)
+    runner.warm_up(chain_forward_shapes(rows, CHAIN_LEVELS), chain_sample_shapes(rows, CHAIN_LEVELS))
+    log.info("captured chains of draft tokens for %d sequences in %.1f s", count, time.monotonic() - began)
 
 
 def layers_of_all_kinds(spec: ModelSpec) -> int:

@@ -143,7 +143,7 @@ class ModelDrafter:
         self._states = PathStates(eos_token_ids, grammars)
         self._selector = selector
         self._passes = passes
-        self._chains = chains
+        self.chains = chains
         self.chains_drafted = 0
         self.compiled = False
         self.cache = cache
@@ -160,13 +160,13 @@ class ModelDrafter:
         firsts, ahead, self._ahead = self._passes.firsts, self._ahead, None
         trees = [self._start(request) for request in requests]
         longest = max(map(_chain_length, trees), default=0)
-        if self._chains and self._chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
+        if self.chains and self.chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
             if ahead and (parts := ahead.parts_of(requests, self.cache.block_size)):
                 self._pending, self.compiled = _Pending(ahead.chains, trees, parts), ahead.compiled
                 self.followed += 1
                 return
             spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
-            self._pending = _Pending(self._chains.draft(spans, lengths), trees, parts_of(spans, lengths))
+            self._pending = _Pending(self.chains.draft(spans, lengths), trees, parts_of(spans, lengths))
         else:
             self._draft_levels(trees)
             self._finish(trees)
@@ -179,9 +179,9 @@ class ModelDrafter:
             for request, nodes in zip(requests, verified, strict=True)
         ]
         lengths = [request.depth for request in requests]
-        if not (self._chains and self._chains.fits(len(spans), max(lengths)) and self._chains.follows(spans)):
+        if not (self.chains and self.chains.fits(len(spans), max(lengths)) and self.chains.follows(spans)):
             return
-        firsts, chains = self._passes.firsts, self._chains.follow(spans, lengths)
+        firsts, chains = self._passes.firsts, self.chains.follow(spans, lengths)
         self._ahead = Ahead(chains, requests, parts_of(spans, lengths), self._passes.firsts > firsts)
 
     def forget_ahead(self) -> None:
