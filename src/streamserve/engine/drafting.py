@@ -65,6 +65,8 @@ class Drafting:
         self._averages = averages
         self._journal = journal
         self._pending: _Pending | None = None
+        self._collected = 0.0
+        """When the last step ended whose trees were not known: drafting ahead of its results began then."""
         self._read: dict[int, tuple[int, int]] = {}
         """For a drafter without KV: epoch and length of each sequence's latest request."""
 
@@ -94,7 +96,8 @@ class Drafting:
         self._observer.on_event("mid-draft")
         catch_up = sum(self._unread(request) for request in requests.values())
         if pending := self._pending_trees(proposals, round, shapes):
-            self._pending = _Pending(requests, shapes, catch_up, started)
+            began = self._collected if self._drafts_ahead else started
+            self._pending = _Pending(requests, shapes, catch_up, began)
             return round, pending
         trees = self._collect(requests, started)
         spent = self._clock() - started
@@ -105,6 +108,10 @@ class Drafting:
     @property
     def _compiled(self) -> bool:
         return isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
+
+    @property
+    def _drafts_ahead(self) -> bool:
+        return isinstance(self._drafter, DeviceDrafter) and self._drafter.began_ahead
 
     def _pending_trees(
         self, proposals: list[Proposal], round: Round, shapes: list[Shape]
@@ -141,6 +148,7 @@ class Drafting:
         pending, self._pending = self._pending, None
         if pending is None:
             return 0.0
+        self._collected = self._clock()
         trees = self._collect(pending.requests, pending.started)
         seconds = self._drafter.seconds if isinstance(self._drafter, DeviceDrafter) else 0.0
         round.record_drafting(trees, pending.shapes, pending.catch_up, 0.0 if self._compiled else seconds)

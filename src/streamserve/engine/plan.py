@@ -249,6 +249,11 @@ class DeviceDrafter(Drafter, Protocol):
         """How long it took to draft the pending trees collected last."""
         ...
 
+    @property
+    def began_ahead(self) -> bool:
+        """Whether `draft_ahead` began the trees that are pending."""
+        ...
+
     def pending_trees(self) -> dict[int, TokenTree]:
         """Return the trees that are being drafted, to be verified as a whole and collected afterwards; none
         where they must be collected first. A draft token is negative: -1 - p is at place p of the device."""

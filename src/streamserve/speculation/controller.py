@@ -29,8 +29,8 @@ RECENT = 0.1
 """Weight of the last step in the recent throughput."""
 FEWEST_BETWEEN = 8
 MOST_BETWEEN = 64
-"""The fewest and most plain steps between two decisions of the policy, where steps run ahead: each decision
-against draft tokens doubles them, as a step that waits for one leaves the device idle."""
+"""The fewest and most plain steps between two decisions of the policy, where steps run ahead: every
+second decision against draft tokens doubles them, as a step that waits for one leaves the device idle."""
 FLAT = 1.2
 """Trees are verified as a whole, before they are known, in a step that takes at most so many times as long as
 a plain one: leaving out nodes could save little."""
@@ -177,7 +177,7 @@ class Speculation:
         """Plain steps after which the policy is to be asked again."""
         if self.guard.suppressing:
             return MOST_BETWEEN
-        return min(MOST_BETWEEN, FEWEST_BETWEEN << min(self.exploration.plain_steps, MOST_BETWEEN))
+        return min(MOST_BETWEEN, FEWEST_BETWEEN << min(self.exploration.plain_steps // 2, MOST_BETWEEN))
 
     def draft_cost(self, shapes: Sequence[Shape]) -> float:
         """Return the seconds of drafting trees of these shapes: a pass for each level, over the nodes of that

@@ -151,6 +151,7 @@ class ModelDrafter:
         self._pending: _Pending | None = None
         self._ahead: Ahead | None = None
         self.seconds = 0.0
+        self.began_ahead = False
         self.followed = 0
         """Rounds of chains that were drafted before the tokens before them were known."""
 
@@ -158,12 +159,13 @@ class ModelDrafter:
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Draft at once, but for chains: those are waited for when they are collected."""
         firsts, ahead, self._ahead = self._passes.firsts, self._ahead, None
+        self.began_ahead = False
         trees = [self._start(request) for request in requests]
         longest = max(map(_chain_length, trees), default=0)
         if self.chains and self.chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
             if ahead and (parts := ahead.parts_of(requests, self.cache.block_size)):
                 self._pending, self.compiled = _Pending(ahead.chains, trees, parts), ahead.compiled
-                self.followed += 1
+                self.followed, self.began_ahead = self.followed + 1, True
                 return
             spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
             self._pending = _Pending(self.chains.draft(spans, lengths), trees, parts_of(spans, lengths))
