@@ -123,24 +123,25 @@ class Drafting:
             return self._drafter.pending_trees()
         return {}
 
-    def draft_ahead(self, plan: StepPlan) -> None:
+    def draft_ahead(self, plan: StepPlan) -> bool:
         """Let the device draft for the step after `plan`, which was launched and verifies chains that are not
-        known yet: if all its sequences have one, and there is memory for as many draft tokens again."""
+        known yet: if all its sequences have one, and there is memory for as many draft tokens again.
+        Returns whether the step's time is no measure of later ones, since something was compiled."""
         pending, spans, tables = self._pending, plan.spans, self._scheduler.tables
         if not (DRAFT_AHEAD and pending and isinstance(self._drafter, DeviceDrafter)):
-            return
+            return False
         if any(span.tree is None or span.sequence not in pending.requests for span in spans):
-            return
+            return False
         depth, requests = max(shape.depth for shape in pending.shapes), []
         verified = [len(span.tree.tokens) - 1 for span in spans if span.tree]
         for span, nodes in zip(spans, verified, strict=True):
             sequence, slots = self._scheduler.sequences[span.sequence], 1 + nodes + depth
             if tables.free_slots(sequence) < slots:
-                return
+                return False
             tables.grow(sequence, slots)
             request = pending.requests[span.sequence]
             requests.append(replace(request, depth=depth, nodes=depth, blocks=list(sequence.kv.blocks)))
-        self._drafter.draft_ahead(requests, verified)
+        return self._drafter.draft_ahead(requests, verified)
 
     def collect_pending(self, round: Round) -> float:
         """Collect the trees that the step of `round`, which has ended, verified before they were known.

@@ -203,13 +203,12 @@ class Engine:
         flight = self._pipeline.next() or self._plan()
         limit = MAX_AHEAD if self.drafter is None else min(MAX_AHEAD, self.speculation.steps_between)
         self._pipeline.start(flight, self.speculation, limit)
-        if self._pipeline.can_follow:
-            self._drafting.draft_ahead(flight.plan)
+        compiled = self._pipeline.can_follow and self._drafting.draft_ahead(flight.plan)
         self._learn_last()  # while a device computes
         result, spent = self._pipeline.finish(
             flight, self.speculation.step_cost, lambda: self._drafting.collect_pending(flight.round)
         )
-        self._record(flight, result, spent)
+        self._record(flight, result, spent, compiled or result.compiled)
         self.transfers.issue()
         events = self._commit(flight, result)
         plan = flight.plan
@@ -254,8 +253,9 @@ class Engine:
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         return Flight(plan, round, proposals, members, started)
 
-    def _record(self, flight: Flight, result: StepResult, spent: float) -> None:
-        """Record a step that took `spent` seconds, before its results are committed."""
+    def _record(self, flight: Flight, result: StepResult, spent: float, compiled: bool) -> None:
+        """Record a step that took `spent` seconds, before its results are committed. `compiled` as
+        StepResult.compiled, of the step and of what was launched with it."""
         plan = flight.plan
         self._observer.on_event("verified-before-commit")
         self._journal.enter("commit", flight.members, plan=plan)
@@ -264,7 +264,7 @@ class Engine:
             spent,
         )
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
-        if plan.spans and spent > 0 and not result.compiled:
+        if plan.spans and spent > 0 and not compiled:
             self._unlearned = flight, result, spent, self._pipeline.interval
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:

@@ -259,10 +259,11 @@ class DeviceDrafter(Drafter, Protocol):
         where they must be collected first. A draft token is negative: -1 - p is at place p of the device."""
         ...
 
-    def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> None:
+    def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
         """Begin to draft, if the drafter can, chains of the depths of `requests` after what the step launched
         last yields: it verifies for the i-th request a chain of verified[i] draft tokens, as tree i. The next
-        `begin` takes them, if it asks for chains after just these tokens."""
+        `begin` takes them, if it asks for chains after just these tokens. Returns whether kernels were
+        compiled or graphs captured, for which the step was kept waiting."""
         ...
 
     def forget_ahead(self) -> None:

@@ -174,7 +174,7 @@ class ModelDrafter:
             self._finish(trees)
         self.compiled = self._passes.firsts > firsts
 
-    def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> None:
+    def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
         """As DeviceDrafter.draft_ahead."""
         spans = [
             self._rows(request, request.length, [0] * (1 + nodes))
@@ -182,9 +182,11 @@ class ModelDrafter:
         ]
         lengths = [request.depth for request in requests]
         if not (self.chains and self.chains.fits(len(spans), max(lengths)) and self.chains.follows(spans)):
-            return
+            return False
         firsts, chains = self._passes.firsts, self.chains.follow(spans, lengths)
-        self._ahead = Ahead(chains, requests, parts_of(spans, lengths), self._passes.firsts > firsts)
+        compiled = self._passes.firsts > firsts
+        self._ahead = Ahead(chains, requests, parts_of(spans, lengths), compiled)
+        return compiled
 
     def forget_ahead(self) -> None:
         """As DeviceDrafter.forget_ahead."""
