@@ -56,6 +56,7 @@ class Drafting:
         journal: Journal,
     ) -> None:
         self._drafter = drafter
+        self._device_drafter = drafter if isinstance(drafter, DeviceDrafter) else None
         self.speculation = speculation
         self._scheduler = scheduler
         self._config = scheduler.config
@@ -87,8 +88,8 @@ class Drafting:
             if shape != PLAIN
         }
         if not requests:
-            if isinstance(self._drafter, DeviceDrafter):
-                self._drafter.forget_ahead()
+            if self._device_drafter:
+                self._device_drafter.forget_ahead()
             return round, {}
         self._enter(requests)
         started = self._clock()
@@ -96,7 +97,8 @@ class Drafting:
         self._observer.on_event("mid-draft")
         catch_up = sum(self._unread(request) for request in requests.values())
         if pending := self._pending_trees(proposals, round, shapes):
-            began = self._collected if self._drafts_ahead else started
+            ahead = self._device_drafter is not None and self._device_drafter.began_ahead
+            began = self._collected if ahead else started
             self._pending = _Pending(requests, shapes, catch_up, began)
             return round, pending
         trees = self._collect(requests, started)
@@ -109,18 +111,14 @@ class Drafting:
     def _compiled(self) -> bool:
         return isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
 
-    @property
-    def _drafts_ahead(self) -> bool:
-        return isinstance(self._drafter, DeviceDrafter) and self._drafter.began_ahead
-
     def _pending_trees(
         self, proposals: list[Proposal], round: Round, shapes: list[Shape]
     ) -> dict[int, TokenTree]:
         """Return the trees that the device drafts, if they are to be verified as a whole in a step without
         prompts: the step is launched behind the drafting."""
         decodes = all(proposal.slots == proposal.sequence.pending == 1 for proposal in proposals)
-        if isinstance(self._drafter, DeviceDrafter) and decodes and round.verifies_all(shapes):
-            return self._drafter.pending_trees()
+        if self._device_drafter and decodes and round.verifies_all(shapes):
+            return self._device_drafter.pending_trees()
         return {}
 
     def draft_ahead(self, plan: StepPlan) -> bool:
@@ -128,7 +126,7 @@ class Drafting:
         known yet: if all its sequences have one, and there is memory for as many draft tokens again.
         Returns whether the step's time is no measure of later ones, since something was compiled."""
         pending, spans, tables = self._pending, plan.spans, self._scheduler.tables
-        if not (DRAFT_AHEAD and pending and isinstance(self._drafter, DeviceDrafter)):
+        if not (DRAFT_AHEAD and pending and self._device_drafter):
             return False
         if any(span.tree is None or span.sequence not in pending.requests for span in spans):
             return False
@@ -141,7 +139,7 @@ class Drafting:
             tables.grow(sequence, slots)
             request = pending.requests[span.sequence]
             requests.append(replace(request, depth=depth, nodes=depth, blocks=list(sequence.kv.blocks)))
-        return self._drafter.draft_ahead(requests, verified)
+        return self._device_drafter.draft_ahead(requests, verified)
 
     def collect_pending(self, round: Round) -> float:
         """Collect the trees that the step of `round`, which has ended, verified before they were known.
@@ -151,7 +149,7 @@ class Drafting:
             return 0.0
         self._collected = self._clock()
         trees = self._collect(pending.requests, pending.started)
-        seconds = self._drafter.seconds if isinstance(self._drafter, DeviceDrafter) else 0.0
+        seconds = self._device_drafter.seconds if self._device_drafter else 0.0
         round.record_drafting(trees, pending.shapes, pending.catch_up, 0.0 if self._compiled else seconds)
         return pending.started + seconds
 
