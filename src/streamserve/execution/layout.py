@@ -38,12 +38,14 @@ class SpanRows(msgspec.Struct, frozen=True, dict=True):
 
 @dataclass(frozen=True)
 class Layout:
-    """A step's rows: `tokens`, `positions` and `slots` [rows], and the part of each span."""
+    """A step's rows: `tokens`, `positions` and `slots` [rows], and the part of each span. `tables`: the block
+    tables [spans, width], filled up with 0, of a step of one row a span that keeps them for the next one."""
 
     parts: list[SpanRows]
     tokens: Ints
     positions: Ints
     slots: Ints
+    tables: NDArray[np.int32] | None = None
 
     def sampled_rows(self) -> list[int]:
         """Return the rows of all trees' nodes, span by span: those whose logits choose tokens."""

@@ -198,6 +198,9 @@ def placed(tokens: NDArray[np.integer]) -> Int32s:
 
 def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
     rows = placed(layout.tokens)
+    if layout.tables is not None:  # a row a span
+        rows[list(sources)] = list(sources.values())
+        return rows
     for span, source in sources.items():
         rows[layout.parts[span].offset] = source
     return rows
