@@ -1,4 +1,4 @@
-"""The arrays of a decoding step that follow from those of the step before are the ones made anew."""
+"""The arrays of a decoding step that follow from those of the step before are the ones made again."""
 
 import random
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Life:
 
 @dataclass
 class Run:
-    """The steps of a random run, laid out by `decoding`, and the same steps made anew."""
+    """The steps of a random run, laid out by `decoding`, and the same steps made again."""
 
     rng: random.Random
     decoding: Decoding = field(default_factory=lambda: Decoding(SIZE))
@@ -126,22 +126,22 @@ class Run:
         self.last = []
 
 
-def _assert_same(step: DecodingStep, anew: Layout, sources: dict[int, int]) -> None:
-    """Assert that all arrays of a step's pass are those of a layout made anew."""
+def _assert_same(step: DecodingStep, other: Layout, sources: dict[int, int]) -> None:
+    """Assert that all arrays of a step's pass are those of a layout made again."""
     passes = []
-    for layout, origin in ((step.layout, step.sources), (anew, sources)):
+    for layout, origin in ((step.layout, step.sources), (other, sources)):
         plan = plan_attention(layout, SIZE, 2, 2, WINDOWS, 4, 64)
         passes.append({"tables": plan.tables, **forward_arrays(layout, plan, WINDOWS, origin)})
     assert passes[0].keys() == passes[1].keys()
     for name, array in passes[0].items():
         assert np.array_equal(array, passes[1][name]), name
-    assert [part.span for part in step.layout.parts] == [part.span for part in anew.parts]
-    for part, other in zip(step.layout.parts, anew.parts, strict=True):
-        assert (part.offset, part.slots.tolist()) == (other.offset, other.slots.tolist())
+    assert [part.span for part in step.layout.parts] == [part.span for part in other.parts]
+    for part, same in zip(step.layout.parts, other.parts, strict=True):
+        assert (part.offset, part.slots.tolist()) == (same.offset, same.slots.tolist())
 
 
 @given(st.integers(0, 2**32))
-def test_arrays_kept_from_step_to_step_are_those_made_anew(seed: int) -> None:
+def test_arrays_kept_from_step_to_step_are_those_made_from_the_spans(seed: int) -> None:
     run = Run(random.Random(seed))
     for _ in range(30):
         if not run.lives or run.rng.random() < 0.2:

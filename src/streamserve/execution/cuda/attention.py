@@ -154,14 +154,13 @@ class _Spans:
 
     @classmethod
     def of(cls, layout: Layout) -> "_Spans":
-        parts = layout.parts
+        offsets = layout.offsets
         if layout.tables is not None:
-            return cls(np.arange(len(parts)), np.ones(len(parts), np.int64), layout.positions + 1)
-        offsets = np.array([part.offset for part in parts], np.int64)
+            return cls(offsets, np.ones_like(offsets), layout.positions + 1)
         counts = np.empty_like(offsets)
         np.subtract(offsets[1:], offsets[:-1], out=counts[:-1])
         counts[-1] = len(layout.tokens) - offsets[-1]
-        starts = [part.span.start + part.span.skip for part in parts]
+        starts = [span.start + span.skip for span in layout.spans]
         return cls(offsets, counts, np.array(starts, np.int64) + counts)
 
     def limits(self, rows: int) -> Int32s:
@@ -231,8 +230,8 @@ def block_tables(layout: Layout, ends: Ints, block_size: int) -> Int32s:
     """Return the block tables [sequences, width] of spans whose slots end at `ends`, filled up with 0."""
     used = -(-ends // block_size)
     blocks: list[int] = []
-    for part, count in zip(layout.parts, used.tolist(), strict=True):
-        blocks += part.span.blocks[:count]
+    for span, count in zip(layout.spans, used.tolist(), strict=True):
+        blocks += span.blocks[:count]
     tables = np.zeros((len(used), int(used.max())), np.int32)
     # struct.pack converts a list in half of the time of np.array and np.fromiter.
     packed = np.frombuffer(struct.pack(f"{len(blocks)}i", *blocks), np.int32)

@@ -1,7 +1,7 @@
 """Decoding steps, whose arrays follow from those of the step before: of each row the position, the slot and
 the output's number are one more, and sometimes its block table has one block more.
 
-    begin    layout of a step   ->  DecodingStep, if it only decodes       arrays made anew
+    begin    layout of a step   ->  DecodingStep, if it only decodes       arrays made from the spans
     follow   spans after that   ->  DecodingStep                           arrays changed by what changed
 """
 
@@ -16,7 +16,7 @@ from streamserve.execution.branches import ActiveSequence
 from streamserve.execution.cuda.attention import Int32s, block_tables
 from streamserve.execution.cuda.draws import OUTPUT, pack_outputs
 from streamserve.execution.cuda.passes import Nodes
-from streamserve.execution.layout import Layout, SpanRows
+from streamserve.execution.layout import Layout
 from streamserve.execution.sampling import NOT_FINITE
 
 
@@ -75,7 +75,7 @@ class Decoding:
         """Return the decoding step with these rows, or None if it is more than that. `sequences` and the
         `packed` parameters of their draws: by id."""
         self._last = None
-        spans = [part.span for part in layout.parts]
+        spans = layout.spans
         if len(layout.tokens) != len(spans) or not all(map(_chooses_one_token, spans)):
             return None
         ids = [span.sequence for span in spans]
@@ -113,7 +113,7 @@ class Decoding:
         return self._last
 
     def _next(self, before: Layout, spans: Sequence[Span]) -> Layout:
-        """Return the layout of `spans`, which come one token after those of `before`, row by row."""
+        """Return the layout of `spans`, which come one token after the rows of `before`."""
         positions, slots, tables, size = (
             before.positions + 1,
             before.slots + 1,
@@ -122,22 +122,27 @@ class Decoding:
         )
         assert tables is not None
         width = int(positions.max()) // size + 1
-        tables = tables[:, :width]
         entering = np.flatnonzero(positions % size == 0).tolist()
-        if entering:
-            tables = np.pad(tables, ((0, 0), (0, width - tables.shape[1])))
+        if entering or width < tables.shape[1]:
+            kept = tables[:, :width]
+            tables = np.zeros((len(spans), width), np.int32)
+            tables[:, : kept.shape[1]] = kept
         for row in entering:
             number = spans[row].start // size
             tables[row, number] = block = spans[row].blocks[number]
             slots[row] = block * size
-        parts = list(map(SpanRows, spans, range(len(spans)), slots.reshape(-1, 1)))
-        return Layout(parts, np.full(len(spans), UNKNOWN_TOKEN), positions, slots, tables)
+        unknown = np.full(len(spans), UNKNOWN_TOKEN)
+        return Layout(spans, np.arange(len(spans)), unknown, positions, slots, tables)
 
 
 def _chosen(layout: Layout, rows: Sequence[int]) -> Layout:
     """Return the layout of some of the rows of a decoding step."""
     assert layout.tables is not None
-    return Layout([], layout.tokens[rows], layout.positions[rows], layout.slots[rows], layout.tables[rows])
+    spans = [layout.spans[row] for row in rows]
+    return Layout(
+        spans, np.arange(len(rows)), layout.tokens[rows], layout.positions[rows], layout.slots[rows],
+        layout.tables[rows],
+    )  # fmt: skip
 
 
 def _chooses_one_token(span: Span) -> bool:
