@@ -13,9 +13,11 @@ block is allocated again, its new owner's step is launched later, on the same de
 Nothing else is planned ahead: a new request, an edit, or memory that is short wait for the results.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 from streamserve.engine.plan import TARGET, Span, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
@@ -46,21 +48,24 @@ class Flight:
 
     @cached_property
     def query_tokens(self) -> int:
-        return sum(span.query_tokens for span in self.plan.spans)
+        spans = self.plan.spans
+        return len(spans) if self.ahead else sum(span.query_tokens for span in spans)
 
     @cached_property
     def kv_tokens(self) -> int:
         return sum(span.start for span in self.plan.spans)
 
-    def stands(self, number: int, sequence: Sequence | None) -> bool:
-        """Whether the result of span `number` is of use to `sequence`, which now has the span's id: not if it
-        has ended or was edited meanwhile."""
-        if sequence is not self.members[number]:
-            return False
+    def standing(self, live: Mapping[int, Sequence]) -> list[bool]:
+        """Return for each span whether its result is of use to its sequence: not if that is no longer `live`,
+        or was edited meanwhile."""
+        pairs, get = zip(self.plan.spans, self.members, strict=True), live.get
         if not self.ahead:
-            return True
-        start = self.plan.spans[number].start
-        return sequence.kv.computed[TARGET] == start and len(sequence.tokens) == start + 1
+            return [get(span.sequence) is member for span, member in pairs]
+        return [
+            get(span.sequence) is member
+            and member.kv.computed[TARGET] == span.start == len(member.tokens) - 1
+            for span, member in pairs
+        ]
 
 
 def plan_ahead(
@@ -71,15 +76,17 @@ def plan_ahead(
     needs."""
     config = scheduler.config
     preempts = config.preempt_every and (scheduler.steps + 1) % config.preempt_every == 0
-    if flight.ahead >= limit or preempts or not all(map(_only_goes_on, flight.plan.spans, flight.members)):
+    if flight.ahead >= limit or preempts:
+        return None
+    if not (flight.ahead or all(map(_only_goes_on, flight.plan.spans, flight.members))):
         return None
     if flight.plan.swap_out or flight.plan.swap_in or scheduler.swap.moving or _others(flight, scheduler):
         return None
+    standing = flight.standing(scheduler.sequences)
     going = [
-        (span, sequence)
-        for number, (span, sequence) in enumerate(zip(flight.plan.spans, flight.members, strict=True))
-        if flight.stands(number, scheduler.sequences.get(span.sequence))
-        and sequence.outputs_left(config.max_model_len) > 1
+        pair
+        for pair in compress(zip(flight.plan.spans, flight.members, strict=True), standing)
+        if pair[1].outputs_left(config.max_model_len) > 1
     ]
     tables, size = scheduler.tables, config.block_size
     starts = [span.start + len(span.tokens) for span, _ in going]

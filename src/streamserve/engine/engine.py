@@ -1,6 +1,7 @@
 """The engine: handles requests and cancellations, and generates their tokens step by step."""
 
 from collections.abc import Callable, Iterable
+from itertools import compress, repeat
 
 from msgspec.structs import replace
 
@@ -259,10 +260,9 @@ class Engine:
         plan = flight.plan
         self._observer.on_event("verified-before-commit")
         self._journal.enter("commit", flight.members, plan=plan)
-        self._observer.on_step(
-            [(s.request, span.query_tokens) for s, span in zip(flight.members, plan.spans, strict=True)],
-            spent,
-        )
+        query_tokens = repeat(1) if flight.ahead else [span.query_tokens for span in plan.spans]
+        requests = [sequence.request for sequence in flight.members]
+        self._observer.on_step(list(zip(requests, query_tokens, strict=False)), spent)
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
         if plan.spans and spent > 0 and not compiled:
             self._unlearned = flight, result, spent, self._pipeline.interval
@@ -272,16 +272,30 @@ class Engine:
         events = _admissions(flight.proposals, flight.began)
         for event in events:
             self._observer.on_event("first chunk", event.request)
-        for number, (span, outcome) in enumerate(zip(flight.plan.spans, result.spans, strict=True)):
-            if not flight.stands(number, self.scheduler.sequences.get(span.sequence)):
-                self.rows_dropped += 1
-                continue
+        if flight.ahead:
+            return events + self._commit_ahead(flight, result)
+        pairs = zip(flight.plan.spans, result.spans, strict=True)
+        for span, outcome in compress(pairs, self._standing(flight)):
             events += self._committer.commit(span, outcome)
             events += self.streams.progress(span.sequence, flight.began)
-            if flight.ahead:
-                flight.members[number].tick(flight.began)
         self._committer.count_step(zip(flight.plan.spans, flight.members, strict=True))
         return events
+
+    def _commit_ahead(self, flight: Flight, result: StepResult) -> list[Event]:
+        """As `_commit`, of a step that was planned ahead: its sequences had no other work than to go on."""
+        events: list[Event] = []
+        results = zip(flight.plan.spans, flight.members, result.spans, strict=True)
+        for span, sequence, outcome in compress(results, self._standing(flight)):
+            events += self._committer.commit_next(span, sequence, outcome)
+            sequence.tick(flight.began)
+        self._committer.count_step([])
+        return events
+
+    def _standing(self, flight: Flight) -> list[bool]:
+        """Return which results of a step are of use, and count the others."""
+        standing = flight.standing(self.scheduler.sequences)
+        self.rows_dropped += standing.count(False)
+        return standing
 
     def take_cache_updates(self) -> Cached | None:
         """Return the changes of the prefix index since the last call, for the choice between workers; None
@@ -414,10 +428,14 @@ class Engine:
             return
         (flight, result, spent, interval), self._unlearned = self._unlearned, None
         spans, query_tokens = flight.plan.spans, flight.query_tokens
-        new_tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
         decoding = [outcome for outcome in result.spans if outcome.outputs]
-        prompts = sum(len(span.tokens) for span in spans) - len(decoding)
-        tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
+        if flight.ahead:  # a token each
+            new_tokens = tokens = len(decoding)
+            prompts = len(spans) - tokens
+        else:
+            new_tokens = sum(len(outputs) for outcome in decoding for outputs in outcome.outputs)
+            prompts = sum(len(span.tokens) for span in spans) - len(decoding)
+            tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
         draft_tokens = query_tokens - prompts - len(decoding)
         self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, flight.round.drafting_seconds)
         verified = [
@@ -426,7 +444,7 @@ class Engine:
                 flight.round.known(span.sequence, span.tree),
                 [sampled.token for sampled in outcome.outputs[0]],
             )
-            for span, outcome in zip(spans, result.spans, strict=True)
+            for span, outcome in (zip(spans, result.spans, strict=True) if flight.round.drafted else ())
             if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
         ]
         flight.round.learn(

@@ -36,7 +36,7 @@ class SequenceState:
     outputs: list[int]
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """Query tokens of one sequence in one step.
 
     `tokens` are committed tokens at positions `start`, `start` + 1, …, whose KV this step computes in KV
@@ -94,7 +94,7 @@ class StepPlan:
     swap_in: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """A sampled token, with log-probabilities under the unprocessed distribution if the request asked for
     them. `ends`: the token ends the text whatever the parameters say, because its grammar is complete."""
 
@@ -104,7 +104,7 @@ class Sampled(msgspec.Struct, frozen=True):
     ends: bool = False
 
 
-class SpanResult(msgspec.Struct, frozen=True):
+class SpanResult(msgspec.Struct, frozen=True, gc=False):
     """Result of a span with a tree, or with prompt log-probabilities.
 
     `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When the result

@@ -38,12 +38,26 @@ class SpanRows(msgspec.Struct, frozen=True, dict=True):
 
 @dataclass(frozen=True)
 class Layout:
-    """A step's rows: `tokens`, `positions` and `slots` [rows], and the part of each span."""
+    """A step's rows: `tokens`, `positions` and `slots` [rows], and its `spans`, which begin at the rows
+    `offsets` [spans]. `tables`: the block tables [spans, width], filled up with 0, of a step of one row a
+    span that keeps them for the next one."""
 
-    parts: list[SpanRows]
+    spans: Sequence[Span]
+    offsets: Ints
     tokens: Ints
     positions: Ints
     slots: Ints
+    tables: NDArray[np.int32] | None = None
+
+    @cached_property
+    def parts(self) -> list[SpanRows]:
+        """The part of each span."""
+        starts = self.offsets.tolist()
+        ends = [*starts, len(self.tokens)][1:]
+        return [
+            SpanRows(span, start, self.slots[start:end])
+            for span, start, end in zip(self.spans, starts, ends, strict=True)
+        ]
 
     def sampled_rows(self) -> list[int]:
         """Return the rows of all trees' nodes, span by span: those whose logits choose tokens."""
@@ -74,13 +88,11 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
         positions += _positions(span)[span.skip :]
         for position in range(start + span.skip, start + query_tokens):
             slots.append(blocks[position // block_size] * block_size + position % block_size)
-    slot_array = np.array(slots, np.int64)
-    ends = [*offsets, len(tokens)][1:]
-    parts = [
-        SpanRows(span, offset, slot_array[offset:end])
-        for span, offset, end in zip(spans, offsets, ends, strict=True)
-    ]
-    return Layout(parts, np.array(tokens, np.int64), np.array(positions, np.int64), slot_array)
+    return Layout(spans, _ints(offsets), _ints(tokens), _ints(positions), _ints(slots))
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int64)
 
 
 def _positions(span: Span) -> Sequence[int]:

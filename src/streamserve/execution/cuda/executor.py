@@ -6,7 +6,7 @@ finish    waits for the tokens; what needs the logits on the host (grammars, pen
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -24,6 +24,7 @@ from streamserve.execution.branches import (
     sample_branches,
     with_logprobs,
 )
+from streamserve.execution.cuda.decoding import Decoding, DecodingStep
 from streamserve.execution.cuda.draws import Draw, pack_draws, pack_outputs, pack_params
 from streamserve.execution.cuda.passes import Nodes
 from streamserve.execution.cuda.runner import Fetch, Runner
@@ -52,6 +53,15 @@ class _Launched:
     compiled: bool
 
 
+@dataclass(frozen=True)
+class _Decoded:
+    """A decoding step whose tokens have not been read."""
+
+    step: DecodingStep
+    fetch: Fetch
+    compiled: bool
+
+
 class DeviceExecutor:
     """Runs steps (engine.plan.Executor) with `runner`. Up to two steps may be launched before the first is
     finished."""
@@ -70,7 +80,8 @@ class DeviceExecutor:
         self._sequences: dict[int, ActiveSequence] = {}
         self._packed: dict[int, bytes] = {}
         """The parameters of each sequence's draws."""
-        self._queue: deque[tuple[_Launched | None, Swapping | None]] = deque()
+        self._decoding = Decoding(runner.cache.block_size)
+        self._queue: deque[tuple[_Launched | _Decoded | None, Swapping | None]] = deque()
         self._trees: dict[int, int] = {}
         """The tree of each sequence that continues in the last launched step."""
 
@@ -91,17 +102,25 @@ class DeviceExecutor:
             raise ValueError("this executor has no host pool for swapped KV")
         if any(span.group != TARGET for span in plan.spans):
             raise ValueError("this executor has one KV cache group, the target's")
-        layout = lay_out(plan.spans, self._runner.cache.block_size)
+        step = self._decoding.follow(plan.spans)
+        layout = step.layout if step else lay_out(plan.spans, self._runner.cache.block_size)
         self._update_sequences(plan)
         swapping = self._host.begin(plan.swap_out, plan.swap_in) if self._host else None
         self._runner.copy_blocks(plan.copies)
-        self._queue.append((self._launch(layout) if plan.spans else None, swapping))
+        launched: _Launched | _Decoded | None = None
+        if plan.spans:
+            sources = step.sources if step else self._sources(layout)
+            step = step or self._decoding.begin(layout, self._sequences, self._packed, sources)
+            launched = self._launch_decoding(step) if step else self._launch(layout, sources)
+        self._queue.append((launched, swapping))
 
     def can_follow(self) -> bool:
         """Return whether the step launched last chooses all its tokens on the device and needs no logits when
         it is finished."""
         launched, _ = self._queue[-1]
-        return launched is not None and not (
+        if launched is None or isinstance(launched, _Decoded):
+            return launched is not None
+        return not (
             launched.others or any(branch.sequence.params.logprobs is not None for branch in launched.walked)
         )
 
@@ -133,11 +152,18 @@ class DeviceExecutor:
             self._packed[state.sequence] = pack_params(state.params)
             self._sequences[state.sequence] = new_sequence(state, self._grammars)
 
-    def _launch(self, layout: Layout) -> _Launched:
+    def _launch_decoding(self, step: DecodingStep) -> _Decoded:
+        firsts = self._runner.graphs.firsts
+        self._runner.forward(step.layout, step.sources)
+        self._trees = dict(zip(step.ids, range(len(step.ids)), strict=True))
+        self._runner.sample(step.nodes)
+        return _Decoded(step, self._runner.fetch(None), self._runner.graphs.firsts > firsts)
+
+    def _launch(self, layout: Layout, sources: Mapping[int, int]) -> _Launched:
         branches = self._branches(layout)
         walked, others = divided(branches)
         firsts = self._runner.graphs.firsts
-        hidden = self._runner.forward(layout, self._sources(layout))
+        hidden = self._runner.forward(layout, sources)
         self._trees = {
             branch.part.span.sequence: tree
             for tree, branch in enumerate(walked)
@@ -208,8 +234,10 @@ class DeviceExecutor:
         rows = hidden[part.offset : part.offset + len(targets)]
         return token_logprobs(lambda piece: self._runner.logits(rows[piece]), targets, [count] * len(targets))
 
-    def _finish(self, launched: _Launched) -> list[SpanResult]:
+    def _finish(self, launched: _Launched | _Decoded) -> list[SpanResult]:
         launched.fetch.wait()
+        if isinstance(launched, _Decoded):
+            return launched.step.commit(launched.fetch.tokens(len(launched.step.ids)))
         walks = launched.fetch.walks(len(launched.walked))
         for branch, (tokens, path) in zip(launched.walked, walks, strict=True):
             branch.walk.tokens, branch.walk.path = tokens, path

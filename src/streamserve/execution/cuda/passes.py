@@ -225,8 +225,7 @@ def placed(tokens: NDArray[np.integer]) -> Int32s:
 
 def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
     rows = placed(layout.tokens)
-    for span, source in sources.items():
-        rows[layout.parts[span].offset] = source
+    rows[layout.offsets[list(sources)]] = list(sources.values())
     return rows
 
 

@@ -64,13 +64,18 @@ class Fetch:
         if self.event is not None:
             self.event.synchronize()
 
+    def tokens(self, count: int) -> list[int]:
+        """Return the tokens of the first `count` nodes, with depth 1."""
+        tokens: list[int] = self.host.numpy()[:count].tolist()
+        return tokens
+
     def walks(self, count: int) -> list[tuple[list[int], list[int]]]:
         """Return tokens and path of the first `count` trees."""
         if self.shape is None:
             return []
         nodes, depth, results = self.shape.nodes, self.shape.depth, self.host.numpy()
         if depth == 1:
-            return [([token], [0]) for token in results[:count].tolist()]
+            return [([token], [0]) for token in self.tokens(count)]
         lengths = results[:count].tolist()
         tokens, paths = results[nodes : nodes * (1 + 2 * depth)].reshape(2, nodes, depth)[:, :count].tolist()
         return [(t[:n], p[:n]) for t, p, n in zip(tokens, paths, lengths, strict=True)]
