@@ -81,7 +81,7 @@ def test_the_hosts_tokens(device, chosen, vocabulary, spread, coarse, seed):
 FILTERS = (
     {"top_p": 0.9}, {"top_p": 0.5, "temperature": 2.0}, {"top_p": 1 - 1e-9}, {"top_k": 40}, {"top_k": 3000},
     {"top_k": 3000, "top_p": 0.5}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01}, {"min_p": 1.0},
-    {"top_k": 50, "temperature": 1e-3}, {"top_p": 0.9, "temperature": 0.0},
+    {"top_k": 50, "temperature": 1e-3}, {"top_p": 0.9, "temperature": 0.0}, {"top_p": 0.9, "min_p": 0.2},
 )  # fmt: skip
 
 
@@ -95,14 +95,20 @@ def logits_of(kind: str, rows: int, vocabulary: int) -> torch.Tensor:
         logits = logits.sign()
     if kind == "one far below":
         logits[:, 17] = -1e30
+    if kind == "sure":  # one token has most of the weight, and many the rest
+        logits[:, 1234] = 9.0
+    if kind == "bf16":
+        logits = (4 * logits).bfloat16().float()
     if kind == "large":
         logits -= 3e38
     return logits
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("capacity", [8192, 64])
-@pytest.mark.parametrize("kind", ["flat", "peaked", "equal", "two values", "one far below", "large"])
+@pytest.mark.parametrize("capacity", [4096, 64])
+@pytest.mark.parametrize(
+    "kind", ["flat", "peaked", "equal", "two values", "one far below", "large", "sure", "bf16"]
+)
 def test_filters_leave_the_hosts_tokens(monkeypatch, device, kind, capacity):
     """Rows of which fewer tokens are collected than can be the last one are read instead."""
     from streamserve.execution.cuda.kernels import filters
@@ -112,11 +118,9 @@ def test_filters_leave_the_hosts_tokens(monkeypatch, device, kind, capacity):
     vocabulary = chunks * filters.CHUNK
     logits = logits_of(kind, len(FILTERS), vocabulary)
     chosen = [Draw(SamplingParams(seed=1, **options), 0, 0) for options in FILTERS]
-    by_chunk = logits.view(len(FILTERS), chunks, -1).to(device)
-    thresholds = filters.find_thresholds(
-        logits.to(device), torch.from_numpy(pack_draws(chosen).copy()).to(device), by_chunk.amax(-1),
-        by_chunk.amin(-1), torch.ones(len(FILTERS), chunks, dtype=torch.int32, device=device),
-    ).tolist()  # fmt: skip
+    on_device = logits.to(device)
+    packed = torch.from_numpy(pack_draws(chosen).copy()).to(device)
+    thresholds = filters.find_thresholds(on_device, packed, filters.survey(on_device)).tolist()
     for row, draw in enumerate(chosen):
         if draw.params.greedy:
             continue

@@ -1,7 +1,6 @@
 """The choice of tokens (execution/sampling.py) as Triton kernels; the numbers are float64, as on the host.
 
-_survey     (row, chunk)   each chunk's largest and smallest logit, and whether all are finite
-filters.py                 the last token of each row that top_k, top_p and min_p leave
+filters.py                 each chunk's largest logit, and the last token of each row that its filters leave
 _estimate   (row, chunk)   the best score of each chunk with noise, in float32
 _choose     (row)          the best token of the chunks whose estimates are near the best one
 
@@ -16,14 +15,14 @@ from torch import Tensor
 
 from streamserve.execution.cuda.kernels import filters
 from streamserve.execution.cuda.kernels.example import KernelExample
-from streamserve.execution.cuda.kernels.filters import float64, kernel_sizes, launch, rank
+from streamserve.execution.cuda.kernels.search import float64, rank
 
 ERROR = tl.constexpr(1e-3)
 """Bound of the error of an estimate: about 50 times what float32 and the device's logarithm make of it."""
 
 NONE = tl.constexpr(2147483647)
 
-ESTIMATE_WARPS, CHOOSE_WARPS = 4, 8
+filters.WARPS.update(estimate=4, choose=8)
 
 
 @triton.jit
@@ -36,14 +35,12 @@ def _philox(draw, token):
     c2 = token
     c3 = tl.zeros_like(token)
     for _ in tl.static_range(10):
-        high0 = tl.umulhi(c0, tl.full(c0.shape, 0xD2511F53, tl.uint32))
-        low0 = c0 * 0xD2511F53
-        high1 = tl.umulhi(c2, tl.full(c2.shape, 0xCD9E8D57, tl.uint32))
-        low1 = c2 * 0xCD9E8D57
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
+        product0 = c0.to(tl.uint64) * 0xD2511F53  # one instruction for both halves
+        product1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = product1.to(tl.uint32)
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = product0.to(tl.uint32)
         k0 = k0 + 0x9E3779B9
         k1 = k1 + 0xBB67AE85
     return c0, c1
@@ -73,42 +70,30 @@ def _estimated_gumbel(draw, token):
 
 
 @triton.jit
-def _survey(logits, peaks, lows, finite, vocabulary, CHUNK: tl.constexpr):
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = token < vocabulary
-    x = tl.load(logits + row * vocabulary + token, inside, 0.0)
-    chunk_index = row * tl.num_programs(1) + chunk
-    tl.store(peaks + chunk_index, tl.max(tl.where(inside, x, float("-inf"))))
-    tl.store(lows + chunk_index, tl.min(tl.where(inside, x, float("inf"))))
-    tl.store(finite + chunk_index, tl.min((x - x == 0.0).to(tl.int32)))
-
-
-@triton.jit
 def _estimate(
     logits, draws, peaks, thresholds, estimates, vocabulary, chunks,
     DRAW_WORDS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TOKEN_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Store how far a chunk's best score is above the row's best one without noise, within ERROR; of a greedy
-    row, 0 for the chunks with the best token."""
+    """Store how far a chunk's best score is above the row's best one without noise, within ERROR; nothing in
+    greedy rows."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     draw = draws + row * DRAW_WORDS
     temperature = float64(draw).to(tl.float32)
-    chunk = tl.arange(0, CHUNKS)
-    peak = tl.max(tl.load(peaks + row * chunks + chunk, chunk < chunks, float("-inf")))
-    own = tl.load(peaks + row * chunks + number)
-    estimate = tl.where(own == peak, 0.0, float("-inf"))
-    # Noise lies between -3.63 and 36.74.
-    if (temperature > 0.0) & (own - peak >= -40.4 * temperature):
-        token = number * CHUNK + tl.arange(0, CHUNK)
-        inside = token < vocabulary
-        x = tl.load(logits + row * vocabulary + token, inside, 0.0)
-        inside = inside & (rank(x, token, TOKEN_BITS) >= tl.load(thresholds + row))
-        score = (x - peak) * (1.0 / temperature) + _estimated_gumbel(draw, token)
-        estimate = tl.max(tl.where(inside, score, float("-inf")))
-    elif temperature > 0.0:
-        estimate = float("-inf")
-    tl.store(estimates + row * chunks + number, estimate)
+    if temperature > 0.0:
+        chunk = tl.arange(0, CHUNKS)
+        peak = tl.max(tl.load(peaks + row * chunks + chunk, chunk < chunks, float("-inf")))
+        own = tl.load(peaks + row * chunks + number)
+        threshold = tl.load(thresholds + row)
+        estimate = tl.full([], float("-inf"), tl.float32)
+        # Noise lies between -3.63 and 36.74.
+        if (own - peak >= -40.4 * temperature) & (rank(own, number * CHUNK, TOKEN_BITS) >= threshold):
+            token = number * CHUNK + tl.arange(0, CHUNK)
+            inside = token < vocabulary
+            x = tl.load(logits + row * vocabulary + token, inside, 0.0)
+            inside = inside & (rank(x, token, TOKEN_BITS) >= threshold)
+            score = (x - peak) * (1.0 / temperature) + _estimated_gumbel(draw, token)
+            estimate = tl.max(tl.where(inside, score, float("-inf")))
+        tl.store(estimates + row * chunks + number, estimate)
 
 
 @triton.jit
@@ -139,10 +124,13 @@ def _choose(
     chunk = tl.arange(0, CHUNKS)
     inside = chunk < chunks
     places = row * chunks + chunk
-    estimate = tl.load(estimates + places, inside, float("-inf"))
+    estimate = tl.load(peaks + places, inside, float("-inf"))
     # Scores far from 0 are rounded, up to the loss of all noise.
-    peak = tl.max(tl.load(peaks + places, inside, float("-inf"))).to(tl.float64)
-    error = ERROR + tl.abs(peak) / tl.maximum(temperature, 1e-3) * 1e-15
+    peak = tl.max(estimate).to(tl.float64)
+    error = tl.full([], 0.0, tl.float64)
+    if temperature > 0.0:
+        estimate = tl.load(estimates + places, inside, float("-inf"))
+        error += ERROR + tl.abs(peak) / tl.maximum(temperature, 1e-3) * 1e-15
     near = inside & (estimate >= tl.max(estimate) - 2.0 * error)
     number = tl.min(tl.where(near, chunk, NONE))
     score = tl.full([], float("-inf"), tl.float64)
@@ -162,25 +150,21 @@ def _choose(
 def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
     """As plain.sampling.choose_tokens."""
     rows, vocabulary = logits.shape
-    chunks = triton.cdiv(vocabulary, filters.CHUNK)
-    sizes = kernel_sizes(vocabulary)
-    peaks, lows, estimates = torch.empty(3, rows, chunks, dtype=torch.float32, device=logits.device)
-    finite = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
-    launch(_survey, (rows, chunks), (logits, peaks, lows, finite, vocabulary), sizes, 4)
-    thresholds = filters.find_thresholds(logits, draws, peaks, lows, finite)
-    launch(
-        _estimate, (rows, chunks), (logits, draws, peaks, thresholds, estimates, vocabulary, chunks), sizes,
-        ESTIMATE_WARPS,
-    )  # fmt: skip
-    state = (peaks, finite, thresholds, estimates)
-    launch(_choose, (rows,), (logits, draws, *state, out, vocabulary, chunks), sizes, CHOOSE_WARPS)
+    surveyed = filters.survey(logits)
+    thresholds = filters.find_thresholds(logits, draws, surveyed)
+    chunks = surveyed.peaks.shape[1]
+    arguments = surveyed._asdict() | {
+        "logits": logits, "draws": draws, "thresholds": thresholds, "out": out,
+        "estimates": torch.empty_like(surveyed.peaks), "vocabulary": vocabulary, "chunks": chunks,
+    }  # fmt: skip
+    filters.launch(_estimate, (rows, chunks), arguments, "estimate")
+    filters.launch(_choose, (rows,), arguments, "choose")
 
 
 def examples(capability: int) -> list[KernelExample]:
     """Return the launches, the same on any device."""
     types = filters.TYPES | {"estimates": "*fp32", "out": "*i32"}
     return [
-        filters.example("choose: survey", _survey, 4, types),
-        filters.example("choose: estimate", _estimate, ESTIMATE_WARPS, types),
-        filters.example("choose", _choose, CHOOSE_WARPS, types),
+        filters.example("choose: estimate", _estimate, filters.WARPS["estimate"], types),
+        filters.example("choose", _choose, filters.WARPS["choose"], types),
     ]
