@@ -2,8 +2,8 @@
 
     8 bits   word b of 2 · part inputs holds inputs b and part + b, from the lowest bits up
     4 bits   word b of 4 · part inputs holds inputs b, part + b, 2 · part + b and 3 · part + b
-    tables   scales and offsets [out, groups]: the groups of an output lie next to each other, so that those of
-             a word's parts are loaded at once
+    tables   scales and offsets [out, groups]: the groups of an output lie next to each other, so that those
+             of a word's parts are loaded at once
 
 Words have 16 bits, as bfloat16 has: two words in a register become two weights by one mask. The numbers of
 `part` inputs are multiplied at once; they share a scale. The inputs of a group are a power of two: groups of
@@ -173,7 +173,8 @@ def unpack(weight: PackedWeight) -> Tensor:
         return numbers.float()
     if weight.bits == 4:
         numbers = torch.stack([numbers & 15, numbers >> 4], -1).flatten(-2)
-    numbers = numbers.unflatten(-1, (-1, weight.part, weight.parts)).mT.flatten(-3)[..., : weight.inputs]
+    chunks = numbers.reshape(*numbers.shape[:-1], -1, weight.part, weight.parts)
+    numbers = chunks.mT.flatten(-3)[..., : weight.inputs]
 
     def spread(values: Tensor) -> Tensor:
         return values.float().repeat_interleave(weight.group, -1)[..., : weight.inputs]

@@ -48,8 +48,8 @@ TWO_INTEGERS = _masks(
     mov.b32 factor, 0x3F803F80;
     fma.rn.bf16x2 $0, word, factor, $2;""",
 )
-"""Integers n of 8 bits, less 128, to which $2 is added: the low 7 bits as 128 + n, less 128 (the bits 0x4300) if
-the high bit is set, less 256 (0x4380) if it is not."""
+"""Integers n of 8 bits, less 128, to which $2 is added: the low 7 bits as 128 + n, less 128 (the bits 0x4300)
+if the high bit is set, less 256 (0x4380) if it is not."""
 
 FLOATS_OF_8 = _masks(
     (-8, 0),
@@ -102,17 +102,16 @@ def decode(numbers, table, KIND: tl.constexpr, BITS: tl.constexpr):
 def decode_part(
     words, table, zeros, KIND: tl.constexpr, BITS: tl.constexpr, NUMBER: tl.constexpr, PAIRS: tl.constexpr
 ):  # fmt: skip
-    """Return what part NUMBER of `words` (int16) stands for, as `decode`, but integers less `zeros`, of a shape
-    that is spread to that of the words; PAIRS: two words at a time, in bfloat16. This has one result for each
-    part, so that words are moved to the tensor cores' layout, not results."""
+    """Return what part NUMBER of `words` (int16) stands for, as `decode`, but integers less `zeros`, which
+    are spread to the shape of the words. PAIRS: two words at a time, in bfloat16, by code that has one result
+    for each part, so that words are moved to the tensor cores' layout, not results."""
     if PAIRS:
         EVERY: tl.constexpr = _choose_masks(KIND, BITS)
         added = tl.full([1, 1], 0.0, tl.bfloat16)
         if KIND == INTEGERS:  # integers of up to 8 bits, exact in bfloat16
             added = ((-128.0 if BITS == 4 else 128.0) - zeros.to(tl.float32)).to(tl.bfloat16)
-        values = tl.inline_asm_elementwise(
-            EVERY[NUMBER], "=r,r,r", [words, tl.broadcast_to(added, words.shape)], tl.bfloat16, is_pure=True, pack=2
-        )  # fmt: skip
+        added = tl.broadcast_to(added, words.shape)
+        values = tl.inline_asm_elementwise(EVERY[NUMBER], "=r,r,r", [words, added], tl.bfloat16, True, 2)
     else:
         values = decode((words.to(tl.int32) >> (BITS * NUMBER)) & ((1 << BITS) - 1), table, KIND, BITS)
         if KIND == INTEGERS:

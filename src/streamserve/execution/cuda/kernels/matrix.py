@@ -20,16 +20,19 @@ from torch import Tensor
 from streamserve.execution.cuda.kernels.decoding import FLOATS, decode_part, iq4_table, widen
 from streamserve.execution.cuda.kernels.example import KernelExample
 from streamserve.execution.cuda.kernels.expand import multiply_expanded, scratch_of
-from streamserve.execution.cuda.packing import Kind, PackedWeight
+from streamserve.execution.cuda.packing import MIN_PART, Kind, PackedWeight
 from streamserve.execution.cuda.routing import Routing, tile_of
 
 MAX_SPLITS = 8
 """Ranges of the inputs in a product of few rows, so that it occupies the device."""
 
+PROGRAMS = 4
+"""Programs on a multiprocessor that a product of few rows is divided into at most."""
+
 MAX_BLOCKS = 4096
 """Tiles of a divided product."""
 
-MANY_ROWS = 128
+MANY_ROWS = 256
 """Rows from which weights are written as floats for the device's library."""
 
 SUMMED_ROWS = 16
@@ -50,9 +53,9 @@ class Launch:
 
 
 @triton.constexpr_function
-def _width(bits: int, count: int) -> int:
-    """Return the bits of the integers that `count` numbers of a table are loaded as: at most 64."""
-    return min(64, bits * count)
+def _word(bits: int, count: int) -> tl.dtype:
+    """Return the type of the integers that `count` numbers of a table are loaded as: of at most 64 bits."""
+    return {8: tl.int8, 16: tl.int16, 32: tl.int32}.get(bits * count, tl.int64)
 
 
 @triton.jit
@@ -60,8 +63,7 @@ def _load_tables(table, group, exists, COUNT: tl.constexpr):
     """Return the scales or offsets of COUNT groups from `group`, which lie next to each other, in one or two
     integers."""
     BITS: tl.constexpr = table.dtype.element_ty.primitive_bitwidth
-    WIDTH: tl.constexpr = _width(BITS, COUNT)
-    WORD: tl.constexpr = tl.int64 if WIDTH == 64 else tl.int32 if WIDTH == 32 else tl.int16 if WIDTH == 16 else tl.int8
+    WORD: tl.constexpr = _word(BITS, COUNT)
     place = (table + group).to(tl.pointer_type(WORD), bitcast=True)
     first = tl.load(place, exists, 0)
     second = first
@@ -94,9 +96,9 @@ def _multiply(
     SUMS: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Multiply a range of columns by a tile of rows, over the program's share of the inputs. Of several
-    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. SUMS: offsets
-    are multiplied by sums of the inputs; else zero points are subtracted where words are decoded. PAIRS: these
-    are decoded two at a time, to bfloat16."""
+    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. SUMS:
+    offsets are multiplied by sums of the inputs; else zero points are subtracted where words are decoded.
+    PAIRS: these are decoded two at a time, to bfloat16."""
     tile, split = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = (column < N) | (N % COLUMNS == 0)
@@ -228,7 +230,7 @@ def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.
     rows, n = len(x), weight.outputs
     if rows >= MANY_ROWS:
         return multiply_expanded(x, weight, bias, dtype)
-    launch = choose_launch(rows, x.dtype)
+    launch = choose_launch(rows, weight.part, x.dtype, _capability())
     tiles = triton.cdiv(rows, launch.rows)
     splits = choose_splits(tiles * triton.cdiv(n, launch.columns), weight) if rows <= 64 else 1
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
@@ -243,7 +245,7 @@ def multiply_routed(
     pairs = len(routing.order)
     out = torch.empty(pairs, weight.outputs, dtype=x.dtype, device=x.device)
     tile = tile_of(pairs, len(weight.numbers))
-    launch = replace(choose_launch(tile, x.dtype), rows=tile)
+    launch = replace(choose_launch(tile, weight.part, x.dtype, _capability()), rows=tile)
     _launch(x, weight, bias, out, routing, shared, launch, len(routing.experts), 1)
     return out
 
@@ -288,7 +290,8 @@ def _launch(
         GROUPS=1 if weight.scales is None else weight.scales.shape[-1], PART=weight.part, PARTS=weight.parts,
         RUN=weight.run, KIND=int(weight.kind), ZEROS=zeros, MINIMUMS=minimums,
         BIAS=bias is not None, ROUTED=routing is not None, SHARED=shared, SPLITS=splits, ROWS=launch.rows,
-        COLUMNS=launch.columns, SUMS=minimums or (zeros and launch.rows <= SUMMED_ROWS), PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        COLUMNS=launch.columns, SUMS=minimums or (zeros and launch.rows <= SUMMED_ROWS),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         PAIRS=decodes_pairs(weight.kind, x.dtype),
         UPCAST=triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
         num_warps=launch.warps, num_stages=launch.stages,
@@ -302,19 +305,21 @@ def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
     )
 
 
-def choose_launch(rows: int, dtype: torch.dtype) -> Launch:
-    """Return the launch for products of so many rows."""
+def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
+    """Return the launch for products of so many rows, in parts of so many inputs."""
     if dtype == torch.float32:
         return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
+    if rows <= 8 and part == MIN_PART:  # of more threads, each would load less of x than can be pipelined
+        return Launch(8, 32, 2, 5)
     if rows <= 16:
         return Launch(8 if rows <= 8 else 16, 64, 4, 3)
-    return Launch(32 if rows <= 32 else 64, 64, 4, 3)
+    return Launch(32 if rows <= 32 or capability < 90 else 64, 64, 4, 3)
 
 
 def choose_splits(blocks: int, weight: PackedWeight) -> int:
     """Return the number of ranges that the inputs of a product of so many blocks are divided into: none
     shorter than four steps."""
-    wanted = 4 * _multiprocessors() // max(blocks, 1)
+    wanted = PROGRAMS * _multiprocessors() // max(blocks, 1)
     return max(1, min(MAX_SPLITS, wanted, weight.inputs // (4 * weight.parts * weight.part)))
 
 
@@ -324,6 +329,13 @@ def _multiprocessors() -> int:
     if not torch.cuda.is_available():
         return 132
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+
+@lru_cache
+def _capability() -> int:
+    """Return the compute capability of the GPU; that of an H100 for the interpreter."""
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    return 10 * major + minor
 
 
 @lru_cache
@@ -350,6 +362,7 @@ def examples(capability: int) -> list[KernelExample]:
     kinds = {
         "4 bits": four | {"ZEROS": True, "SPLITS": 4},
         "4 bits, minimums": four | small | {"MINIMUMS": True},
+        "8 bits, groups of 16": eight | small | {"PART": 16, "GROUP": 16, "GROUPS": 256},
         "8 bits": eight,
         "fp8": eight | {"KIND": int(Kind.E4M3)},
         "iq4": four | small | {"KIND": int(Kind.IQ4), "PAIRS": False},
@@ -362,11 +375,11 @@ def examples(capability: int) -> list[KernelExample]:
     launches, every = [], kinds | experts
     chosen = {1: every, 64: ("4 bits", *experts), 512: ("4 bits", "4 bits, minimums", "iq4")}
     for rows, names in chosen.items():
-        launch = choose_launch(rows, torch.bfloat16)
         for kind in names:
-            constants = fixed | {"ROWS": launch.rows, "COLUMNS": launch.columns} | every[kind]
-            offsets = constants["MINIMUMS"] or (constants["ZEROS"] and launch.rows <= SUMMED_ROWS)
-            constants["SUMS"] = offsets
+            constants = fixed | every[kind]
+            launch = choose_launch(rows, constants["PART"], torch.bfloat16, capability)
+            constants |= {"ROWS": launch.rows, "COLUMNS": launch.columns}
+            constants["SUMS"] = constants["MINIMUMS"] or (constants["ZEROS"] and rows <= SUMMED_ROWS)
             signature = pointers | dict.fromkeys(constants, "constexpr")
             signature |= {"offsets": "*fp32"} if constants["MINIMUMS"] else {}
             signature |= {"scales": "*u8"} if constants["KIND"] == Kind.MXFP4 else {}
