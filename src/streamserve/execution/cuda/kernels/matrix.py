@@ -306,14 +306,15 @@ def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
 
 
 def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
-    """Return the launch for products of so many rows, in parts of so many inputs."""
+    """Return the launch for products of so many rows, in parts of so many inputs. Tiles of 64 rows take 120
+    KiB of shared memory."""
     if dtype == torch.float32:
         return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
     if rows <= 8 and part == MIN_PART:  # of more threads, each would load less of x than can be pipelined
         return Launch(8, 32, 2, 5)
     if rows <= 16:
         return Launch(8 if rows <= 8 else 16, 64, 4, 3)
-    return Launch(32 if rows <= 32 or capability < 90 else 64, 64, 4, 3)
+    return Launch(64 if rows > 32 and capability in (90, 100) else 32, 64, 4, 3)
 
 
 def choose_splits(blocks: int, weight: PackedWeight) -> int:
@@ -385,7 +386,8 @@ def examples(capability: int) -> list[KernelExample]:
             signature |= {"scales": "*u8"} if constants["KIND"] == Kind.MXFP4 else {}
             signature |= {"numbers": b} if constants["KIND"] == Kind.FLOATS else {}
             name = f"multiply {launch.rows} rows, {kind}"
-            launches.append(KernelExample(name, _multiply, signature, constants, launch.warps, launch.stages))
+            shape = (launch.warps, launch.stages, ("x_stride",))
+            launches.append(KernelExample(name, _multiply, signature, constants, *shape))
     combine = {"outputs": b, "shares": "*fp32", "shared": b, "out": b}
     return [
         *launches,
