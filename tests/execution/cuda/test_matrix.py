@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamserve.execution.cuda.kernels import expand
-from streamserve.execution.cuda.kernels import row as one_row
 from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear
 from streamserve.execution.cuda.operations import operations
 from streamserve.execution.cuda.packing import Kind, PackedWeight, pack, packs, stack, unpack
@@ -27,6 +26,7 @@ FORMATS = {
     "int4": WeightFormat(4, 64, symmetric=False),
     "int4:32": WeightFormat(4, 32, symmetric=False),
     "int4:128, symmetric": WeightFormat(4, 128, symmetric=True),
+    "int4:48, zero points": WeightFormat(4, 48, symmetric=False),
     "int4:16, minimums": WeightFormat(4, 16, symmetric=False, precise=True),
     "fp8": WeightFormat(8, None, symmetric=True, floating=True),
     "fp8:128": WeightFormat(8, 128, symmetric=True, floating=True),
@@ -164,18 +164,6 @@ def test_products_of_many_rows_write_the_weights_as_floats(
     found = expand.multiply_expanded(x.to(device), own, bias.to(device), torch.float32)
     expected = x.double() @ weight.floats().double().T + bias.double()
     close(found / 10, expected.float() / 10)
-
-
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "iq4"])
-@pytest.mark.parametrize(("outputs", "inputs"), [(5, 64), (9, 200), (20, 2100)])
-def test_the_product_of_one_row(device, format: str, outputs: int, inputs: int) -> None:
-    case = Product(1, outputs, inputs, True, False, True, torch.bfloat16, 3)
-    weight, x = random_weight(case, FORMATS[format]), case.normal(3, 1, inputs).bfloat16()
-    bias, own = case.normal(4, outputs).bfloat16(), pack(weight, device)
-    assert one_row.multiplies_row(x, own)
-    found = one_row.multiply_row(x.to(device), own, bias.to(device), torch.float32)
-    expected = x.double() @ weight.floats().double().T + bias.double()
-    torch.testing.assert_close(found.cpu(), expected.float(), rtol=1e-4, atol=1e-3)
 
 
 def test_groups_of_few_inputs_cannot_be_packed() -> None:

@@ -2,10 +2,12 @@
 
     8 bits   word b of 2 · part inputs holds inputs b and part + b, from the lowest bits up
     4 bits   word b of 4 · part inputs holds inputs b, part + b, 2 · part + b and 3 · part + b
-    tables   scales and offsets [out, groups]: the groups of an output lie next to each other
+    tables   scales and offsets [out, groups]: the groups of an output lie next to each other, so that those
+             of a word's parts are loaded at once
 
 Words have 16 bits, as bfloat16 has: two words in a register become two weights by one mask. The numbers of
-`part` inputs are multiplied at once; they share a scale.
+`part` inputs are multiplied at once; they share a scale. The inputs of a group are a power of two: groups of
+another size are divided, and an output with one scale is one group.
 """
 
 from collections.abc import Sequence
@@ -71,8 +73,7 @@ class PackedWeight:
     @property
     def run(self) -> int:
         """Parts of a word that share a scale."""
-        shared = max(self.group & -self.group, self.part) // self.part
-        return min(self.parts, shared)
+        return min(self.parts, self.group // self.part) if self.group else 1
 
     @property
     def nbytes(self) -> int:
@@ -97,16 +98,18 @@ def pack(weight: QuantizedWeight, device: torch.device) -> PackedWeight:
     format, inputs = weight.format, weight.numbers.shape[1]
     if not packs(format):
         raise ValueError(f"groups of {format.group} inputs cannot be packed")
-    group = format.group or -(-inputs // MAX_PART) * MAX_PART
+    given = format.group or max(MAX_PART, 1 << (inputs - 1).bit_length())
+    group = given & -given
     part, parts = part_of(group), 16 // format.bits
     numbers = pad(weight.numbers.to(device), (0, -inputs % (part * parts)))
-    groups = -(-numbers.shape[1] // group)
+    groups = -(-numbers.shape[1] // group)  # a multiple of those of a word
     numbers = numbers.view(len(numbers), -1, parts, part).mT
     if format.bits == 4:
         numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
     numbers = numbers.flatten(1).contiguous()
 
     def table(values: Tensor) -> Tensor:
+        values = values.repeat_interleave(given // group, 1)[:, :groups]
         return pad(values, (0, groups - values.shape[1])).contiguous().to(device)
 
     offsets = weight.minimums if weight.zeros is None else weight.zeros
@@ -170,7 +173,8 @@ def unpack(weight: PackedWeight) -> Tensor:
         return numbers.float()
     if weight.bits == 4:
         numbers = torch.stack([numbers & 15, numbers >> 4], -1).flatten(-2)
-    numbers = numbers.unflatten(-1, (-1, weight.part, weight.parts)).mT.flatten(-3)[..., : weight.inputs]
+    chunks = numbers.reshape(*numbers.shape[:-1], -1, weight.part, weight.parts)
+    numbers = chunks.mT.flatten(-3)[..., : weight.inputs]
 
     def spread(values: Tensor) -> Tensor:
         return values.float().repeat_interleave(weight.group, -1)[..., : weight.inputs]

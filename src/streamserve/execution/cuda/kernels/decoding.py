@@ -33,10 +33,9 @@ FOUR_INTEGERS = _masks(
     """mov.b32 other, 0x43004300;
     lop3.b32 word, word, 0x000F000F, other, 0xEA;
     mov.b32 factor, 0x3F803F80;
-    mov.b32 other, 0xC308C308;
-    fma.rn.bf16x2 $0, word, factor, other;""",
+    fma.rn.bf16x2 $0, word, factor, $2;""",
 )
-"""Integers n of 4 bits, less 8: the bits 0x4300 | n are 128 + n in bfloat16, to which -136 is added."""
+"""Integers n of 4 bits, less $2 + 128: the bits 0x4300 | n are 128 + n in bfloat16, to which $2 is added."""
 
 TWO_INTEGERS = _masks(
     (0, 8),
@@ -45,10 +44,12 @@ TWO_INTEGERS = _masks(
     mov.b32 factor, 0x43004300;
     lop3.b32 word, word, 0x007F007F, factor, 0xEA;
     mov.b32 factor, 0xBF80BF80;
-    fma.rn.bf16x2 $0, other, factor, word;""",
+    fma.rn.bf16x2 word, other, factor, word;
+    mov.b32 factor, 0x3F803F80;
+    fma.rn.bf16x2 $0, word, factor, $2;""",
 )
-"""Integers n of 8 bits, less 128: the low 7 bits as 128 + n, less 128 (the bits 0x4300) if the high bit is
-set, less 256 (0x4380) if it is not."""
+"""Integers n of 8 bits, less 128, to which $2 is added: the low 7 bits as 128 + n, less 128 (the bits 0x4300)
+if the high bit is set, less 256 (0x4380) if it is not."""
 
 FLOATS_OF_8 = _masks(
     (-8, 0),
@@ -98,18 +99,24 @@ def decode(numbers, table, KIND: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def decode_part(words, table, KIND: tl.constexpr, BITS: tl.constexpr, NUMBER: tl.constexpr):
-    """Return what part NUMBER of `words` (int16) stands for, as `decode`."""
-    return decode((words.to(tl.int32) >> (BITS * NUMBER)) & ((1 << BITS) - 1), table, KIND, BITS)
-
-
-@triton.jit
-def decode_pairs(words, KIND: tl.constexpr, BITS: tl.constexpr, NUMBER: tl.constexpr):
-    """Return what part NUMBER of `words` (int16) stands for, as `decode`, in bfloat16: two words at a time.
-    The function has one result for each part, so that words are moved to the tensor cores' layout, not
-    results."""
-    EVERY: tl.constexpr = _choose_masks(KIND, BITS)
-    return tl.inline_asm_elementwise(EVERY[NUMBER], "=r,r", [words], tl.bfloat16, is_pure=True, pack=2)
+def decode_part(
+    words, table, zeros, KIND: tl.constexpr, BITS: tl.constexpr, NUMBER: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
+    """Return what part NUMBER of `words` (int16) stands for, as `decode`, but integers less `zeros`, which
+    are spread to the shape of the words. PAIRS: two words at a time, in bfloat16, by code that has one result
+    for each part, so that words are moved to the tensor cores' layout, not results."""
+    if PAIRS:
+        EVERY: tl.constexpr = _choose_masks(KIND, BITS)
+        added = tl.full([1, 1], 0.0, tl.bfloat16)
+        if KIND == INTEGERS:  # integers of up to 8 bits, exact in bfloat16
+            added = ((-128.0 if BITS == 4 else 128.0) - zeros.to(tl.float32)).to(tl.bfloat16)
+        added = tl.broadcast_to(added, words.shape)
+        values = tl.inline_asm_elementwise(EVERY[NUMBER], "=r,r,r", [words, added], tl.bfloat16, True, 2)
+    else:
+        values = decode((words.to(tl.int32) >> (BITS * NUMBER)) & ((1 << BITS) - 1), table, KIND, BITS)
+        if KIND == INTEGERS:
+            values += (1 << (BITS - 1)) - zeros.to(tl.float32)
+    return values
 
 
 @triton.jit

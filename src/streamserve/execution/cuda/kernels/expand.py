@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from streamserve.execution.cuda.kernels.decoding import INTEGERS, decode_pairs, decode_part, iq4_table, widen
+from streamserve.execution.cuda.kernels.decoding import INTEGERS, decode_part, iq4_table, widen
 from streamserve.execution.cuda.kernels.example import KernelExample
 from streamserve.execution.cuda.packing import Kind, PackedWeight
 
@@ -32,7 +32,6 @@ def _expand(
 ):  # fmt: skip
     """Write what a chunk of inputs of a range of columns from `first` stands for to `out` [outputs, K]."""
     BITS: tl.constexpr = 16 // PARTS
-    MIDDLE: tl.constexpr = 1 << (BITS - 1)
     chunk = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     exists = (column < outputs)[:, None]
@@ -43,14 +42,10 @@ def _expand(
         start = (chunk * PARTS + number) * PART
         group = source * GROUPS + tl.minimum(start // GROUP, GROUPS - 1)
         scale = widen(tl.load(scales + group, exists, 0))
-        if PAIRS:
-            values = decode_pairs(words, KIND, BITS, number).to(tl.float32)
-        else:
-            values = decode_part(words, table, KIND, BITS, number)
+        zero = tl.full([1, 1], 0 if MINIMUMS else 1 << (BITS - 1), tl.int32)
         if ZEROS:
-            values += MIDDLE - tl.load(offsets + group, exists, 0).to(tl.float32)
-        elif MINIMUMS:
-            values += MIDDLE
+            zero = tl.load(offsets + group, exists, 0)
+        values = decode_part(words, table, zero, KIND, BITS, number, PAIRS).to(tl.float32)
         values *= scale
         if MINIMUMS:
             values += tl.load(offsets + group, exists, 0)
@@ -78,7 +73,9 @@ def expand(weight: PackedWeight, first: int, out: Tensor) -> None:
 def multiply_expanded(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Multiply many rows, as plain.matrix.multiply."""
     scratch = scratch_of(x.device).view(x.dtype)
-    count = min(weight.outputs, max(1, len(scratch) // weight.inputs))
+    count = max(1, len(scratch) // weight.inputs)
+    if count < weight.outputs:
+        count = 1 << (count.bit_length() - 1)  # ranges that the library's tiles divide
     out = torch.empty(len(x), weight.outputs, dtype=dtype, device=x.device)
     for first in range(0, weight.outputs, count):
         columns = out[:, first : first + count]

@@ -1,8 +1,8 @@
 """Products with packed weights on the tensor cores: of all rows, or of the experts that each row chose.
 
     for each chunk of the inputs:    words of 2 or 4 parts of the inputs (packing.py)
-      for each part of it:           numbers (exact in bfloat16) · xᵀ on the tensor cores, in float32
-        acc += scale · product       and offset · sum of x
+      for each part of it:           numbers less zero points (exact in bfloat16) · xᵀ on the tensor cores
+        acc += scale · product       in float32, and minimum · sum of x
 
 The weights are the left operand, which the tensor cores read from registers: words are decoded where they
 are multiplied. The numbers are not scaled before, so the weights are as exact as the numbers are.
@@ -17,20 +17,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from streamserve.execution.cuda.kernels.decoding import FLOATS, decode_pairs, decode_part, iq4_table, widen
+from streamserve.execution.cuda.kernels.decoding import FLOATS, decode_part, iq4_table, widen
 from streamserve.execution.cuda.kernels.example import KernelExample
 from streamserve.execution.cuda.kernels.expand import multiply_expanded, scratch_of
-from streamserve.execution.cuda.packing import Kind, PackedWeight
+from streamserve.execution.cuda.packing import MIN_PART, Kind, PackedWeight
 from streamserve.execution.cuda.routing import Routing, tile_of
 
 MAX_SPLITS = 8
 """Ranges of the inputs in a product of few rows, so that it occupies the device."""
 
+PROGRAMS = 4
+"""Programs on a multiprocessor that a product of few rows is divided into at most."""
+
 MAX_BLOCKS = 4096
 """Tiles of a divided product."""
 
-MANY_ROWS = 128
+MANY_ROWS = 256
 """Rows from which weights are written as floats for the device's library."""
+
+SUMMED_ROWS = 16
+"""Rows up to which zero points are multiplied by sums of the inputs, on the tensor cores: there the sums cost
+less than words that are decoded with their zero points."""
 
 ELEMENTS = 1024
 
@@ -45,37 +52,37 @@ class Launch:
     stages: int
 
 
-@triton.jit
-def _table_rows(
-    scales, offsets, tables, exists, key,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, OFFSETS: tl.constexpr,
-):  # fmt: skip
-    """Return scales and offsets, if there are any, of the group of input number `key`."""
-    group = tables + tl.minimum(key // GROUP, GROUPS - 1)
-    scale = tl.load(scales + group, exists, 0)
-    offset = scale
-    if OFFSETS:
-        offset = tl.load(offsets + group, exists, 0)
-    return scale, offset
+@triton.constexpr_function
+def _word(bits: int, count: int) -> tl.dtype:
+    """Return the type of the integers that `count` numbers of a table are loaded as: of at most 64 bits."""
+    return {8: tl.int8, 16: tl.int16, 32: tl.int32}.get(bits * count, tl.int64)
 
 
 @triton.jit
-def _part_tables(
-    scales, offsets, tables, exists, key,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, OFFSETS: tl.constexpr,
-    PART: tl.constexpr, PARTS: tl.constexpr, RUN: tl.constexpr,
-):  # fmt: skip
-    """Return the scales and offsets of four parts from input number `key`: RUN parts share theirs."""
-    s0, o0 = _table_rows(scales, offsets, tables, exists, key, GROUP, GROUPS, OFFSETS)
-    s1, o1, s2, o2 = s0, o0, s0, o0
-    if RUN == 1 and PARTS > 1:
-        s1, o1 = _table_rows(scales, offsets, tables, exists, key + PART, GROUP, GROUPS, OFFSETS)
-    if RUN < PARTS and PARTS == 4:
-        s2, o2 = _table_rows(scales, offsets, tables, exists, key + 2 * PART, GROUP, GROUPS, OFFSETS)
-    s3, o3 = s2, o2
-    if RUN == 1 and PARTS == 4:
-        s3, o3 = _table_rows(scales, offsets, tables, exists, key + 3 * PART, GROUP, GROUPS, OFFSETS)
-    return s0, s1, s2, s3, o0, o1, o2, o3
+def _load_tables(table, group, exists, COUNT: tl.constexpr):
+    """Return the scales or offsets of COUNT groups from `group`, which lie next to each other, in one or two
+    integers."""
+    BITS: tl.constexpr = table.dtype.element_ty.primitive_bitwidth
+    WORD: tl.constexpr = _word(BITS, COUNT)
+    place = (table + group).to(tl.pointer_type(WORD), bitcast=True)
+    first = tl.load(place, exists, 0)
+    second = first
+    if BITS * COUNT > 64:
+        second = tl.load(place + 1, exists, 0)
+    return first, second
+
+
+@triton.jit
+def _take(first, second, NUMBER: tl.constexpr, TYPE: tl.constexpr):
+    """Return number NUMBER, of a TYPE, of what `_load_tables` returned."""
+    BITS: tl.constexpr = TYPE.primitive_bitwidth
+    EACH: tl.constexpr = first.dtype.primitive_bitwidth // BITS
+    word = first if NUMBER < EACH else second
+    INTEGER: tl.constexpr = tl.int32 if BITS == 32 else tl.int16 if BITS == 16 else tl.uint8
+    number = (word >> (BITS * (NUMBER % EACH))).to(INTEGER)
+    if BITS > 8:
+        number = number.to(TYPE, bitcast=True)
+    return number
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -86,11 +93,12 @@ def _multiply(
     PART: tl.constexpr, PARTS: tl.constexpr, RUN: tl.constexpr, KIND: tl.constexpr,
     ZEROS: tl.constexpr, MINIMUMS: tl.constexpr, BIAS: tl.constexpr, ROUTED: tl.constexpr,
     SHARED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, PAIRS: tl.constexpr, UPCAST: tl.constexpr,
+    SUMS: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Multiply a range of columns by a tile of rows, over the program's share of the inputs. Of several
-    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. PAIRS: words
-    are decoded two at a time, to bfloat16."""
+    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. SUMS:
+    offsets are multiplied by sums of the inputs; else zero points are subtracted where words are decoded.
+    PAIRS: these are decoded two at a time, to bfloat16."""
     tile, split = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = (column < N) | (N % COLUMNS == 0)
@@ -118,22 +126,24 @@ def _multiply(
     CHUNK: tl.constexpr = PART * PARTS
     CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
     SHARE: tl.constexpr = (CHUNKS + SPLITS - 1) // SPLITS
-    OFFSETS: tl.constexpr = ZEROS or MINIMUMS
     BITS: tl.constexpr = 16 // PARTS
     MIDDLE: tl.constexpr = 1 << (BITS - 1)
-    nearest = (acc, acc, acc, acc, acc, acc, acc, acc)
+    RUNS: tl.constexpr = PARTS // RUN
+    SCALE: tl.constexpr = scales.dtype.element_ty
+    OFFSET: tl.constexpr = offsets.dtype.element_ty
+    scale, offset = (acc, acc), (acc, acc)
     if KIND != FLOATS:  # loads so narrow are not pipelined: they are issued a chunk ahead
-        nearest = _part_tables(
-            scales, offsets, tables, exists, split * SHARE * CHUNK,
-            GROUP, GROUPS, OFFSETS, PART, PARTS, RUN,
-        )  # fmt: skip
+        group = tables + tl.minimum(split * SHARE * CHUNK // GROUP, GROUPS - RUNS)
+        scale = _load_tables(scales, group, exists, RUNS)
+        if ZEROS or MINIMUMS:
+            offset = _load_tables(offsets, group, exists, RUNS)
     for chunk in range(split * SHARE, tl.minimum(split * SHARE + SHARE, CHUNKS)):
-        following = nearest
+        next_scale, next_offset = scale, offset
         if KIND != FLOATS:
-            following = _part_tables(
-                scales, offsets, tables, exists, (chunk + 1) * CHUNK,
-                GROUP, GROUPS, OFFSETS, PART, PARTS, RUN,
-            )  # fmt: skip
+            group = tables + tl.minimum((chunk + 1) * CHUNK // GROUP, GROUPS - RUNS)
+            next_scale = _load_tables(scales, group, exists, RUNS)
+            if ZEROS or MINIMUMS:
+                next_offset = _load_tables(offsets, group, exists, RUNS)
             words = tl.load(own + (chunk * PART + part)[None, :], exists[:, None], 0)
         product = tl.zeros([COLUMNS, ROWS], tl.float32)
         sums = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -143,29 +153,30 @@ def _multiply(
             right = tl.load(vectors + key[None, :], live[:, None] & inside[None, :], 0.0)
             if KIND == FLOATS:
                 left = tl.load(own + key[None, :], exists[:, None] & inside[None, :], 0.0)
-            elif PAIRS:
-                left = decode_pairs(words, KIND, BITS, half)
             else:
-                left = decode_part(words, table, KIND, BITS, half).to(right.dtype)
+                zero = tl.full([1, 1], 0 if MINIMUMS else MIDDLE, tl.int32)
+                if ZEROS and not SUMS:
+                    zero = _take(offset[0], offset[1], half // RUN, tl.uint8)[:, None]
+                left = decode_part(words, table, zero, KIND, BITS, half, PAIRS).to(right.dtype)
             if UPCAST:  # the interpreter's dot takes the bits of bfloat16 for integers
                 left, right = left.to(tl.float32), right.to(tl.float32)
             if KIND == FLOATS:
                 acc = tl.dot(left, tl.trans(right), acc, input_precision=PRECISION)
             else:
                 product = tl.dot(left, tl.trans(right), product, input_precision=PRECISION)
-                if OFFSETS:
+                if SUMS:
                     sums = tl.dot(ones, tl.trans(right), sums, input_precision=PRECISION)
                 if half % RUN == RUN - 1:
-                    offset = nearest[4 + half].to(tl.float32)[:, None]
-                    if ZEROS:
-                        product += sums * (MIDDLE - offset)
-                    elif MINIMUMS:
-                        product += sums * MIDDLE
-                        acc += sums * offset
-                    acc += product * widen(nearest[half])[:, None]
+                    own_scale = widen(_take(scale[0], scale[1], half // RUN, SCALE))
+                    acc += product * own_scale[:, None]
                     product = tl.zeros([COLUMNS, ROWS], tl.float32)
-                    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
-        nearest = following
+                    if SUMS:
+                        added = _take(offset[0], offset[1], half // RUN, OFFSET).to(tl.float32)
+                        if ZEROS:
+                            added = own_scale * (MIDDLE - added)
+                        acc += sums * added[:, None]
+                        sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+        scale, offset = next_scale, next_offset
     if BIAS:  # noqa: SIM102
         if split == 0:
             acc += tl.load(bias + expert * N + column, exists, 0.0).to(tl.float32)[:, None]
@@ -219,7 +230,7 @@ def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.
     rows, n = len(x), weight.outputs
     if rows >= MANY_ROWS:
         return multiply_expanded(x, weight, bias, dtype)
-    launch = choose_launch(rows, x.dtype)
+    launch = choose_launch(rows, weight.part, x.dtype, _capability())
     tiles = triton.cdiv(rows, launch.rows)
     splits = choose_splits(tiles * triton.cdiv(n, launch.columns), weight) if rows <= 64 else 1
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
@@ -234,7 +245,7 @@ def multiply_routed(
     pairs = len(routing.order)
     out = torch.empty(pairs, weight.outputs, dtype=x.dtype, device=x.device)
     tile = tile_of(pairs, len(weight.numbers))
-    launch = replace(choose_launch(tile, x.dtype), rows=tile)
+    launch = replace(choose_launch(tile, weight.part, x.dtype, _capability()), rows=tile)
     _launch(x, weight, bias, out, routing, shared, launch, len(routing.experts), 1)
     return out
 
@@ -279,7 +290,8 @@ def _launch(
         GROUPS=1 if weight.scales is None else weight.scales.shape[-1], PART=weight.part, PARTS=weight.parts,
         RUN=weight.run, KIND=int(weight.kind), ZEROS=zeros, MINIMUMS=minimums,
         BIAS=bias is not None, ROUTED=routing is not None, SHARED=shared, SPLITS=splits, ROWS=launch.rows,
-        COLUMNS=launch.columns, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        COLUMNS=launch.columns, SUMS=minimums or (zeros and launch.rows <= SUMMED_ROWS),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         PAIRS=decodes_pairs(weight.kind, x.dtype),
         UPCAST=triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
         num_warps=launch.warps, num_stages=launch.stages,
@@ -293,19 +305,22 @@ def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
     )
 
 
-def choose_launch(rows: int, dtype: torch.dtype) -> Launch:
-    """Return the launch for products of so many rows."""
+def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
+    """Return the launch for products of so many rows, in parts of so many inputs. Tiles of 64 rows take 120
+    KiB of shared memory."""
     if dtype == torch.float32:
         return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
+    if rows <= 8 and part == MIN_PART:  # of more threads, each would load less of x than can be pipelined
+        return Launch(8, 32, 2, 5)
     if rows <= 16:
-        return Launch(8 if rows <= 8 else 16, 64, 4, 4)
-    return Launch(32, 64, 4, 3) if rows <= 32 or _capability() < 90 else Launch(64, 128, 8, 3)
+        return Launch(8 if rows <= 8 else 16, 64, 4, 3)
+    return Launch(64 if rows > 32 and capability in (90, 100) else 32, 64, 4, 3)
 
 
 def choose_splits(blocks: int, weight: PackedWeight) -> int:
     """Return the number of ranges that the inputs of a product of so many blocks are divided into: none
     shorter than four steps."""
-    wanted = 4 * _multiprocessors() // max(blocks, 1)
+    wanted = PROGRAMS * _multiprocessors() // max(blocks, 1)
     return max(1, min(MAX_SPLITS, wanted, weight.inputs // (4 * weight.parts * weight.part)))
 
 
@@ -348,6 +363,7 @@ def examples(capability: int) -> list[KernelExample]:
     kinds = {
         "4 bits": four | {"ZEROS": True, "SPLITS": 4},
         "4 bits, minimums": four | small | {"MINIMUMS": True},
+        "8 bits, groups of 16": eight | small | {"PART": 16, "GROUP": 16, "GROUPS": 256},
         "8 bits": eight,
         "fp8": eight | {"KIND": int(Kind.E4M3)},
         "iq4": four | small | {"KIND": int(Kind.IQ4), "PAIRS": False},
@@ -360,15 +376,18 @@ def examples(capability: int) -> list[KernelExample]:
     launches, every = [], kinds | experts
     chosen = {1: every, 64: ("4 bits", *experts), 512: ("4 bits", "4 bits, minimums", "iq4")}
     for rows, names in chosen.items():
-        launch = choose_launch(rows, torch.bfloat16)
         for kind in names:
-            constants = fixed | {"ROWS": launch.rows, "COLUMNS": launch.columns} | every[kind]
+            constants = fixed | every[kind]
+            launch = choose_launch(rows, constants["PART"], torch.bfloat16, capability)
+            constants |= {"ROWS": launch.rows, "COLUMNS": launch.columns}
+            constants["SUMS"] = constants["MINIMUMS"] or (constants["ZEROS"] and rows <= SUMMED_ROWS)
             signature = pointers | dict.fromkeys(constants, "constexpr")
             signature |= {"offsets": "*fp32"} if constants["MINIMUMS"] else {}
             signature |= {"scales": "*u8"} if constants["KIND"] == Kind.MXFP4 else {}
             signature |= {"numbers": b} if constants["KIND"] == Kind.FLOATS else {}
             name = f"multiply {launch.rows} rows, {kind}"
-            launches.append(KernelExample(name, _multiply, signature, constants, launch.warps, launch.stages))
+            shape = (launch.warps, launch.stages, ("x_stride",))
+            launches.append(KernelExample(name, _multiply, signature, constants, *shape))
     combine = {"outputs": b, "shares": "*fp32", "shared": b, "out": b}
     return [
         *launches,
