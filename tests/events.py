@@ -13,7 +13,7 @@ from tests.pairs import Request, answers, serving, until
 
 SETTINGS = {
     "draft": "self:1", "speculation_policy": "fixed:2", "num_blocks": 22, "max_model_len": 256,
-    "eviction": "swap", "swap_space": 0.01, "stuck_after": 1.0,
+    "eviction": "swap", "swap_space": 0.01, "stuck_after": 4.0,
 }  # fmt: skip
 
 

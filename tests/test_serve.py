@@ -106,12 +106,12 @@ def test_a_killed_worker_is_restarted_by_the_same_server(
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with a key in its environment, whose workers count as stuck after a second."""
+    """A server with a key in its environment, whose workers count as stuck after three seconds."""
     folder = make_checkpoint(tmp_path_factory.mktemp("locked"))
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("STREAMSERVE_API_KEY", KEY)
-            served = stack.enter_context(serving(str(folder), "--threads", "1", "--stuck-after", "1"))
+            served = stack.enter_context(serving(str(folder), "--threads", "1", "--stuck-after", "3"))
         yield served
 
 

@@ -140,6 +140,7 @@ class ScriptedHealth:
     ready: bool = True
     detail: str = ""
     retry_after: float | None = None
+    missing: str = ""
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,15 @@ def test_health_reports_the_reason(generator: ScriptedGenerator) -> None:
         assert server.http.get("/ping").status_code == 200
 
 
+def test_health_names_the_workers_that_are_missing(generator: ScriptedGenerator) -> None:
+    reason = "worker unified-1 does not fit the others and is not used (2 starts failed): another model"
+    degraded = ScriptedHealth(detail="ready", missing=reason)
+    with scripted(generator.replaced(health_state=degraded)) as server:
+        response = server.http.get("/health")
+        assert (response.status_code, response.json()) == (200, {"status": "degraded", "detail": reason})
+        assert "retry-after" not in response.headers
+
+
 def test_incidents_are_metrics_without_a_worker(generator: ScriptedGenerator) -> None:
     incident_report = IncidentReport(deaths=4, suspects=9, convicted=1, quarantined=2)
     with scripted(generator.replaced(latest_report=None, incident_report=incident_report)) as server:

@@ -8,6 +8,7 @@ import pytest
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
     Close,
+    Command,
     Deliver,
     Edit,
     Heartbeat,
@@ -303,11 +304,20 @@ def test_a_request_id_in_use_is_refused() -> None:
     assert set(fleet.requests) == {"r"}
 
 
+def ticks(fleet: Fleet, since: float, now: float) -> list[Command]:
+    """Let time pass, in which nothing is heard."""
+    return [
+        command
+        for tick in range(round(2 * since), round(2 * now) + 1)
+        for command in fleet.handle(Tick(), tick / 2)
+    ]
+
+
 def test_a_silent_worker_counts_as_stuck_until_its_next_message() -> None:
     fleet = started(stuck_after=10.0)
-    fleet.handle(Tick(), 9.0)
+    ticks(fleet, 0.0, 9.0)
     assert fleet.health()[0]
-    assert fleet.handle(Tick(), 11.0) == []
+    assert ticks(fleet, 9.5, 11.0) == []
     assert fleet.health() == (False, f"worker {W} is stuck: it has not responded for 10 seconds")
     send_events(fleet)
     assert fleet.health()[0]
@@ -315,9 +325,19 @@ def test_a_silent_worker_counts_as_stuck_until_its_next_message() -> None:
 
 def test_a_worker_that_stays_silent_is_killed() -> None:
     fleet = started(stuck_after=10.0)
-    assert fleet.handle(Tick(), 39.0) == []
-    assert fleet.handle(Tick(), 41.0) == [Kill(W)]
-    assert fleet.handle(WorkerLost(W, 1, "killed"), 41.1) == [Start(W, 2)]
+    assert ticks(fleet, 0.0, 30.0) == []
+    assert ticks(fleet, 30.5, 30.5) == [Kill(W, "it has not responded for 30 s")]
+    assert fleet.handle(WorkerLost(W, 1, "killed"), 31.0) == [Start(W, 2)]
+
+
+def test_a_silent_worker_with_a_request_is_killed_at_once() -> None:
+    fleet = started(stuck_after=10.0)
+    ticks(fleet, 0.0, 8.0)
+    fleet.handle(OPEN, 8.0)
+    assert ticks(fleet, 8.5, 10.0) == []
+    assert ticks(fleet, 10.5, 10.5) == [Kill(W, "it has not responded for 10 s")]
+    assert fleet.handle(WorkerLost(W, 1, "killed", frozenset(), ending="unclear"), 11.0) == [Start(W, 2)]
+    assert submitted(fleet.handle(WorkerMessage(W, 2, READY), 12.0)).request == "r"
 
 
 def test_a_worker_whose_steps_compute_nothing_is_named_and_replaced() -> None:
@@ -331,8 +351,8 @@ def test_a_worker_whose_steps_compute_nothing_is_named_and_replaced() -> None:
     report(9.5, 9.5)
     assert fleet.handle(Tick(), 9.6) == []
     report(10.5, 10.5)
-    assert fleet.handle(Tick(), 10.6) == [Kill(W)]
     reason = "its steps computed nothing for 10 s, although requests wait"
+    assert fleet.handle(Tick(), 10.6) == [Kill(W, reason)]
     assert fleet.health() == (False, f"worker {W} is stuck: {reason}")
     assert fleet.handle(WorkerLost(W, 1, "killed"), 10.7) == [Start(W, 2)]
     assert fleet.health() == (False, f"worker {W} is being restarted: {reason}")

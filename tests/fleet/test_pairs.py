@@ -1,10 +1,22 @@
 """Transfer reservations of stream pairs: opened, used, refused, and closed at any worker's death."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Command, Open, Refuse, Send, WorkerDead, WorkerLost, WorkerMessage
+from streamserve.fleet.events import (
+    Close,
+    Command,
+    Kill,
+    Open,
+    Refuse,
+    Send,
+    WorkerDead,
+    WorkerLost,
+    WorkerMessage,
+)
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import pairs, total
 from streamserve.protocol.messages import (
@@ -12,6 +24,7 @@ from streamserve.protocol.messages import (
     Cancel,
     Event,
     Events,
+    Failed,
     Pushed,
     Reserved,
     Submit,
@@ -52,6 +65,40 @@ def send_events(fleet: Fleet, worker: str, *events: Event, incarnation: int = 1)
 
 def send_updates(fleet: Fleet, worker: str, *updates: TransferUpdate, incarnation: int = 1) -> list[Command]:
     return fleet.handle(WorkerMessage(worker, incarnation, Transfers(list(updates))), 1.0)
+
+
+def test_a_pair_whose_half_finds_the_files_replaced_serves_the_new_model_together() -> None:
+    """The other half cannot serve alone. The answer that has begun ends, the next one is new."""
+    fleet, attempt = started()
+    send_events(fleet, P, Token("r", attempt, 0, 0, 7))
+    fleet.handle(replace_id(OPEN, "unanswered"), 1.0)
+    new = replace(READY, model=replace(READY.model, fingerprint="new"))
+    misfit = Failed("it is another model", 2, misfit=True)
+    fleet.handle(WorkerLost(P, 1, "killed", frozenset(), ending="outside"), 2.0)
+    for incarnation in (2, 3):
+        assert not kills(fleet.handle(WorkerMessage(P, incarnation, misfit), 3.0)), "they may be copied now"
+        fleet.handle(WorkerLost(P, incarnation, "exit status 2", frozenset()), 3.0)
+    assert kills(fleet.handle(WorkerMessage(P, 4, misfit), 4.0)) == [D]
+    fleet.handle(WorkerLost(P, 4, "exit status 2", frozenset()), 4.0)
+    fleet.handle(WorkerLost(D, 1, "its process ended with SIGKILL", ending="unclear"), 4.0)
+    assert fleet.requests["unanswered"].strikes == fleet.requests["unanswered"].unexplained == 0
+    assert fleet.supervisor.expected(P) == ""
+    refuse, *_ = fleet.handle(WorkerMessage(P, 5, new), 9.0)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.request, refuse.error.status) == ("r", 503)
+    (submit,) = sent(fleet.handle(WorkerMessage(D, 2, new), 9.0), P)
+    assert isinstance(submit, Submit)
+    assert submit.request == "unanswered"
+    assert fleet.health() == (True, "ready")
+    assert fleet.availability.missing() == ""
+
+
+def replace_id(request: Open, name: str) -> Open:
+    return dataclasses.replace(request, request=name)
+
+
+def kills(commands: list[Command]) -> list[str]:
+    return [command.worker for command in commands if isinstance(command, Kill)]
 
 
 def test_a_reservation_goes_to_the_writer_and_arrived_kv_joins() -> None:

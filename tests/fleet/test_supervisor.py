@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from streamserve.fleet.events import Heartbeat, Kill, Start
 from streamserve.fleet.process_state import GIVE_UP_STARTS
+from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.supervisor import WorkerSupervisor
 from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, counted, pairs, total, unified
-from streamserve.protocol.messages import CostCurve
+from streamserve.protocol.messages import CostCurve, Failed
 from streamserve.protocol.reports import RemoteReport, StepParts
 from tests.api.reports import REPORT
 from tests.fleet.fakes import READY
@@ -98,54 +99,85 @@ def test_a_loss_is_processed_once() -> None:
 IN_A_STEP = Heartbeat(at=0.0, phase="run", moved_at=0.0, predicted=50.0)
 
 
-def ticked(supervisor: WorkerSupervisor, now: float, **changes: float) -> list[Kill]:
-    beat = dataclasses.replace(IN_A_STEP, **changes)
-    return list(supervisor.tick(now, {("unified-0", supervisor.workers["unified-0"].incarnation): beat}))
+def ticked(supervisor: WorkerSupervisor, since: float, now: float, **changes: float) -> list[Kill]:
+    """Look at the workers twice a second; return what is killed by `now`. Unless they change, a sign of life
+    and progress were seen each time."""
+    kills, at = [], since
+    while at <= now:
+        beat = dataclasses.replace(IN_A_STEP, **({"at": at, "moved_at": at} | changes))
+        key = "unified-0", supervisor.workers["unified-0"].incarnation
+        kills += supervisor.tick(at, {key: beat})
+        at += 0.5
+    return kills
 
 
-def test_a_step_that_is_predicted_to_be_long_may_be_long() -> None:
+def test_a_step_whose_parts_are_predicted_to_be_long_may_be_long() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
-    for now in (60.0, 200.0, 450.0):
-        assert ticked(supervisor, now, at=now) == []
-        assert supervisor.availability.health()[0]
+    assert ticked(supervisor, 5.0, 250.0, moved_at=0.0) == []
+    assert supervisor.availability.health()[0]
+    assert len(ticked(supervisor, 250.5, 256.0, moved_at=0.0)) == 1
 
 
 def test_a_step_that_makes_progress_may_be_longer_than_predicted() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
-    for now in (60.0, 200.0, 450.0):
-        assert ticked(supervisor, now, at=now, moved_at=now - 5, predicted=0.0) == []
-        assert supervisor.availability.health()[0]
+    assert ticked(supervisor, 5.0, 450.0, predicted=0.0) == []
+    assert supervisor.availability.health()[0]
 
 
-def test_a_step_that_hangs_is_killed_despite_heartbeats() -> None:
+def test_a_step_that_hangs_is_named_and_killed_despite_heartbeats() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
-    assert ticked(supervisor, 20.0, at=20.0, predicted=0.1) == []
-    assert not supervisor.availability.health()[0]
-    assert ticked(supervisor, 46.0, at=46.0, predicted=0.1) == [Kill("unified-0")]
-    assert ticked(started(unified(1), stuck_after=10.0), 2006.0, at=2006.0) == [Kill("unified-0")]
+    assert ticked(supervisor, 5.0, 15.0, moved_at=5.0, predicted=0.1) == []
+    reason = "its step made no progress for 10 s in phase run"
+    assert ticked(supervisor, 15.5, 15.5, moved_at=5.0, predicted=0.1) == [Kill("unified-0", reason)]
+    assert supervisor.availability.health() == (False, f"worker unified-0 is stuck: {reason}")
+    supervisor.lose("unified-0", "its process ended with SIGKILL", 17.0)
+    assert supervisor.availability.health() == (False, f"worker unified-0 is being restarted: {reason}")
 
 
 def test_a_stopped_worker_is_killed_however_long_its_predicted_step() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
-    assert ticked(supervisor, 46.0, at=5.0, predicted=1e6) == [Kill("unified-0")]
+    stopped = {"at": 5.0, "moved_at": 5.0, "predicted": 1e6}
+    assert ticked(supervisor, 5.0, 16.0, **stopped) == [Kill("unified-0", "it has not responded for 10 s")]
 
 
 def test_heartbeats_between_steps_do_not_replace_reports() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
-    assert ticked(supervisor, 46.0, at=46.0, phase="") == [Kill("unified-0")]
+    assert ticked(supervisor, 5.0, 35.0, phase="", moved_at=0.0, predicted=0.0) == []
+    assert len(ticked(supervisor, 35.5, 40.0, phase="", moved_at=0.0, predicted=0.0)) == 1
 
 
 def test_heartbeats_of_an_earlier_process_do_not_count() -> None:
     supervisor = started(unified(1), stuck_after=10.0)
-    assert list(supervisor.tick(46.0, {("unified-0", 0): dataclasses.replace(IN_A_STEP, at=46.0)}))
+    supervisor.workers["unified-0"].queue("r", Queued(5), 5.0)
+    beats = {("unified-0", 0): IN_A_STEP}
+    assert sum(len([*supervisor.tick(0.5 * tick, beats)]) for tick in range(10, 40)) == 1
+
+
+def test_an_idle_worker_is_killed_as_soon_as_a_request_waits() -> None:
+    supervisor = started(unified(1), stuck_after=10.0)
+    beats = {("unified-0", 1): Heartbeat(at=5.0)}
+    for tick in range(10, 50):
+        assert list(supervisor.tick(0.5 * tick, beats)) == []
+    assert supervisor.availability.health()[1].startswith("worker unified-0 is stuck")
+    assert list(supervisor.tick(25.0, beats, waiting=True))
+
+
+def test_workers_are_not_killed_when_this_process_was_stopped() -> None:
+    """Its workers were too, or have sent reports that it has not read yet."""
+    supervisor = started(unified(1), stuck_after=10.0)
+    supervisor.workers["unified-0"].queue("r", Queued(5), 5.0)
+    assert ticked(supervisor, 5.0, 14.0, at=5.0, moved_at=5.0) == []
+    assert ticked(supervisor, 5000.0, 5009.5, at=5.0, moved_at=5.0) == []
+    assert supervisor.availability.health()[0]
+    assert len(ticked(supervisor, 5010.0, 5011.0, at=5.0, moved_at=5.0)) == 1, "it stays silent"
 
 
 def test_a_worker_that_hangs_while_it_loads_is_killed() -> None:
     supervisor = WorkerSupervisor(unified(1), 30.0)
     supervisor.start(0.0)
-    assert list(supervisor.tick(100.0, {})) == []
-    assert list(supervisor.tick(300.0, {("unified-0", 1): Heartbeat(at=299.0)})) == []
-    assert list(supervisor.tick(500.0, {("unified-0", 1): Heartbeat(at=299.0)})) == [Kill("unified-0")]
+    assert ticked(supervisor, 0.0, 300.0, phase="", at=299.0) == []
+    assert ticked(supervisor, 300.5, 419.0, phase="", at=299.0) == []
+    assert len(ticked(supervisor, 419.5, 425.0, phase="", at=299.0)) == 1
 
 
 def test_a_draining_worker_drains_its_pair() -> None:
@@ -185,7 +217,8 @@ def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both:
     worker = supervisor.workers["decode-0"]
     assert worker.ready is None
     assert not worker.failure, "its model may be put right again"
-    assert worker.error == f"its KV format is {both[0]}, that of worker prefill-0 is {both[1]}"
+    assert worker.error.startswith(f"its KV format is {both[0]}, that of worker prefill-0 is {both[1]}: ")
+    assert "put the old ones back" in worker.error
 
 
 @pytest.mark.parametrize(
@@ -201,6 +234,34 @@ def test_a_worker_of_other_numerics_is_refused_by_name(topology: Topology, diffe
     error = supervisor.workers[second].error
     assert error.startswith(f"its numerics are {other.model.numerics!r}, those of worker {first} are")
     assert "--numerics native or portable" in error
+
+
+def test_a_worker_that_does_not_fit_is_named_and_started_less_and_less_often() -> None:
+    supervisor = started(unified(2))
+    assert supervisor.expected("unified-1") == READY.model.fingerprint
+    now, waits = 10.0, []
+    supervisor.lose("unified-1", "its process ended with SIGKILL", now)
+    for _ in range(12):
+        supervisor.fail("unified-1", Failed("it is another model", 2, misfit=True))
+        (start,) = supervisor.lose("unified-1", "its process ended with exit status 2", now)
+        waits.append(start.after)
+        now += start.after
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
+    assert supervisor.availability.health() == (True, "ready")
+    assert supervisor.availability.missing() == (
+        "worker unified-1 does not fit the others and is not used (12 starts failed): it is another model"
+    )
+    assert supervisor.join("unified-1", READY, now)
+    assert supervisor.availability.missing() == ""
+    (start,) = supervisor.lose("unified-1", "its process ended with SIGKILL", now + 100)
+    assert start.after == 0.0
+
+
+def test_any_model_is_expected_where_no_other_worker_is_ready() -> None:
+    supervisor = started(unified(2))
+    supervisor.lose("unified-0", "killed", 10.0)
+    assert supervisor.expected("unified-0") == READY.model.fingerprint
+    assert supervisor.expected("unified-1") == ""
 
 
 def test_worker_costs_follow_its_reported_curve() -> None:

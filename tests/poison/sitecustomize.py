@@ -2,7 +2,7 @@
 
 TEST_FAULT is "KIND PHASE [co-batched]": poison requests, whose ids begin with "poison" or which have the seed
 1313, end every worker that reaches this phase of a step with them; with `co-batched` only in a batch with
-other requests. The kinds: kill (SIGKILL), exit, raise; slow (a long step, as predicted) and hang, each once,
+other requests. The kinds: crash (SIGSEGV), exit, raise; slow (a long step, as predicted) and hang, each once,
 unless the file TEST_FAULT_DONE exists. "device run": the tenth wait for a device fails, once."""
 
 import os
@@ -27,8 +27,8 @@ if fault:
 
     def inject() -> None:
         """Execute the fault."""
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
         elif kind == "exit":
             os._exit(3)
         elif kind == "raise":

@@ -30,6 +30,10 @@ class Health(Protocol):
     def detail(self) -> str: ...
 
     @property
+    def missing(self) -> str:
+        """Which workers do not serve although requests are served, and why; empty without any."""
+
+    @property
     def retry_after(self) -> float | None:
         """The expected number of seconds until requests are served."""
 

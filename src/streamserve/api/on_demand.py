@@ -60,6 +60,7 @@ class Serving:
     ready: bool = True
     detail: str = "ready"
     retry_after: float | None = None
+    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Models:
         if not self.pool.models[first].loads:
             return self.contexts[first].llm.health()
         healths = [context.llm.health() for name, context in self.contexts.items() if self.loaded(name)]
-        return next((health for health in healths if not health.ready), Serving())
+        missing = "; ".join(health.missing for health in healths if health.missing)
+        return next((health for health in healths if not health.ready), Serving(missing=missing))
 
     def states(self) -> dict[str, str]:
         """Return the state of each model."""

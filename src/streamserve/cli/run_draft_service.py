@@ -17,7 +17,7 @@ from streamserve.draft_service.server.explain import explain
 from streamserve.draft_service.server.metrics import DraftCollector
 from streamserve.fleet.events import Start, WorkerLost
 from streamserve.fleet.local_launcher import LocalLauncher
-from streamserve.fleet.process_state import ProcessState, SupervisionPolicy
+from streamserve.fleet.process_state import ProcessState, SupervisionPolicy, Watch
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.worker_process import STOP_SECONDS, WorkerProcesses
 from streamserve.protocol.config import WorkerConfig
@@ -38,7 +38,7 @@ WORKER = "draft"
 
 POLICY = SupervisionPolicy(
     stuck_after=30.0,  # reports are sent twice a second, also while it drafts
-    kill_factor=1.0,
+    idle_factor=1.0,
     load_silence=math.inf,  # it sends no sign of life before it is ready
     immediate_restarts=0,
     max_back_off=30.0,
@@ -146,10 +146,11 @@ class DraftSupervisor:
 
     async def _tick(self) -> None:
         """Kill the worker when it has been silent for too long."""
+        watch = Watch()
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if self._worker.tick(None, time.monotonic(), POLICY):
-                self._worker.last_words = f"it sent no report for {POLICY.stuck_after:.0f} s"
+            now = time.monotonic()
+            if self._worker.tick(None, now, POLICY, watch.look(now)):
                 self._processes.kill(WORKER)
 
 

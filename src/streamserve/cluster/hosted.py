@@ -94,6 +94,7 @@ def _comparable(config: WorkerConfig) -> WorkerConfig:
         config,
         worker="",
         peer="",
+        expected="",
         host_number=0,
         clock_offset=0.0,
         log_level="info",

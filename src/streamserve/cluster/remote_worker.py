@@ -77,9 +77,12 @@ class RemoteWorker:
     async def watch(self, worker: str, incarnation: int) -> WorkerLost:
         end = await asyncio.shield(self._end)
         if isinstance(end, str):
-            return WorkerLost(worker, incarnation, self._placed(end), frozenset(), dead=False)
+            reason = self._placed(end)
+            return WorkerLost(worker, incarnation, reason, frozenset(), dead=False, ending="unclear")
         suspects = None if end.suspects is None else frozenset(end.suspects)
-        return WorkerLost(worker, incarnation, self._placed(end.reason), suspects, end.phase, end.report)
+        return WorkerLost(
+            worker, incarnation, self._placed(end.reason), suspects, end.phase, end.report, ending=end.ending
+        )
 
     async def dead(self) -> None:
         await self._dead.wait()

@@ -298,4 +298,4 @@ class WorkerHost:
 
 def _ended(worker: str, lost: WorkerLost) -> Ended:
     suspects = None if lost.suspects is None else sorted(lost.suspects)
-    return Ended(worker, lost.reason[:2000], suspects, lost.phase, lost.report[:256])
+    return Ended(worker, lost.reason[:2000], suspects, lost.phase, lost.report[:256], lost.ending)

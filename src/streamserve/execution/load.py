@@ -47,7 +47,7 @@ from streamserve.execution.spec import ModelSpec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weight_arena import WeightArena
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.errors import CheckpointError, OtherModelError
 from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 from streamserve.protocol.processors import usable_processors
 
@@ -59,6 +59,7 @@ def load(
     share: HostShare = ALONE,
     allocate: Callable[[int], Tensor] | None = None,
     weights: Sequence[int] = (),
+    expected: str = "",
 ) -> Loaded:
     """Load the checkpoint at `config.path`, a folder or a GGUF file. Sets the process's number of torch
     threads.
@@ -67,7 +68,8 @@ def load(
     calling thread's first; pinning the calling thread is left to the caller. `share`: of the machine's memory
     and GPUs. `allocate` returns the bytes of the KV pools, a draft model's before the
     target's, where these must lie in special memory. `weights`: descriptors of the memory that workers share
-    for the weights of the target and of a draft model (weight_arena.py).
+    for the weights of the target and of a draft model (weight_arena.py). On a CPU, a model with another
+    fingerprint than `expected`, if one is, is refused before its weights take memory.
 
     Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
     """
@@ -98,7 +100,7 @@ def load(
     if source.quantized and pool is None:
         raise CheckpointError(f"{source.quantized} needs the kernels: use --backend native")
     arenas = [WeightArena(descriptor) for descriptor in weights] if pool else []
-    return _load_on_cpu(source, pool, vocabulary, share.memory, allocate, arenas)
+    return _load_on_cpu(source, pool, vocabulary, share.memory, allocate, arenas, expected)
 
 
 def _load_on_cpu(
@@ -108,12 +110,18 @@ def _load_on_cpu(
     memory_share: float,
     allocate: Callable[[int], Tensor] | None,
     arenas: Sequence[WeightArena],
+    expected: str,
 ) -> Loaded:
     tied_head_copied = tied_head_is_copied(pool is not None, source.dtype)
     free = available_bytes() + sum(arena.resident_bytes for arena in arenas)
     sizes = plan_memory(source, free, tied_head_copied, share=memory_share, weights_shared=bool(arenas))
     source = source.at_length(sizes.max_model_len)
     config, spec = source.config, source.spec
+    if expected and source.fingerprint != expected:
+        raise OtherModelError(
+            f"{config.path} is another model than the one that the other workers have loaded: if its files "
+            "were replaced, put the old ones back, or restart the server to serve the new ones"
+        )
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
     models = load_models(source, pool, arenas)

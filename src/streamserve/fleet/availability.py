@@ -24,9 +24,9 @@ class Where(Container[str]):
 
 @dataclass
 class Availability:
-    """The `workers` of one server, arranged in a `topology`, which the supervisor changes. A worker that is
-    silent for `stuck_after` seconds counts as stuck. `remaining` is the topology without the workers that
-    leave, whose partners are combined again; all of it if nothing else could serve."""
+    """The `workers` of one server, arranged in a `topology`, which the supervisor changes. A worker that
+    shows no progress for `stuck_after` seconds counts as stuck. `remaining` is the topology without the
+    workers that leave, whose partners are combined again; all of it if nothing else could serve."""
 
     topology: Topology
     workers: Mapping[str, WorkerState]
@@ -105,17 +105,30 @@ class Availability:
         if self.placing.complete(self.staying()):
             return True, "ready"
         for name, worker in self.workers.items():
-            if worker.failure:
-                return False, f"worker {name} is down: {worker.failure.error}"
-            if worker.ready is None and worker.error:
-                times = f" ({worker.failed_starts} starts failed)" if worker.failed_starts else ""
-                return False, f"worker {name} is being restarted{times}: {worker.error}"
+            if trouble := self._trouble(name):
+                return False, trouble
             if worker.ready is None:
                 return False, f"worker {name} is loading its model"
-            if worker.stuck:
-                silent = f"it has not responded for {self.stuck_after:g} seconds"
-                return False, f"worker {name} is stuck: {worker.last_words or silent}"
         return False, self.unavailable_reason() or "no set of workers that can serve a request is ready"
+
+    def missing(self) -> str:
+        """Return which workers do not serve although they should, and why; empty without any."""
+        return "; ".join(trouble for name in self.workers if (trouble := self._trouble(name)))
+
+    def _trouble(self, name: str) -> str:
+        """Return why a worker that served, or should have, does not; empty if it does, or loads as it
+        should."""
+        worker = self.workers[name]
+        if worker.failure:
+            return f"worker {name} is down: {worker.failure.error}"
+        if worker.ready is None and worker.error:
+            times = f" ({worker.failed_starts} starts failed)" if worker.failed_starts else ""
+            state = "does not fit the others and is not used" if worker.misfit else "is being restarted"
+            return f"worker {name} {state}{times}: {worker.error}"
+        if worker.stuck:
+            silent = f"it has not responded for {self.stuck_after:g} seconds"
+            return f"worker {name} is stuck: {worker.last_words or silent}"
+        return ""
 
     def recovery(self, now: float) -> float | None:
         """Return the expected seconds until requests are served, 0 if they are; None if that is unknown."""

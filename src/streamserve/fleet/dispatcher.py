@@ -72,6 +72,11 @@ class Dispatcher:
         else:
             self.forget(request)
 
+    @property
+    def some_wait(self) -> bool:
+        """Whether a request waits for a worker."""
+        return any(request.worker is None and request.placeable for request in self.requests.values())
+
     def place(self, request: OpenRequest, now: float) -> Iterator[Command]:
         """Route a request to the router's choice. It stays waiting without a free route candidate, and as a
         prompt stream without content."""

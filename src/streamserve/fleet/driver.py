@@ -77,16 +77,22 @@ class FleetDriver:
         self.launcher = make_launcher(fleet.workers)
         self.processes = WorkerProcesses(
             self.launcher.start,
-            lambda worker, incarnation: settings(worker, incarnation, self.launcher.endpoint),
+            self._configure,
             self._lost,
             self.handle,
         )
         self.crash_reports = self.observer_failures = 0
         self._fleet = fleet
+        self._settings = settings
         self._mailboxes = mailboxes
         self._recorder = recorder
         self._hooks = hooks
         self._tasks = TaskSupervisor(hooks.fatal)
+
+    def _configure(self, worker: str, incarnation: int) -> WorkerConfig:
+        """Return the configuration of a worker's next process."""
+        config = self._settings(worker, incarnation, self.launcher.endpoint)
+        return msgspec.structs.replace(config, expected=self._fleet.supervisor.expected(worker))
 
     async def start(self) -> None:
         """Start the workers; return before they are ready."""
@@ -134,12 +140,9 @@ class FleetDriver:
                     self._tasks.spawn(self.processes.run(command))
                 case Retire():
                     self._tasks.spawn(self._retire(command))
-                case Kill():
-                    logger.error(
-                        "worker %s does not respond, computes nothing, or has another KV format: killing it",
-                        command.worker,
-                    )
-                    self.processes.kill(command.worker)
+                case Kill(worker, reason):
+                    logger.error("worker %s is killed: %s", worker, reason)
+                    self.processes.kill(worker)
 
     async def _retire(self, retire: Retire) -> None:
         logger.info("worker %s: removed", retire.worker)

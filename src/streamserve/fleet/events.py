@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal
 
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Event, FromWorker, ToWorker
 from streamserve.protocol.sampling import SamplingParams
+
+Ending = Literal["fault", "outside", "unclear"]
+"""How a process ended. `fault`: by itself, or the kernel killed it for want of memory. `outside`: it was
+asked to. `unclear`: it was killed, or lost, which may be due to what it computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ class WorkerMessage:
 class WorkerLost:
     """A worker's process ended, or could not be started. `suspects`: the attempts in its last step, which was
     in this `phase`; None if unknown. `report`: the name of its crash report, if it wrote one. Unless it is
-    `dead`, it was only lost, may still write KV, and a WorkerDead follows."""
+    `dead`, it was only lost, may still write KV, and a WorkerDead follows. `ending`: whether its requests may
+    be the cause."""
 
     worker: str
     incarnation: int
@@ -114,6 +120,7 @@ class WorkerLost:
     phase: str = ""
     report: str = ""
     dead: bool = True
+    ending: Ending = "fault"
 
 
 @dataclass(frozen=True)
@@ -126,13 +133,19 @@ class WorkerDead:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's sign of life from its journal, last updated `at` a time. In a `phase` of a step, it last
-    made progress at `moved_at`, and the whole step is predicted to take `predicted` seconds."""
+    """A worker's sign of life from its journal, last updated `at` a time. It last made progress at
+    `moved_at`: a `phase` began, or a layer was computed. The longest part of the phase that shows no progress
+    is predicted to take `predicted` seconds."""
 
     at: float
     phase: str = ""
     moved_at: float = 0.0
     predicted: float = 0.0
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the worker computes something; it waits, or only KV is transferred, otherwise."""
+        return self.phase not in ("", "transfer")
 
 
 @dataclass(frozen=True)
@@ -179,9 +192,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill a worker's process; its loss is reported like any other."""
+    """Kill a worker's process, and why; its loss is reported like any other."""
 
     worker: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)

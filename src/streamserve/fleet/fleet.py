@@ -14,6 +14,7 @@ continues after them. Of a prompt stream it stores the latest version, so an ack
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from streamserve.fleet.adapters import AdapterBook
 from streamserve.fleet.admission import Admission
@@ -147,7 +148,7 @@ class Fleet:
             case Tick(beats):
                 self.kept.expire(now)
                 return [
-                    *self.supervisor.tick(now, beats),
+                    *self.supervisor.tick(now, beats, self.dispatcher.some_wait),
                     *self._isolation.tick(now),
                     *self.scaling.tick(now),
                 ]
@@ -271,7 +272,8 @@ class Fleet:
                     yield from self._isolation.advance(now)
                     yield from self.dispatcher.place_waiting(now)
                 else:
-                    yield Kill(event.worker)
+                    yield Kill(event.worker, worker.error)
+                    yield from self.supervisor.outdated(now)
                     yield from self.dispatcher.refuse_unservable(now)
             case KeptOutputs():
                 self.kept.add(event.message, now)
@@ -279,6 +281,7 @@ class Fleet:
                 self.adapters.answered(event.worker, event.message)
             case Failed():
                 self.supervisor.fail(event.worker, event.message)
+                yield from self.supervisor.outdated(now)
                 yield from self.dispatcher.refuse_unservable(now)
             case Report():
                 worker.reported(event.message)
@@ -299,8 +302,11 @@ class Fleet:
         """Blame the requests of the lost step; requeue all requests that depended on the worker."""
         if not self.supervisor.is_current(event.worker, event.incarnation):
             return
+        worker = self.workers[event.worker]
+        event = replace(event, reason=worker.last_words or event.reason)
+        ending = worker.condemned or event.ending
         affected = [request for request in self.requests.values() if request.depends_on(event.worker)]
-        blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects)
+        blamed, convicted = self.quarantine.worker_died(event.worker, affected, event.suspects, ending)
         yield from self.supervisor.lose(event.worker, event.reason, now, blamed)
         self.placement.view.forget(event.worker)
         self.adapters.lost(event.worker)

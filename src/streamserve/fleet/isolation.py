@@ -70,7 +70,8 @@ class Isolation:
 
 def conviction(request: OpenRequest, event: WorkerLost) -> RequestError:
     """Return the error for the client of a request that ends every worker that computes it."""
-    how = f"{request.tries} times while it ran alone" if request.tries else f"in {request.strikes} steps"
+    alone = request.tries + request.killed_alone
+    how = f"{alone} times while it ran alone" if alone else f"in {request.strikes} steps"
     phase = f", in phase {event.phase}" if event.phase else ""
     where = f"; crash report {event.report}" if event.report else ""
     message = f"request {request.name} ended its worker {how}{phase}: {event.reason}{where}"

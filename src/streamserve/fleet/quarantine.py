@@ -8,6 +8,10 @@ A trial is exclusive: nothing else is sent to its workers, so a death in it is t
 runs at a time. When a group dies, the other groups of the same split are released: one explanation is enough.
 A request that has been cleared before is, once it is alone again, only cleared by its end: its fault depends
 on co-batched requests.
+
+A worker that was asked to end (SIGTERM) says nothing about its requests. One that was killed, and not for
+want of memory, makes them suspects too; but a person may have killed it, so that a request is refused only
+if it was there alone `MAX_KILLS` times.
 """
 
 from collections import deque
@@ -15,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from streamserve.fleet.events import Ending
 from streamserve.fleet.requests import OpenRequest
 
 UNEXPLAINED = 3
@@ -23,6 +28,10 @@ UNEXPLAINED = 3
 CLEARED = 3
 """When all suspects have been cleared this many times, the other requests at the worker become suspects
 too."""
+
+MAX_KILLS = 6
+"""Deaths of its worker by an unexplained SIGKILL, while it was there alone, after which a request is
+refused."""
 
 MAX_STRIKES = 32
 """Limit on the lost steps of a request: more than twice as many as halving the largest batch takes."""
@@ -95,14 +104,24 @@ class Quarantine:
         return frozenset()
 
     def worker_died(
-        self, worker: str, affected: Sequence[OpenRequest], suspects: frozenset[int] | None
+        self,
+        worker: str,
+        affected: Sequence[OpenRequest],
+        suspects: frozenset[int] | None,
+        ending: Ending = "fault",
     ) -> tuple[bool, list[OpenRequest]]:
         """Process the death of a worker. `affected` requests depended on it; `suspects` are the attempts in
         the lost step, None if unknown. Returns whether some request is blamed, and the requests to give
         up."""
+        tried = self.trial if self.trial and worker in self.trial.workers else None
+        if ending == "outside":
+            if tried:
+                self.trial = None
+                self._put_back(tried, tried.group.turns)
+            return False, []
         named = [r for r in affected if suspects is None or r.attempt in suspects]
-        if self.trial and worker in self.trial.workers:
-            return self._trial_died(self.trial, affected, named)
+        if tried:
+            return self._trial_died(tried, affected, named, ending)
         if not named:
             for request in affected:
                 request.unexplained += 1
@@ -112,7 +131,7 @@ class Quarantine:
         if min(request.cleared for request in named) >= CLEARED:
             named = list(affected)  # none of these is the cause, although they were in the lost step
         self.workers = self.workers or self.candidate_of(worker)
-        convicted = self._strike(named)
+        convicted = self._strike(named, ending, alone=ending == "unclear" and len(affected) == 1)
         self._groups.extend(self._split([r for r in named if r not in convicted]))
         return True, convicted
 
@@ -140,8 +159,7 @@ class Quarantine:
         """Suspend the trial for as long as it has lasted; return its members."""
         assert self.trial is not None
         trial, self.trial = self.trial, None
-        pending = tuple(name for name in trial.group.members if name in trial.pending)
-        self._groups.appendleft(Group(pending, trial.group.split, trial.group.turns + 1))
+        self._put_back(trial, trial.group.turns + 1)
         self.recess_until = now + (now - trial.since)
         return trial.group.members
 
@@ -153,7 +171,7 @@ class Quarantine:
         if trial.alone and request.cleared and not request.opened.open:
             return
         request.cleared += 1
-        request.tries = 0
+        request.tries = request.killed_alone = 0
         self.clear(request.name)
 
     def clear(self, name: str) -> None:
@@ -168,8 +186,13 @@ class Quarantine:
         if self.workers:
             self.workers = workers
 
+    def _put_back(self, trial: Trial, turns: int) -> None:
+        """Put the group of a trial that was interrupted first in line again."""
+        pending = tuple(name for name in trial.group.members if name in trial.pending)
+        self._groups.appendleft(Group(pending, trial.group.split, turns))
+
     def _trial_died(
-        self, trial: Trial, affected: Sequence[OpenRequest], named: Sequence[OpenRequest]
+        self, trial: Trial, affected: Sequence[OpenRequest], named: Sequence[OpenRequest], ending: Ending
     ) -> tuple[bool, list[OpenRequest]]:
         """Process a death in a trial: blame its members that were in the lost step, else all members."""
         self.trial = None
@@ -179,23 +202,33 @@ class Quarantine:
         if not accused:
             return False, []
         self._groups = deque(group for group in self._groups if group.split != trial.group.split)
-        for request in accused:
-            request.tries += trial.alone
-        convicted = self._strike(accused)
+        convicted = self._strike(accused, ending, trial.alone)
         self._groups.extendleft(reversed(self._split([r for r in accused if r not in convicted])))
         return True, convicted
 
     def _in(self, group: Group, request: OpenRequest) -> bool:
         return request.name in group.members
 
-    def _strike(self, requests: Sequence[OpenRequest]) -> list[OpenRequest]:
-        """Count a lost step against requests; return those to give up."""
+    def _strike(self, requests: Sequence[OpenRequest], ending: Ending, alone: bool) -> list[OpenRequest]:
+        """Count a lost step against requests, of which one may have been `alone`; return those to give up."""
+        unclear = ending == "unclear"
         for request in requests:
             request.strikes += 1
+            request.killed += unclear
+            request.killed_alone += unclear and alone
+            request.tries += alone and not unclear
             request.unexplained = 0
             self.suspected += not request.isolated
             request.isolated = True
-        return [r for r in requests if r.tries >= self.max_tries or r.strikes >= MAX_STRIKES]
+        return [request for request in requests if self._is_convicted(request)]
+
+    def _is_convicted(self, request: OpenRequest) -> bool:
+        """Return whether a request is to be given up."""
+        return (
+            request.tries >= self.max_tries
+            or request.killed_alone >= MAX_KILLS
+            or request.strikes - request.killed >= MAX_STRIKES
+        )
 
     def _split(self, requests: Sequence[OpenRequest]) -> list[Group]:
         """Split suspects into two groups: those with the most lost steps, if they are at most half of all,

@@ -87,6 +87,9 @@ class OpenRequest:
     has the outputs with which the current attempt began, of choices that had some; `first_token_at` has the
     time of each choice's first token. Requests share their `outputs` until their first tokens.
 
+    It was in `strikes` lost steps and ended its worker `tries` times in a trial alone; `killed` of the lost
+    steps ended by a SIGKILL of unclear cause, `killed_alone` of these while no other request was there.
+
     With `hold` the worker holds back the first token until the decode worker has reserved blocks.
 
     `opened` holds the latest prompt, which was complete at `completed_at`; `arriving` says how far a prompt
@@ -106,6 +109,8 @@ class OpenRequest:
     losses: int = 0
     strikes: int = 0
     tries: int = 0
+    killed: int = 0
+    killed_alone: int = 0
     cleared: int = 0
     unexplained: int = 0
     isolated: bool = False

@@ -6,20 +6,23 @@ and when a dead one is restarted. What happens to its requests is decided by the
 
 from collections.abc import Collection, Iterator, Mapping
 
-from streamserve.fleet.availability import Availability
+from streamserve.fleet.availability import Availability, Where
 from streamserve.fleet.events import Heartbeat, Kill, Retire, Start
-from streamserve.fleet.process_state import SupervisionPolicy
+from streamserve.fleet.process_state import SupervisionPolicy, Watch
 from streamserve.fleet.worker_state import Topology, WorkerState, counted, total
 from streamserve.protocol.messages import Failed, Ready
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
+
+MISFIT_STARTS = 3
+"""Starts with another model after which its files count as replaced for good: they may be being copied."""
 
 MAX_STANDSTILL = 10.0
 """Seconds for which a worker's steps may compute nothing although a sequence could be computed."""
 
 
 class WorkerSupervisor:
-    """The workers of one server. A worker that is silent for `stuck_after` seconds counts as stuck."""
+    """The workers of one server. One that shows no progress for `stuck_after` seconds counts as stuck."""
 
     def __init__(self, topology: Topology, stuck_after: float) -> None:
         self.workers = {name: WorkerState() for name in topology.names}
@@ -32,6 +35,7 @@ class WorkerSupervisor:
         self.ended: Report | None = None
         """The counters of workers that have ended: the sums of a fleet never fall."""
         self._policy = SupervisionPolicy(stuck_after)
+        self._watch = Watch()
         self._was_ready = False
         self._next: dict[str, int] = {}
         """The next incarnations of workers that were removed."""
@@ -86,9 +90,30 @@ class WorkerSupervisor:
         self._was_ready = self._was_ready or self.availability.health()[0]
         return True
 
+    def expected(self, name: str) -> str:
+        """Return the fingerprint of the model that a worker has to load: that of the others, if one is
+        ready."""
+        ready = (worker.ready for other, worker in self.workers.items() if other != name and worker.ready)
+        return next((each.model.fingerprint for each in ready), "")
+
     def fail(self, name: str, failure: Failed) -> None:
         """Record that a worker cannot serve its model. This is final if no request could be served yet."""
         self.workers[name].fail(failure, final=not self._was_ready)
+
+    def outdated(self, now: float) -> Iterator[Kill]:
+        """Kill the workers that serve, if they cannot do so without one that loads another model again and
+        again: all have to load the new one then."""
+        workers = self.workers
+        misfits = [name for name, worker in workers.items() if worker.misfit]
+        if not any(workers[name].failed_starts >= MISFIT_STARTS - 1 for name in misfits):
+            return
+        if self.availability.topology.complete(Where(lambda name: name not in misfits)):
+            return
+        for name, worker in workers.items():
+            if worker.ready:
+                reason = f"the files of the model were replaced, and it cannot serve without {misfits[0]}"
+                if worker.condemn(reason, now, self._policy, "outside"):
+                    yield Kill(name, reason)
 
     def lose(self, name: str, reason: str, now: float, blamed: bool = False) -> list[Start]:
         """Record the end of a worker's process and return the commands that restart it. The restart has no
@@ -106,17 +131,22 @@ class WorkerSupervisor:
             self.ended = total(report for report in (self.ended, counted(worker.report)) if report)
         worker.report = None
 
-    def tick(self, now: float, beats: Mapping[tuple[str, int], Heartbeat]) -> Iterator[Kill]:
-        """Mark workers that are silent or hang in a step as stuck; kill those that remain so, and those whose
-        steps compute nothing although a sequence could be computed."""
+    def tick(
+        self, now: float, beats: Mapping[tuple[str, int], Heartbeat], waiting: bool = False
+    ) -> Iterator[Kill]:
+        """Mark workers that are silent or hang in a step as stuck; kill those that have work or remain so,
+        and those whose steps compute nothing although a sequence could be computed. `waiting`: whether
+        requests wait for a worker."""
+        since = self._watch.look(now)
         for name, worker in self.workers.items():
-            kill = worker.tick(beats.get((name, worker.incarnation)), now, self._policy)
+            beat, busy = beats.get((name, worker.incarnation)), waiting or not worker.idle
+            kill = worker.tick(beat, now, self._policy, since, busy)
             still = worker.report.standstill_seconds if worker.ready and worker.report else 0.0
             if still > MAX_STANDSTILL:
-                worker.stuck = True
-                worker.last_words = f"its steps computed nothing for {still:.0f} s, although requests wait"
-            if kill or still > MAX_STANDSTILL:
-                yield Kill(name)
+                reason = f"its steps computed nothing for {still:.0f} s, although requests wait"
+                kill = worker.condemn(reason, now, self._policy, "fault")
+            if kill:
+                yield Kill(name, worker.last_words)
 
 
 def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Failed | None:
@@ -133,10 +163,16 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
             "continue each other's requests, so all need the same: start the server with --numerics native "
             "or portable",
             1,
+            misfit=True,
         )
     own, theirs = _kv_format(ready), _kv_format(first)
     if own != theirs:
-        return Failed(f"its KV format is {own}, that of worker {other} is {theirs}", 1)
+        return Failed(
+            f"its KV format is {own}, that of worker {other} is {theirs}: if the files of the model were "
+            "replaced, put the old ones back, or restart the server to serve the new ones",
+            1,
+            misfit=True,
+        )
     return None
 
 

@@ -8,15 +8,17 @@ memfd of weights ──── inherited ──▶ the first worker writes them, 
 
 import asyncio
 import contextlib
+import math
 import mmap
 import os
-import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from streamserve.fleet.child_process import ChildProcess, start_program
+from streamserve.fleet.endings import ending_of, status_in_words
 from streamserve.fleet.events import Heartbeat, Retire, Start, WorkerDead, WorkerLost
 from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.launcher import Launch, Launched
@@ -24,8 +26,16 @@ from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, pytorch_bounds
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 from streamserve.protocol.lease import LEASE
+from streamserve.protocol.oom_kills import oom_kills, rose
 
 STOP_SECONDS = 10.0
+LIFE_SECONDS = 2.0
+"""A worker that is to exit is killed after so long without a sign of life, which it gives four times a
+second."""
+LOOK_SECONDS = 5.0
+"""Interval at which the kernel's counters of processes killed for want of memory are read."""
+UNKILLABLE_SECONDS = 10.0
+"""How long a killed process may take to end before it counts as lost."""
 GPU_DRIVER = Path("/dev/nvidiactl")
 
 WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
@@ -40,6 +50,7 @@ class WorkerProcess:
     def __init__(self, process: ChildProcess, journal: mmap.mmap) -> None:
         self._process = process
         self._journal = journal
+        self._killed_at = math.inf
 
     @property
     def pid(self) -> int:
@@ -53,38 +64,76 @@ class WorkerProcess:
         return Heartbeat(entry.beat_at, entry.phase, entry.moved_at, entry.predicted)
 
     async def watch(self, worker: str, incarnation: int) -> WorkerLost:
-        """Wait for its end; return what it was doing then."""
-        code = await self._process.wait()
+        """Wait for its end; return what it was doing then. One that was killed and does not end, as it waits
+        for a disk or a device, is lost."""
+        code, out_of_memory, unkillable = await self._end()
         entry = Entry() if self._journal.closed else read_journal(self._journal)
         self._journal.close()
-        reason = entry.words or f"its process ended with {_status(code)}"
-        return WorkerLost(worker, incarnation, reason, entry.attempts, entry.phase, entry.report)
+        reason = entry.words or f"its process ended with {status_in_words(code)}"
+        if unkillable:
+            reason = "it was killed, and its process does not end: does it wait for a disk or a device?"
+        ending = ending_of(code, out_of_memory)
+        return WorkerLost(
+            worker, incarnation, reason, entry.attempts, entry.phase, entry.report, not unkillable, ending
+        )
+
+    async def _end(self) -> tuple[int | None, bool, bool]:
+        """Wait for the end of the process. Return its exit status, whether the kernel killed a process for
+        want of memory in the last seconds, and whether it was killed and does not end."""
+        ended = asyncio.ensure_future(self._process.wait())
+        earlier = latest = oom_kills()
+        try:
+            while not (await asyncio.wait({ended}, timeout=LOOK_SECONDS))[0]:
+                earlier, latest = latest, oom_kills()
+                if time.monotonic() - self._killed_at > UNKILLABLE_SECONDS:
+                    return None, False, True
+            return ended.result(), rose(earlier, oom_kills()), False
+        finally:
+            ended.cancel()
 
     def extend(self, until: float) -> None:
         """Tell a process with a lease until when it may run, on this machine's clock."""
         self._process.write(LEASE.pack(until))
 
     async def dead(self) -> None:
-        """Return at once: `watch` sees the end of a child process."""
+        """Wait for the end of the process, which `watch` has seen unless it could not be killed."""
+        await self._process.wait()
 
     def kill(self) -> None:
         """Kill the process, unless it has ended."""
+        self._killed_at = min(self._killed_at, time.monotonic())
         self._process.kill()
 
     async def stop(self, grace: float = 0.0) -> None:
         """Wait for the end of a process that is exiting. Its standard input is closed after `grace` seconds,
-        which tells it to exit; it is killed `STOP_SECONDS` later."""
+        which tells it to exit; it is killed `STOP_SECONDS` later, or once it gives no signs of life: a
+        stopped one would not exit."""
         try:
             if grace:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), grace)
+                await self._ended_within(grace)
             self._process.close_input()
-            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+            until = time.monotonic() + STOP_SECONDS
+            while not await self._ended_within(LIFE_SECONDS / 4):
+                if time.monotonic() > until or self._silent:
+                    self.kill()
+                    await self._ended_within(STOP_SECONDS)
+                    return
         finally:
             self._journal.close()
+
+    async def _ended_within(self, seconds: float) -> bool:
+        """Wait for the end of the process for so long; return whether it has ended."""
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def _silent(self) -> bool:
+        """Whether a process that gave signs of life has stopped to do so."""
+        beat = self.beat()
+        return beat is not None and 0 < beat.at < time.monotonic() - LIFE_SECONDS
 
 
 class WorkerProcesses:
@@ -264,15 +313,3 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not name.startswith("STREAMSERVE_") or name == KERNEL_PATH_VARIABLE
     }
-
-
-def _status(code: int | None) -> str:
-    """Return an exit status in words."""
-    if code is None:
-        return "an unknown status"
-    if code >= 0:
-        return f"exit status {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"

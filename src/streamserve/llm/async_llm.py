@@ -59,12 +59,14 @@ STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
 class Health:
     """Whether requests are being served.
 
-    If not, `detail` is the reason, and `retry_after` the expected number of seconds until they are.
+    If not, `detail` is the reason, and `retry_after` the expected number of seconds until they are. If they
+    are, `missing` says which workers do not serve although they should, and why.
     """
 
     ready: bool
     detail: str
     retry_after: float | None = None
+    missing: str = ""
 
 
 class AsyncLLM:
@@ -160,7 +162,9 @@ class AsyncLLM:
         waiting = self._runtime.waiting()
         if waiting and not ready:
             detail = f"waiting for machines to join, for worker {', '.join(waiting)}: {detail}"
-        return Health(ready, detail, None if ready else fleet.availability.retry_after(time.monotonic()))
+        if ready:
+            return Health(ready, detail, missing=fleet.availability.missing())
+        return Health(ready, detail, fleet.availability.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
         """Return the incidents so far: worker crashes, and the requests suspected of causing them."""

@@ -157,6 +157,7 @@ class Ended(msgspec.Struct, tag=True, frozen=True):
     suspects: Annotated[list[int], msgspec.Meta(max_length=4096)] | None
     phase: Annotated[str, msgspec.Meta(max_length=32)] = ""
     report: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    ending: Literal["fault", "outside", "unclear"] = "fault"
 
 
 FromMachine = Started | Forward | Beat | Ended

@@ -279,7 +279,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     those of the memory that all workers of the host share, for the weights of the target and of a draft
     model; without them it has its own copy. `host` names its machine; `kv_network` is how KV goes over TCP.
     `crash_folder` is the folder for its crash report; without it none is written. `peer` is its name at the
-    endpoint, if that is another one: it stays the same for all heads that a worker serves."""
+    endpoint, if that is another one: it stays the same for all heads that a worker serves. `expected` is the
+    fingerprint of the model that the others have loaded; empty: none has."""
 
     worker: str
     role: Role
@@ -299,6 +300,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weights: tuple[int, ...] = ()
     crash_folder: str = ""
     peer: str = ""
+    expected: str = ""
     drafting: DraftingConfig | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

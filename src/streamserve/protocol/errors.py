@@ -33,6 +33,10 @@ class CheckpointError(Exception):
         super().__init__(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} …")
 
 
+class OtherModelError(CheckpointError):
+    """A model folder whose files are not those that the other workers have loaded."""
+
+
 class FleetError(Exception):
     """The fleet's runtime failed for good: this process cannot serve any more."""
 

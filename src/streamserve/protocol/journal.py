@@ -37,8 +37,9 @@ _CODES = {phase: code for code, phase in enumerate(PHASES)}
 
 @dataclass(frozen=True)
 class Entry:
-    """A worker's state: a phase since `began`, with these attempts (None: all). `beat_at` and `moved_at`: its
-    last signs of life and of progress. `words`: its last words; `report`: its crash report."""
+    """A worker's state: a phase since `began`, with these attempts (None: all). `predicted`: the seconds of
+    its longest part that shows no progress. `beat_at` and `moved_at`: its last signs of life and of progress.
+    `words`: its last words; `report`: its crash report."""
 
     phase: str = ""
     attempts: frozenset[int] | None = frozenset()
@@ -54,17 +55,18 @@ class JournalWriter:
     """Writes one worker's journal into `memory` of JOURNAL_BYTES."""
 
     def __init__(self, memory: mmap.mmap) -> None:
+        self.number = 0
+        """The number of the last entry."""
         self._memory = memory
-        self._number = 0
 
     def write(self, phase: str, attempts: Sequence[int] | None, now: float, predicted: float = 0.0) -> None:
         """Record that the worker is in `phase` with these attempts (None: all) from `now` on."""
-        self._number += 1
+        self.number += 1
         count, attempt_bytes = -1, b""
         if attempts is not None and len(attempts) <= MAX_ATTEMPTS:
             count, attempt_bytes = len(attempts), array("q", attempts).tobytes()
-        entry = _HEAD.pack(self._number, _CODES[phase], count, now, predicted) + attempt_bytes
-        offset = _HEADER_BYTES + self._number % 2 * _SLOT_BYTES
+        entry = _HEAD.pack(self.number, _CODES[phase], count, now, predicted) + attempt_bytes
+        offset = _HEADER_BYTES + self.number % 2 * _SLOT_BYTES
         self._memory[offset : offset + _CHECK.size + len(entry)] = _CHECK.pack(crc32(entry)) + entry
 
     def beat(self, now: float, moved_at: float) -> None:

@@ -340,10 +340,12 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The worker could not start, and why; it exits with `code` right after."""
+    """The worker could not start, and why; it exits with `code` right after. A `misfit` would serve another
+    model than the others."""
 
     error: str
     code: int
+    misfit: bool = False
 
 
 class Events(msgspec.Struct, tag=True, frozen=True):

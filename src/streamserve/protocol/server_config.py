@@ -175,8 +175,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         NonNegativeFloat, about("seconds that open requests have to finish after the first SIGTERM")
     ] = 30.0
     stuck_after: Annotated[
-        PositiveFloat, about("seconds without a message after which a worker counts as stuck")
-    ] = 30.0
+        PositiveFloat,
+        about(
+            "seconds without progress after which a worker that has work is replaced; an idle one after "
+            "three times as long"
+        ),
+    ] = 10.0
     api_key: Annotated[
         tuple[str, ...],
         about(

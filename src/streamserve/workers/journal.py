@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from streamserve.engine.observer import StepPhase
 from streamserve.engine.plan import StepPlan
@@ -19,6 +20,25 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.25
 
+LOADING_SECONDS = 24.0
+"""Predicted time of what is not known better, as loading an adapter; five times as long is allowed
+(fleet/process_state.py)."""
+COMPILING_SECONDS = 110.0
+"""How long compiling a kernel or capturing a graph may take, beyond the limit of any other step."""
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What shows that a step goes on. `progress` returns a number that grows while it does, and `compiled`
+    one that grows when a kernel is about to be compiled or a graph to be captured. `longest_part`: the
+    largest share of a step's time that passes without progress. The time of the first step is unknown unless
+    steps of this machine were `measured`."""
+
+    progress: Callable[[], int] = lambda: 0
+    compiled: Callable[[], int] = lambda: 0
+    longest_part: float = 1.0
+    measured: bool = True
+
 
 class StepJournal:
     """Writes what the engine is about to do to `memory` (engine.observer.Journal). `plan` is the plan in
@@ -27,18 +47,22 @@ class StepJournal:
     def __init__(self, memory: mmap.mmap, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan: StepPlan | None = None
         self.phase = ""
-        self.progress: Callable[[], int] = lambda: 0
-        """A number that grows while a step makes progress."""
+        self.signs = Signs()
         self._writer = JournalWriter(memory)
         self._clock = clock
+        self._seen: tuple[int, int, int] | None = None
+        """The progress, the compiled kernels and the entry of the last sign of life."""
+        self._moved_at = 0.0
+        self._stepped = False
 
     def take(self, message: ToEngine) -> None:
         """Record that a message is about to be processed, with the attempt it belongs to."""
+        predicted = LOADING_SECONDS if isinstance(message, LoadAdapter) else 0.0
         if isinstance(message, Cancel | Release | LoadAdapter | UnloadAdapter):
             attempts = []
         else:
             attempts = [message.reservation.attempt if isinstance(message, Push) else message.attempt]
-        self._write("message", attempts)
+        self._write("message", attempts, predicted)
 
     def enter(
         self,
@@ -47,8 +71,14 @@ class StepJournal:
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        """Record that a phase of a step begins."""
+        """Record that a phase of a step begins. Layers show progress while the model runs; copies of swapped
+        KV and drafts do not."""
         self.plan = plan
+        if phase in ("run", "verify"):
+            predicted *= self.signs.longest_part
+            if not (self.signs.measured or self._stepped):
+                predicted = max(predicted, LOADING_SECONDS)
+        self._stepped = self._stepped or phase == "commit"
         self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
 
     def leave(self, sending: Sequence[Running]) -> None:
@@ -64,13 +94,24 @@ class StepJournal:
         """Start a thread that writes a sign of life every `BEAT_SECONDS`, as long as this process lives."""
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
+    def beat(self) -> None:
+        """Write a sign of life. While something is compiled the last progress is in the future: no cost curve
+        predicts how long it takes."""
+        now = self._clock()
+        seen = (self.signs.progress(), self.signs.compiled(), self._writer.number)
+        before = self._seen or seen
+        if seen[1] != before[1]:
+            self._moved_at = now + COMPILING_SECONDS
+        elif seen[0] != before[0]:
+            self._moved_at = now
+        elif seen[2] != before[2]:  # the phase in which it compiled is over
+            self._moved_at = min(self._moved_at, now)
+        self._seen = seen
+        self._writer.beat(now, self._moved_at)
+
     def _beat(self) -> None:
-        seen, moved_at = -1, 0.0
         while True:
-            now, progress = self._clock(), self.progress()
-            if progress != seen:
-                seen, moved_at = progress, now
-            self._writer.beat(now, moved_at)
+            self.beat()
             time.sleep(BEAT_SECONDS)
 
     def _write(self, phase: str, attempts: list[int] | None, predicted: float = 0.0) -> None:

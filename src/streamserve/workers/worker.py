@@ -32,7 +32,7 @@ from streamserve.execution.profile.floor import floor_of
 from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.errors import CheckpointError
+from streamserve.protocol.errors import CheckpointError, OtherModelError
 from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
@@ -59,6 +59,7 @@ from streamserve.workers.pinning import pin_threads
 from streamserve.workers.profile_refresh import ProfileRefresher, command_of
 from streamserve.workers.remote_drafter import RemoteDrafter, remote_drafter
 from streamserve.workers.serving import Serving, serve
+from streamserve.workers.signs import signs_of
 from streamserve.workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
                 parts = _load(config)
             except (CheckpointError, TransferError) as error:
                 status = CHECKPOINT_EXIT_STATUS if isinstance(error, CheckpointError) else 1
-                link.send(Failed(str(error), status))
+                link.send(Failed(str(error), status, isinstance(error, OtherModelError)))
                 return status
             _run_engine(config, parts, link, journal, started)
         parts.kv.memory.close()
@@ -108,8 +109,7 @@ def _run_engine(
     tracer = Tracer(time.monotonic) if config.trace else None
     engine = _engine(config, parts, drafter, tracer, journal)
     loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.take if tracer else None)
-    written = parts.loaded.cache.written
-    journal.progress = lambda: int(written[0])
+    journal.signs = signs_of(parts.loaded, measured=parts.profile is not None)
     ready = _ready(parts, time.monotonic() - started)
     link.send(ready)
     link.send(loop.report(time.monotonic()))
@@ -154,7 +154,7 @@ def _load(config: WorkerConfig) -> _Parts:
     cpus = cores.cpus if cores else ()
     allocate = memory.allocate if disaggregated else None
     share = HostShare(config.host_number, config.host_workers)
-    loaded = load(model, make_vocabulary, cpus, share, allocate, config.weights)
+    loaded = load(model, make_vocabulary, cpus, share, allocate, config.weights, config.expected)
     fingerprint = kv_fingerprint(
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )

@@ -15,10 +15,10 @@ from streamserve.api.routes import JSON, Operation, Route, json_response
 
 
 class HealthReply(msgspec.Struct, frozen=True):
-    """Whether requests are served; if not, `detail` is the reason. `models`: the states of models that are
-    loaded on demand."""
+    """Whether requests are served. If not, or only by a part of the workers ("degraded"), `detail` is the
+    reason. `models`: the states of models that are loaded on demand."""
 
-    status: Literal["ready", "not ready"]
+    status: Literal["ready", "degraded", "not ready"]
     detail: str
     models: dict[str, str] | UnsetType = UNSET
 
@@ -36,13 +36,15 @@ class LoadReply(msgspec.Struct, frozen=True):
 
 
 async def health(context: AppContext, request: Request) -> Response:
-    """Return whether requests are served: 200, or 503 with the reason, and with Retry-After if known."""
+    """Return whether requests are served: 200, also if some workers are missing, which are named; or 503 with
+    the reason, and with Retry-After if known."""
     models = context.models
     now = context.llm.health() if models is None else models.health()
     ready = now.ready and not context.drain.draining
-    detail = "draining" if context.drain.draining else now.detail
+    detail = "draining" if context.drain.draining else now.missing or now.detail
     states = UNSET if models is None else models.states()
-    body = msgspec.json.encode(HealthReply("ready" if ready else "not ready", detail, states))
+    serving: Literal["ready", "degraded"] = "degraded" if now.missing else "ready"
+    body = msgspec.json.encode(HealthReply(serving if ready else "not ready", detail, states))
     seconds = None if ready else context.drain.seconds_left if context.drain.draining else now.retry_after
     headers = {} if seconds is None else {"Retry-After": str(math.ceil(seconds))}
     return Response(body, 200 if ready else 503, headers, JSON)
@@ -78,8 +80,8 @@ HEALTH_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Whether requests are served: 200, or 503 with the reason",
             reply=HealthReply,
-            description="Whether requests are served: 200, or 503 with the reason, and with Retry-After if "
-            "known.",
+            description="Whether requests are served: 200, with the status `degraded` and the reason if some "
+            "workers do not serve, or 503 with the reason, and with Retry-After if known.",
             other_replies={503: HealthReply},
         ),
     ),

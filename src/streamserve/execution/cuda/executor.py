@@ -90,6 +90,11 @@ class DeviceExecutor:
         """The compiler of the requests' grammars, if there is one."""
         return self._grammars
 
+    @property
+    def firsts(self) -> int:
+        """Runs that compiled kernels or captured a graph, or are about to."""
+        return int(self._runner.graphs.firsts)
+
     def run(self, plan: StepPlan) -> StepResult:
         """Run `plan`. Raises ValueError for inconsistent spans, before any computation."""
         self.launch(plan)

@@ -155,6 +155,11 @@ class ModelDrafter:
         self.followed = 0
         """Rounds of chains that were drafted before the tokens before them were known."""
 
+    @property
+    def firsts(self) -> int:
+        """Passes that compiled kernels or captured a graph, or are about to."""
+        return self._passes.firsts
+
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Draft at once, but for chains: those are waited for when they are collected."""

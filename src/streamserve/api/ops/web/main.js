@@ -168,6 +168,7 @@ async function health() {
     if (!models.length) loadModels();
     return { text: "ready", kind: "good" };
   }
+  if (status === "degraded" && !models.length) loadModels();
   return { text: detail || status, kind: "busy" };
 }
 

@@ -1,0 +1,51 @@
+"""Count the processes that the kernel has killed for want of memory, as it counts them: in this process's
+control groups, and on the whole machine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+OomKills = tuple[int, ...]
+"""The kernel's counters, each of which only grows, in a fixed order."""
+
+
+def oom_kills(root: Path = Path("/")) -> OomKills:
+    """Return the counters that can be read; `root` is that of /proc and /sys."""
+    return tuple(count for file in _files(root) if (count := _count(file)) is not None)
+
+
+def rose(earlier: OomKills, later: OomKills) -> bool:
+    """Return whether the kernel has killed a process between two readings."""
+    return len(earlier) == len(later) and any(
+        before < now for before, now in zip(earlier, later, strict=True)
+    )
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yield the files with counters: of the machine, and of the control groups of versions 1 and 2, whose
+    paths may be those outside of a container."""
+    yield root / "proc/vmstat"
+    groups = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            yield from (groups / path.lstrip("/") / "memory.events", groups / "memory.events")
+        elif "memory" in controllers.split(","):
+            memory = groups / "memory"
+            yield from (memory / path.lstrip("/") / "memory.oom_control", memory / "memory.oom_control")
+
+
+def _count(file: Path) -> int | None:
+    """Return the value of the line `oom_kill` of a file; None without one."""
+    for line in _text(file).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.strip().isdecimal():
+            return int(value)
+    return None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
