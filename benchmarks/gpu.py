@@ -119,19 +119,20 @@ def make(
     dtype = torch.bfloat16
     model = backend.model(weights, weights.spec, dtype, parse_format(quantization))
     cache = backend.cache(weights.spec, blocks, BLOCK_SIZE, dtype)
-    drafter = None
+    runner, drafter = backend.runner(model, cache), None
     if draft:
         draft_cache = backend.cache(draft.spec, blocks, BLOCK_SIZE, dtype)
         draft_model = backend.model(draft, draft.spec, dtype)
         passes = backend.runner(draft_model, draft_cache)
-        drafter = ModelDrafter(passes, draft_cache, DRAFT, chains=DeviceChains(passes))
-    return Bench(weights.spec, backend.runner(model, cache), blocks, drafter)
+        drafter = ModelDrafter(passes, draft_cache, DRAFT, chains=DeviceChains(passes, runner))
+    return Bench(weights.spec, runner, blocks, drafter)
 
 
 def submit(engine: Engine, count: int, prompts: Sequence[list[int]], params: SamplingParams) -> None:
     """Submit `count` requests."""
     for number in range(count):
-        engine.handle(Submit(f"r{number}", 0, prompts[number % len(prompts)], params, {0: []}, float(number)))
+        prompt, arrival = prompts[number % len(prompts)], engine.clock()
+        engine.handle(Submit(f"r{number}", 0, prompt, params, {0: []}, arrival))
 
 
 def prefilled(engine: Engine) -> list[Event]:
@@ -228,7 +229,8 @@ def speculate(bench: Bench, policy: str, streams: int) -> dict[str, Any]:
         params = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
         for stream in range(streams):
             prompt = prompts[(number * streams + stream) % len(prompts)]
-            engine.handle(Submit(f"{number % rounds} {stream}", 0, prompt, params, {0: []}, float(stream)))
+            name, arrival = f"{number % rounds} {stream}", engine.clock()
+            engine.handle(Submit(name, 0, prompt, params, {0: []}, arrival))
         first = prefilled(engine)
         started, events = time.perf_counter(), list[Event]()
         while engine.has_work:

@@ -19,6 +19,7 @@ from streamserve.cli.findings import (
     processor_finding,
     version_findings,
 )
+from streamserve.cli.run_doctor import gpu_findings
 from streamserve.protocol.processors import Processors
 
 ALL = Processors((0, 1, 2, 3))
@@ -164,3 +165,21 @@ def test_a_folder_is_judged_by_the_parent_that_exists(
     assert "CACHE" in refused.advice
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert folder_finding("cache", tmp_path, "slower", "CACHE").verdict == Verdict.SLOW
+
+
+@pytest.mark.parametrize(("folder", "verdict"), [("kept", Verdict.OK), ("file/kept", Verdict.SLOW)])
+def test_where_gpu_kernels_are_kept(
+    folder: str, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / folder))
+    (finding,) = gpu_findings()
+    assert (finding.verdict, finding.subject) == (verdict, "gpu")
+    assert str(tmp_path / folder) in finding.text
+
+
+def test_without_a_gpu_there_is_nothing_to_say_of_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert not gpu_findings()

@@ -212,6 +212,17 @@ def test_chunks_interleave_with_decoding():
     assert_exact([short, long], collected, 200)
 
 
+def test_a_request_from_the_future_ages_from_now_on():
+    engine = make_engine(CONFIG)
+    engine.clock = lambda: 10.0
+    engine.handle(submit("past", [1, 2], SamplingParams(max_tokens=3, seed=1), arrival=4.0))
+    engine.handle(submit("future", [3, 4], SamplingParams(max_tokens=3, seed=1), arrival=1e6))
+    assert [sequence.arrival for sequence in engine.scheduler.sequences.values()] == [4.0, 10.0]
+    engine.clock = lambda: 11.0
+    waited = [event.queued for event in engine.step() if isinstance(event, Admitted)]
+    assert waited == [7.0, 1.0]
+
+
 def test_cancelling_frees_at_once():
     engine = make_engine(CONFIG)
     engine.handle(submit("r", list(range(30)), SamplingParams(n=3, seed=1, max_tokens=50)))

@@ -5,6 +5,7 @@ import pytest
 from streamserve.baselines.speculation import parse_policy
 from streamserve.speculation.controller import (
     CATCH_UP,
+    FLAT,
     NO_CANDIDATES,
     DecodeBatch,
     MeasuredStep,
@@ -15,7 +16,7 @@ from streamserve.speculation.level_acceptance import INITIAL_ACCEPTANCE
 from streamserve.speculation.outlook import Candidate, Outlook
 from streamserve.speculation.policies import GOODPUT, SpeculationPolicy
 from streamserve.speculation.shapes import PLAIN, Shape
-from streamserve.speculation.slo import NO_REQUIREMENT
+from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 from streamserve.speculation.tree import TokenTree, root
 
 CHAIN = TokenTree((7, 3, 5), (-1, 0, 1), (1.0, 0.9, 0.9), (1.0, 0.9, 0.8))
@@ -156,3 +157,20 @@ def test_a_policys_state_is_kept_from_step_to_step_and_not_shared() -> None:
     one, other = (Speculation(counting, lambda query_tokens, kv_tokens: 1.0) for _ in range(2))
     assert [one.begin(BATCH).shapes[0].depth for _ in range(3)] == [1, 2, 3]
     assert other.begin(BATCH).shapes[0].depth == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "tpot", "slope", "whole"),
+    [
+        ("fixed:4", 0.01, 1.0, True),
+        ("goodput", None, (FLAT - 1) / 5, True),
+        ("goodput", None, FLAT - 1, False),
+        ("goodput", 0.01, 0.0, False),
+    ],
+)
+def test_trees_are_verified_unseen_where_none_of_their_nodes_would_be_left_out(
+    policy: str, tpot: float | None, slope: float, whole: bool
+) -> None:
+    controller = Speculation(parse_policy(policy), lambda query_tokens, kv_tokens: 1 + slope * query_tokens)
+    batch = BATCH._replace(requirements={1: LatencyRequirement(tpot)})
+    assert controller.begin(batch).verifies_all([Shape(4, 1)]) == whole

@@ -55,7 +55,21 @@ def _by_torch() -> list[Finding]:
 
     usable = usable_processors()
     processor = processor_finding(processor_name(), usable, os.cpu_count() or 1)
-    return [processor, *kernel_findings(), memory_finding(available_bytes())]
+    return [processor, *kernel_findings(), memory_finding(available_bytes()), *gpu_findings()]
+
+
+def gpu_findings() -> list[Finding]:
+    """Return whether compiled GPU kernels can be kept, where there is a GPU, and what that saves a start."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    finding = folder_finding("gpu", folder, "kernels are compiled at every start", "TRITON_CACHE_DIR")
+    if finding.verdict != Verdict.OK:
+        return [finding]
+    started = "the first start compiles kernels, in about 5 s, and keeps them in"
+    return [Finding(Verdict.OK, "gpu", f"{torch.cuda.get_device_name()}: {started} {folder}")]
 
 
 def _folders() -> list[Finding]:

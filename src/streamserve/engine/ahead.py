@@ -13,8 +13,11 @@ block is allocated again, its new owner's step is launched later, on the same de
 Nothing else is planned ahead: a new request, an edit, or memory that is short wait for the results.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 
 from streamserve.engine.plan import TARGET, Span, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
@@ -24,9 +27,8 @@ from streamserve.speculation.controller import Round
 from streamserve.speculation.tree import root
 
 MAX_AHEAD = 64
-"""Steps that are planned ahead in a row: after them one is planned with everything known."""
-MAX_AHEAD_OF_DRAFTER = 8
-"""The same with a drafter, whose policy decides at all other steps whether to draft."""
+"""Steps that are planned ahead in a row: after them one is planned with everything known. With a drafter
+there are fewer (Speculation.steps_between): its policy decides at all other steps."""
 
 UNKNOWN_TOKEN = 0
 """The token of a span whose token is on the device only."""
@@ -44,60 +46,64 @@ class Flight:
     began: float
     ahead: int = 0
 
-    @property
+    @cached_property
     def query_tokens(self) -> int:
-        return sum(span.query_tokens for span in self.plan.spans)
+        spans = self.plan.spans
+        return len(spans) if self.ahead else sum(span.query_tokens for span in spans)
 
-    @property
+    @cached_property
     def kv_tokens(self) -> int:
         return sum(span.start for span in self.plan.spans)
 
-    def stands(self, number: int, sequence: Sequence | None) -> bool:
-        """Whether the result of span `number` is of use to `sequence`, which now has the span's id: not if it
-        has ended or was edited meanwhile."""
-        if sequence is not self.members[number]:
-            return False
-        span = self.plan.spans[number]
-        return not self.ahead or (
-            sequence.kv.computed[TARGET] == span.start and len(sequence.tokens) == span.start + 1
-        )
+    def standing(self, live: Mapping[int, Sequence]) -> list[bool]:
+        """Return for each span whether its result is of use to its sequence: not if that is no longer `live`,
+        or was edited meanwhile."""
+        pairs, get = zip(self.plan.spans, self.members, strict=True), live.get
+        if not self.ahead:
+            return [get(span.sequence) is member for span, member in pairs]
+        return [
+            get(span.sequence) is member
+            and member.kv.computed[TARGET] == span.start == len(member.tokens) - 1
+            for span, member in pairs
+        ]
 
 
 def plan_ahead(
-    flight: Flight, scheduler: Scheduler, drafting: bool
+    flight: Flight, scheduler: Scheduler, limit: int = MAX_AHEAD
 ) -> tuple[StepPlan, list[Sequence]] | None:
     """Return the plan of the step after `flight`, whose results are not known yet, and its sequences; None if
-    it cannot be known. Allocates the blocks that the step needs."""
+    it cannot be known, or `limit` steps were planned ahead in a row. Allocates the blocks that the step
+    needs."""
     config = scheduler.config
-    limit = MAX_AHEAD_OF_DRAFTER if drafting else MAX_AHEAD
     preempts = config.preempt_every and (scheduler.steps + 1) % config.preempt_every == 0
-    if flight.ahead >= limit or preempts or not all(map(_only_goes_on, flight.plan.spans, flight.members)):
+    if flight.ahead >= limit or preempts:
+        return None
+    if not (flight.ahead or all(map(_only_goes_on, flight.plan.spans, flight.members))):
         return None
     if flight.plan.swap_out or flight.plan.swap_in or scheduler.swap.moving or _others(flight, scheduler):
         return None
+    standing = flight.standing(scheduler.sequences)
     going = [
-        (span, sequence)
-        for number, (span, sequence) in enumerate(zip(flight.plan.spans, flight.members, strict=True))
-        if flight.stands(number, scheduler.sequences.get(span.sequence))
-        and sequence.outputs_left(config.max_model_len) > 1
+        pair
+        for pair in compress(zip(flight.plan.spans, flight.members, strict=True), standing)
+        if pair[1].outputs_left(config.max_model_len) > 1
     ]
-    tables = scheduler.tables
-    needed = sum(
-        tables.blocks_for(span.start + len(span.tokens) + 1) - len(sequence.kv.blocks)
-        for span, sequence in going
-    )
-    if not going or needed > tables.pool.free:
+    tables, size = scheduler.tables, config.block_size
+    starts = [span.start + len(span.tokens) for span, _ in going]
+    full = [pair for pair, start in zip(going, starts, strict=True) if start == len(pair[1].kv.blocks) * size]
+    if not going or len(full) > tables.pool.free:
         return None
     scheduler.steps += 1
-    spans = []
-    for span, sequence in going:
+    for span, sequence in full:
         tables.grow(sequence, len(span.tokens) + 1)
-        spans.append(
-            Span(
-                span.sequence, span.start + len(span.tokens), [UNKNOWN_TOKEN], list(sequence.kv.blocks),
-                root(UNKNOWN_TOKEN), span.choices, follows=True, adapter=span.adapter,
-            )
-        )  # fmt: skip
+    unknown, tree = [UNKNOWN_TOKEN], root(UNKNOWN_TOKEN)
+    spans = [
+        Span(
+            span.sequence, start, unknown, sequence.kv.blocks.copy(), tree, span.choices, follows=True,
+            adapter=span.adapter,
+        )
+        for (span, sequence), start in zip(going, starts, strict=True)
+    ]  # fmt: skip
     return StepPlan(scheduler.steps, [], [], [], spans), [sequence for _, sequence in going]
 
 

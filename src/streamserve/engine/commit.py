@@ -87,12 +87,33 @@ class StepCommitter:
             return events + self._end_pooled(sequence, outcome.pooled)
         if sequence.transfer.role.sends:
             return events + self._hand_over(sequence, outcome)
-        if len(span.tree) > 1:
-            return events + self._extend_by_draft(sequence, len(span.tree) - 1, outcome.outputs[0])
+        drafted = len(span.tree.tokens) - 1
+        if drafted:
+            return events + self._extend_by_draft(sequence, drafted, outcome.outputs[0])
+        if len(sequence.choices) == 1:
+            return events + self._extend(sequence, outcome.outputs[0])
         branches = self._scheduler.fork(sequence)
         for branch, sampled in zip(branches, outcome.outputs, strict=True):
             events += self._extend(branch, sampled)
         return events
+
+    def commit_next(self, span: Span, sequence: Sequence, outcome: SpanResult) -> list[Event]:
+        """As `commit`, of a sequence that only goes on (engine/ahead.py): the result is its next token."""
+        if outcome.not_finite or outcome.error:
+            return self.commit(span, outcome)
+        computed, token = sequence.kv.computed, outcome.outputs[0][0]
+        computed[TARGET] += 1
+        sequence.tokens.append(token.token)
+        self.generation_tokens += 1
+        finish = sequence.finish_reason(self._eos, self._max_model_len)
+        finish = "stop" if token.ends else finish
+        if len(computed) > 1 or computed[TARGET] % self._scheduler.tables.block_size == 0:
+            self._scheduler.tables.register(sequence)
+        if finish:
+            self._observer.on_event("finishing", sequence.request)
+            self._averages.ended(sequence.outputs)
+            self._transfers.remove(sequence)
+        return [_token(sequence, sequence.choices[0], token, finish)]
 
     def _extend_by_draft(self, sequence: Sequence, drafted: int, sampled: list[Sampled]) -> list[Event]:
         """Append the accepted ones of `drafted` draft tokens, and one more. Those after a token that ends the

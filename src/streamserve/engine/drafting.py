@@ -2,6 +2,7 @@
 verifying."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from math import inf
 
 from streamserve.engine.batch import RunningAverages
@@ -10,6 +11,7 @@ from streamserve.engine.plan import (
     DRAFT,
     TARGET,
     CompilingDrafter,
+    DeviceDrafter,
     Drafter,
     DraftRequest,
     RemoteDraft,
@@ -21,6 +23,21 @@ from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round
 from streamserve.speculation.outlook import Candidate
 from streamserve.speculation.shapes import PLAIN, Shape, fit
 from streamserve.speculation.tree import TokenTree
+
+DRAFT_AHEAD = True
+"""Whether a device begins to draft for the next step before the host knows the results of the present
+one."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Trees that a step verifies before they are known: their requests and shapes, the tokens that the draft
+    model had to read first, and when drafting began."""
+
+    requests: dict[int, DraftRequest]
+    shapes: list[Shape]
+    catch_up: int
+    started: float
 
 
 class Drafting:
@@ -39,6 +56,7 @@ class Drafting:
         journal: Journal,
     ) -> None:
         self._drafter = drafter
+        self._device_drafter = drafter if isinstance(drafter, DeviceDrafter) else None
         self.speculation = speculation
         self._scheduler = scheduler
         self._config = scheduler.config
@@ -47,6 +65,9 @@ class Drafting:
         self._observer = observer
         self._averages = averages
         self._journal = journal
+        self._pending: _Pending | None = None
+        self._collected = 0.0
+        """When the last step ended whose trees were not known: drafting ahead of its results began then."""
         self._read: dict[int, tuple[int, int]] = {}
         """For a drafter without KV: epoch and length of each sequence's latest request."""
 
@@ -67,18 +88,70 @@ class Drafting:
             if shape != PLAIN
         }
         if not requests:
+            if self._device_drafter:
+                self._device_drafter.forget_ahead()
             return round, {}
         self._enter(requests)
         started = self._clock()
         self._drafter.begin(list(requests.values()))
         self._observer.on_event("mid-draft")
+        catch_up = sum(self._unread(request) for request in requests.values())
+        if pending := self._pending_trees(proposals, round, shapes):
+            ahead = self._device_drafter is not None and self._device_drafter.began_ahead
+            began = self._collected if ahead else started
+            self._pending = _Pending(requests, shapes, catch_up, began)
+            return round, pending
         trees = self._collect(requests, started)
         spent = self._clock() - started
-        catch_up = sum(self._unread(request) for request in requests.values())
-        compiled = isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
-        selected = round.select(trees, shapes, catch_up, 0.0 if compiled else spent)
+        selected = round.select(trees, shapes, catch_up, 0.0 if self._compiled else spent)
         self.speculation.counters.select_seconds += self._clock() - started - spent
         return round, selected
+
+    @property
+    def _compiled(self) -> bool:
+        return isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
+
+    def _pending_trees(
+        self, proposals: list[Proposal], round: Round, shapes: list[Shape]
+    ) -> dict[int, TokenTree]:
+        """Return the trees that the device drafts, if they are to be verified as a whole in a step without
+        prompts: the step is launched behind the drafting."""
+        decodes = all(proposal.slots == proposal.sequence.pending == 1 for proposal in proposals)
+        if self._device_drafter and decodes and round.verifies_all(shapes):
+            return self._device_drafter.pending_trees()
+        return {}
+
+    def draft_ahead(self, plan: StepPlan) -> bool:
+        """Let the device draft for the step after `plan`, which was launched and verifies chains that are not
+        known yet: if all its sequences have one, and there is memory for as many draft tokens again.
+        Returns whether the step's time is no measure of later ones, since something was compiled."""
+        pending, spans, tables = self._pending, plan.spans, self._scheduler.tables
+        if not (DRAFT_AHEAD and pending and self._device_drafter):
+            return False
+        if any(span.tree is None or span.sequence not in pending.requests for span in spans):
+            return False
+        depth, requests = max(shape.depth for shape in pending.shapes), []
+        verified = [len(span.tree.tokens) - 1 for span in spans if span.tree]
+        for span, nodes in zip(spans, verified, strict=True):
+            sequence, slots = self._scheduler.sequences[span.sequence], 1 + nodes + depth
+            if tables.free_slots(sequence) < slots:
+                return False
+            tables.grow(sequence, slots)
+            request = pending.requests[span.sequence]
+            requests.append(replace(request, depth=depth, nodes=depth, blocks=list(sequence.kv.blocks)))
+        return self._device_drafter.draft_ahead(requests, verified)
+
+    def collect_pending(self, round: Round) -> float:
+        """Collect the trees that the step of `round`, which has ended, verified before they were known.
+        Returns when drafting ended; 0 if there are none."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return 0.0
+        self._collected = self._clock()
+        trees = self._collect(pending.requests, pending.started)
+        seconds = self._device_drafter.seconds if self._device_drafter else 0.0
+        round.record_drafting(trees, pending.shapes, pending.catch_up, 0.0 if self._compiled else seconds)
+        return pending.started + seconds
 
     def _begin(self, proposals: list[Proposal]) -> tuple[list[Proposal], Round]:
         """Return the proposals that may have draft tokens, and the step's round with them as candidates."""

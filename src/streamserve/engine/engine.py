@@ -1,10 +1,13 @@
 """The engine: handles requests and cancellations, and generates their tokens step by step."""
 
 from collections.abc import Callable, Iterable
+from itertools import compress, repeat
+
+from msgspec.structs import replace
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.engine.adapters import AdapterManager
-from streamserve.engine.ahead import Flight
+from streamserve.engine.ahead import MAX_AHEAD, Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
 from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
@@ -101,6 +104,8 @@ class Engine:
         self._pipeline = StepPipeline(
             executor, self.scheduler, self.transfers, clock, self._observer, self._journal
         )
+        self._unlearned: tuple[Flight, StepResult, float, float | None] | None = None
+        """The last step, if nothing has been learned from it yet: its results, seconds and interval."""
         self.rows_dropped = 0
         """Results of steps planned ahead that were dropped, since their sequences had ended."""
         self._prompt_tokens = 0
@@ -144,6 +149,8 @@ class Engine:
         return events
 
     def _take(self, message: ToEngine) -> list[Event]:
+        if isinstance(message, Submit | Edit) and message.arrival > (now := self.clock()):
+            message = replace(message, arrival=now)  # stamped by another clock: a future one would never age
         match message:
             case Submit():
                 return self._submit(message)
@@ -195,14 +202,21 @@ class Engine:
 
     def _step(self) -> list[Event]:
         flight = self._pipeline.next() or self._plan()
-        self._pipeline.start(flight, self.speculation, self.drafter is not None)
-        result, spent = self._pipeline.finish(flight, self.speculation.step_cost)
-        self._record(flight, result, spent)
+        limit = MAX_AHEAD if self.drafter is None else min(MAX_AHEAD, self.speculation.steps_between)
+        self._pipeline.start(flight, self.speculation, limit)
+        compiled = self._pipeline.can_follow and self._drafting.draft_ahead(flight.plan)
+        self._learn_last()  # while a device computes
+        result, spent = self._pipeline.finish(
+            flight, self.speculation.step_cost, lambda: self._drafting.collect_pending(flight.round)
+        )
+        self._record(flight, result, spent, compiled or result.compiled)
         self.transfers.issue()
         events = self._commit(flight, result)
         plan = flight.plan
         moved = plan.spans or plan.swap_out or plan.swap_in or plan.released
         self.stalled = not (self._pipeline.running or moved)
+        if not (self._pipeline.asynchronous and self.has_work):
+            self._learn_last()
         self._standstill.stepped(self.stalled, self.clock(), self.scheduler, self.transfers)
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
@@ -240,34 +254,48 @@ class Engine:
         self._scheduling_seconds += self.clock() - started - (self._computing_seconds - elsewhere)
         return Flight(plan, round, proposals, members, started)
 
-    def _record(self, flight: Flight, result: StepResult, spent: float) -> None:
-        """Record a step that took `spent` seconds, before its results are committed."""
+    def _record(self, flight: Flight, result: StepResult, spent: float, compiled: bool) -> None:
+        """Record a step that took `spent` seconds, before its results are committed. `compiled` as
+        StepResult.compiled, of the step and of what was launched with it."""
         plan = flight.plan
         self._observer.on_event("verified-before-commit")
         self._journal.enter("commit", flight.members, plan=plan)
-        self._observer.on_step(
-            [(s.request, span.query_tokens) for s, span in zip(flight.members, plan.spans, strict=True)],
-            spent,
-        )
+        query_tokens = repeat(1) if flight.ahead else [span.query_tokens for span in plan.spans]
+        requests = [sequence.request for sequence in flight.members]
+        self._observer.on_step(list(zip(requests, query_tokens, strict=False)), spent)
         self.scheduler.allocator.stepped(plan, spent, result.swap_seconds)
-        if plan.spans and spent > 0 and not result.compiled:
-            self._learn(flight, result, spent)
+        if plan.spans and spent > 0 and not compiled:
+            self._unlearned = flight, result, spent, self._pipeline.interval
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:
         """Commit the results of a step to its sequences; return the events."""
         events = _admissions(flight.proposals, flight.began)
         for event in events:
             self._observer.on_event("first chunk", event.request)
-        for number, (span, outcome) in enumerate(zip(flight.plan.spans, result.spans, strict=True)):
-            if not flight.stands(number, self.scheduler.sequences.get(span.sequence)):
-                self.rows_dropped += 1
-                continue
+        if flight.ahead:
+            return events + self._commit_ahead(flight, result)
+        pairs = zip(flight.plan.spans, result.spans, strict=True)
+        for span, outcome in compress(pairs, self._standing(flight)):
             events += self._committer.commit(span, outcome)
             events += self.streams.progress(span.sequence, flight.began)
-            if flight.ahead:
-                flight.members[number].tick(flight.began)
         self._committer.count_step(zip(flight.plan.spans, flight.members, strict=True))
         return events
+
+    def _commit_ahead(self, flight: Flight, result: StepResult) -> list[Event]:
+        """As `_commit`, of a step that was planned ahead: its sequences had no other work than to go on."""
+        events: list[Event] = []
+        results = zip(flight.plan.spans, flight.members, result.spans, strict=True)
+        for span, sequence, outcome in compress(results, self._standing(flight)):
+            events += self._committer.commit_next(span, sequence, outcome)
+            sequence.tick(flight.began)
+        self._committer.count_step([])
+        return events
+
+    def _standing(self, flight: Flight) -> list[bool]:
+        """Return which results of a step are of use, and count the others."""
+        standing = flight.standing(self.scheduler.sequences)
+        self.rows_dropped += standing.count(False)
+        return standing
 
     def take_cache_updates(self) -> Cached | None:
         """Return the changes of the prefix index since the last call, for the choice between workers; None
@@ -394,21 +422,37 @@ class Engine:
         if not sequence.choices:
             self.transfers.remove(sequence)
 
-    def _learn(self, flight: Flight, result: StepResult, spent: float) -> None:
-        """Learn from a step what one costs, and which draft tokens were accepted."""
+    def _learn_last(self) -> None:
+        """Learn from the last step what one costs, and which draft tokens were accepted."""
+        if self._unlearned is None:
+            return
+        (flight, result, spent, interval), self._unlearned = self._unlearned, None
         spans, query_tokens = flight.plan.spans, flight.query_tokens
-        new_tokens = sum(len(outputs) for span in result.spans for outputs in span.outputs)
         decoding = [outcome for outcome in result.spans if outcome.outputs]
-        prompts = sum(len(span.tokens) for span in spans) - len(decoding)
-        tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
+        if flight.ahead:  # a token each
+            new_tokens = tokens = len(decoding)
+            prompts = len(spans) - tokens
+        else:
+            new_tokens = sum(len(outputs) for outcome in decoding for outputs in outcome.outputs)
+            prompts = sum(len(span.tokens) for span in spans) - len(decoding)
+            tokens = sum(len(outcome.outputs[0]) for outcome in decoding)
         draft_tokens = query_tokens - prompts - len(decoding)
         self.averages.stepped(len(decoding), tokens, prompts, draft_tokens, flight.round.drafting_seconds)
         verified = [
-            (span.sequence, span.tree, [sampled.token for sampled in outcome.outputs[0]])
-            for span, outcome in zip(spans, result.spans, strict=True)
+            (
+                span.sequence,
+                flight.round.known(span.sequence, span.tree),
+                [sampled.token for sampled in outcome.outputs[0]],
+            )
+            for span, outcome in (zip(spans, result.spans, strict=True) if flight.round.drafted else ())
             if span.sequence in flight.round.drafted and span.tree and outcome.outputs and not outcome.error
         ]
-        flight.round.learn(MeasuredStep(query_tokens, flight.kv_tokens, spent, new_tokens, verified))
+        flight.round.learn(
+            MeasuredStep(
+                query_tokens, flight.kv_tokens, spent, new_tokens, verified,
+                interval, len(spans), flight.ahead > 0,
+            )
+        )  # fmt: skip
 
 
 def _make_transfers(

@@ -199,6 +199,8 @@ class KVAllocator:
         `swap_seconds`."""
         self._swap.complete()
         self.evictions.swap_seconds += swap_seconds
+        if not self._recomputing:
+            return
         tokens = sum(span.query_tokens for span in plan.spans)
         for span in plan.spans:
             again = self._recomputing.get(span.sequence, 0) - span.start

@@ -8,7 +8,7 @@ from streamserve.engine.ahead import Flight, plan_ahead
 from streamserve.engine.invariants import check_plan
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Journal, Observer, StepPhase
-from streamserve.engine.plan import AsyncExecutor, Executor, StepResult
+from streamserve.engine.plan import AsyncExecutor, Executor, Span, StepPlan, StepResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.speculation.controller import NO_CANDIDATES, Speculation
 from streamserve.speculation.learned_cost import RefinedCost
@@ -43,39 +43,56 @@ class StepPipeline:
         self._ahead: Flight | None = None
         """The step that was launched ahead and is not finished."""
         self._launched_at = self._next_launched_at = self._finished_at = 0.0
+        self._decoded: set[int] = set()
+        """The sequences of the last step, if all of them decoded."""
+        self.interval: float | None = None
+        """Seconds between the ends of the last two steps, if both had decoding sequences alone, and the later
+        one no others."""
         self.steps_ahead = 0
         self.computing_seconds = 0.0
         """Seconds that finished steps took."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps are executed while the engine does other things."""
+        return self._async_executor is not None
 
     @property
     def running(self) -> bool:
         """Whether a step was launched ahead and is not finished."""
         return self._ahead is not None
 
+    @property
+    def can_follow(self) -> bool:
+        """Whether work may be launched that takes the tokens of the step launched last from the device."""
+        return bool(
+            self._async_executor and self._async_executor.can_follow() and not self._transfers.enabled
+        )
+
     def next(self) -> Flight | None:
         """Return the step that was launched ahead, if there is one; it is to be started and finished next."""
         flight, self._ahead = self._ahead, None
         return flight
 
-    def start(self, flight: Flight, speculation: Speculation, drafting: bool) -> None:
-        """Launch a step, unless it was launched ahead, and the step after it if that is known already.
-        `drafting`: whether there is a drafter."""
+    def start(self, flight: Flight, speculation: Speculation, limit: int) -> None:
+        """Launch a step, unless it was launched ahead, and the step after it if that is known already: at
+        most `limit` steps in a row."""
         if self._async_executor is None:
             return
         if not flight.ahead:
             self._enter([flight], speculation.step_cost)
             self._launched_at = self._clock()
             self._async_executor.launch(flight.plan)
-        if self._async_executor.can_follow() and not self._transfers.enabled:
-            self._ahead = self._launch_ahead(self._async_executor, flight, speculation, drafting)
+        if self.can_follow:
+            self._ahead = self._launch_ahead(self._async_executor, flight, speculation, limit)
         if flight.ahead and self._ahead is None:
             self._enter([flight], speculation.step_cost)
 
     def _launch_ahead(
-        self, executor: AsyncExecutor, flight: Flight, speculation: Speculation, drafting: bool
+        self, executor: AsyncExecutor, flight: Flight, speculation: Speculation, limit: int
     ) -> Flight | None:
         began = self._clock()
-        planned = plan_ahead(flight, self._scheduler, drafting)
+        planned = plan_ahead(flight, self._scheduler, limit)
         if planned is None:
             return None
         plan, members = planned
@@ -89,9 +106,11 @@ class StepPipeline:
         self.steps_ahead += 1
         return following
 
-    def finish(self, flight: Flight, cost: RefinedCost) -> tuple[StepResult, float]:
+    def finish(
+        self, flight: Flight, cost: RefinedCost, drafted: Callable[[], float] = lambda: 0.0
+    ) -> tuple[StepResult, float]:
         """Wait for a step, or execute it; return its results and the seconds that it took. `cost` predicts
-        them for the journal."""
+        them for the journal; `drafted` returns when drafting for the step ended."""
         plan = flight.plan
         if plan.swap_out or plan.swap_in:
             self._observer.on_event("swap")
@@ -102,12 +121,21 @@ class StepPipeline:
             self._launched_at = self._clock()
             result = self._executor.run(plan)
         # A step that was launched while another one ran took the time since that one's end.
-        spent = self._clock() - max(self._launched_at, self._finished_at)
+        ended = self._clock()
+        spent = max(0.0, ended - max(self._launched_at, self._finished_at, drafted()))
         spent = spent if result.seconds is None else result.seconds
-        self._finished_at = self._clock()
+        self.interval = ended - self._finished_at if self._goes_on(plan) else None
+        self._finished_at = ended
         self._launched_at, self._next_launched_at = self._next_launched_at, 0.0
         self.computing_seconds += spent
         return result, spent
+
+    def _goes_on(self, plan: StepPlan) -> bool:
+        """Note the sequences of a step that has ended; returns whether all of them decoded, in the step
+        before too."""
+        before, decoding = self._decoded, bool(plan.spans) and all(map(_decodes, plan.spans))
+        self._decoded = {span.sequence for span in plan.spans} if decoding else set()
+        return decoding and before >= self._decoded
 
     def _enter(self, flights: List[Flight], cost: RefinedCost) -> None:
         """Write to the journal what is computed, copied or sent from now on, by all steps that the executor
@@ -122,3 +150,8 @@ class StepPipeline:
             phase = "verify"
         predicted = sum(cost(flight.query_tokens, flight.kv_tokens) for flight in flights)
         self._journal.enter(phase, [*members.values(), *self._transfers.moving()], predicted, plan)
+
+
+def _decodes(span: Span) -> bool:
+    """Whether a span has its sequence's last token alone, apart from draft tokens."""
+    return span.tree is not None and len(span.tokens) == 1

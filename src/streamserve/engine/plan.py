@@ -36,7 +36,7 @@ class SequenceState:
     outputs: list[int]
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """Query tokens of one sequence in one step.
 
     `tokens` are committed tokens at positions `start`, `start` + 1, …, whose KV this step computes in KV
@@ -94,7 +94,7 @@ class StepPlan:
     swap_in: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """A sampled token, with log-probabilities under the unprocessed distribution if the request asked for
     them. `ends`: the token ends the text whatever the parameters say, because its grammar is complete."""
 
@@ -104,7 +104,7 @@ class Sampled(msgspec.Struct, frozen=True):
     ends: bool = False
 
 
-class SpanResult(msgspec.Struct, frozen=True):
+class SpanResult(msgspec.Struct, frozen=True, gc=False):
     """Result of a span with a tree, or with prompt log-probabilities.
 
     `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When the result
@@ -237,6 +237,37 @@ class CompilingDrafter(Drafter, Protocol):
     @property
     def compiled(self) -> bool:
         """Whether kernels were compiled or graphs captured to draft the trees collected last."""
+        ...
+
+
+@runtime_checkable
+class DeviceDrafter(Drafter, Protocol):
+    """A drafter on the executor's device, whose draft tokens can be verified before the host knows them."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took to draft the pending trees collected last."""
+        ...
+
+    @property
+    def began_ahead(self) -> bool:
+        """Whether `draft_ahead` began the trees that are pending."""
+        ...
+
+    def pending_trees(self) -> dict[int, TokenTree]:
+        """Return the trees that are being drafted, to be verified as a whole and collected afterwards; none
+        where they must be collected first. A draft token is negative: -1 - p is at place p of the device."""
+        ...
+
+    def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
+        """Begin to draft, if the drafter can, chains of the depths of `requests` after what the step launched
+        last yields: it verifies for the i-th request a chain of verified[i] draft tokens, as tree i. The next
+        `begin` takes them, if it asks for chains after just these tokens. Returns whether kernels were
+        compiled or graphs captured, for which the step was kept waiting."""
+        ...
+
+    def forget_ahead(self) -> None:
+        """Forget what was drafted ahead: the next step has no draft tokens."""
         ...
 
 

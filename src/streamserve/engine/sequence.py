@@ -305,13 +305,15 @@ class Sequence:
 
     def finish_reason(self, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Return why the sequence ends with its last token; None if it goes on."""
-        params, last = self.params, self.tokens[-1]
-        if self.outputs > params.min_tokens:
+        params, length = self.params, len(self.tokens)
+        outputs = length - self.prompt_length
+        if outputs > params.min_tokens:
+            last = self.tokens[-1]
             ends_text = last in eos_token_ids and not params.ignore_eos
             if ends_text or last in params.stop_token_ids:
                 return "stop"
-        limit = params.max_tokens if params.max_tokens is not None else max_model_len
-        if self.outputs >= limit or len(self.tokens) >= max_model_len:
+        limit = params.max_tokens
+        if length >= max_model_len or (limit is not None and outputs >= limit):
             return "length"
         return None
 

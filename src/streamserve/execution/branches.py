@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -33,6 +34,14 @@ class ActiveSequence:
     matcher: Matcher | None = None
     error: str = ""
     sum: RunningSum | None = None
+
+    @cached_property
+    def adjusted(self) -> bool:
+        """Whether its logits may be changed before a token is chosen, whatever its outputs are."""
+        params = self.params
+        return bool(
+            self.matcher is not None or params.penalized or params.logit_bias or params.allowed_token_ids
+        )
 
 
 @dataclass(slots=True)

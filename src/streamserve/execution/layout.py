@@ -38,12 +38,26 @@ class SpanRows(msgspec.Struct, frozen=True, dict=True):
 
 @dataclass(frozen=True)
 class Layout:
-    """A step's rows: `tokens`, `positions` and `slots` [rows], and the part of each span."""
+    """A step's rows: `tokens`, `positions` and `slots` [rows], and its `spans`, which begin at the rows
+    `offsets` [spans]. `tables`: the block tables [spans, width], filled up with 0, of a step of one row a
+    span that keeps them for the next one."""
 
-    parts: list[SpanRows]
+    spans: Sequence[Span]
+    offsets: Ints
     tokens: Ints
     positions: Ints
     slots: Ints
+    tables: NDArray[np.int32] | None = None
+
+    @cached_property
+    def parts(self) -> list[SpanRows]:
+        """The part of each span."""
+        starts = self.offsets.tolist()
+        ends = [*starts, len(self.tokens)][1:]
+        return [
+            SpanRows(span, start, self.slots[start:end])
+            for span, start, end in zip(self.spans, starts, ends, strict=True)
+        ]
 
     def sampled_rows(self) -> list[int]:
         """Return the rows of all trees' nodes, span by span: those whose logits choose tokens."""
@@ -62,21 +76,23 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
     slots: list[int] = []
     offsets = []
     for span in spans:
-        _check(span, block_size)
+        query_tokens, start, blocks = _check(span, block_size), span.start, span.blocks
         offsets.append(len(tokens))
+        if query_tokens == 1:  # most spans: a decoding sequence
+            tokens.append(span.tokens[0])
+            positions.append(start)
+            slots.append(blocks[start // block_size] * block_size + start % block_size)
+            continue
         draft_tokens = () if span.tree is None else span.tree.tokens[1:]
         tokens += [*span.tokens, *draft_tokens][span.skip :]
         positions += _positions(span)[span.skip :]
-        for position in range(span.start + span.skip, span.start + span.query_tokens):
-            slots.append(span.blocks[position // block_size] * block_size + position % block_size)
-    slot_array = np.asarray(slots, dtype=np.int64)
-    parts = [
-        SpanRows(span, offset, slot_array[offset : offset + span.query_tokens - span.skip])
-        for span, offset in zip(spans, offsets, strict=True)
-    ]
-    return Layout(
-        parts, np.asarray(tokens, dtype=np.int64), np.asarray(positions, dtype=np.int64), slot_array
-    )
+        for position in range(start + span.skip, start + query_tokens):
+            slots.append(blocks[position // block_size] * block_size + position % block_size)
+    return Layout(spans, _ints(offsets), _ints(tokens), _ints(positions), _ints(slots))
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int64)
 
 
 def _positions(span: Span) -> Sequence[int]:
@@ -87,17 +103,20 @@ def _positions(span: Span) -> Sequence[int]:
     return [*committed, *(committed[-1] + depth for depth in span.tree.depths()[1:])]
 
 
-def _check(span: Span, block_size: int) -> None:
-    if not span.tokens:
+def _check(span: Span, block_size: int) -> int:
+    """Return the number of a span's query tokens. Raises ValueError for an inconsistent span."""
+    tokens, tree, query_tokens = span.tokens, span.tree, span.query_tokens
+    if not tokens:
         raise ValueError(f"sequence {span.sequence}: its span has no tokens")
-    if not 0 <= span.skip < span.query_tokens:
-        raise ValueError(f"sequence {span.sequence}: its span skips {span.skip} of {span.query_tokens} rows")
-    if len(span.blocks) * block_size < span.start + span.query_tokens:
+    if not 0 <= span.skip < query_tokens:
+        raise ValueError(f"sequence {span.sequence}: its span skips {span.skip} of {query_tokens} rows")
+    if len(span.blocks) * block_size < span.start + query_tokens:
         raise ValueError(f"sequence {span.sequence}: {len(span.blocks)} blocks cannot hold its span")
-    if span.tree is not None and span.tree.tokens[0] != span.tokens[-1]:
+    if tree is not None and tree.tokens[0] != tokens[-1]:
         raise ValueError(f"sequence {span.sequence}: the tree's root is not the span's last token")
-    if len(span.choices) > 1 and span.tree is not None and len(span.tree) > 1:
+    if tree is not None and len(span.choices) > 1 and len(tree.tokens) > 1:
         raise ValueError(f"sequence {span.sequence}: choices can fork only without draft tokens")
+    return query_tokens
 
 
 def ancestors(tree: TokenTree) -> NDArray[np.bool_]:

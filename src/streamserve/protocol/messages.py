@@ -146,7 +146,7 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
-class Token(msgspec.Struct, tag=True, frozen=True, array_like=True):
+class Token(msgspec.Struct, tag=True, frozen=True, array_like=True, gc=False):
     """Output token number `index` of choice `choice`. `finish` is set on the last one; with "stop" the token
     itself (end of text, or a stop id) is not part of the text."""
 

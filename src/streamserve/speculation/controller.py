@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from streamserve.protocol.reports import SpeculationReport
 from streamserve.speculation.acceptance import Acceptance
 from streamserve.speculation.exploration import Exploration
+from streamserve.speculation.guard import Mode, ThroughputGuard
 from streamserve.speculation.learned_cost import RefinedCost
 from streamserve.speculation.level_acceptance import LevelAcceptance
 from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedStep, Means, Outlook
-from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy
+from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy, whole_trees
 from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level, fit
 from streamserve.speculation.slo import LatencyRequirement
 from streamserve.speculation.tree import TokenTree
@@ -26,6 +27,13 @@ from streamserve.speculation.trials import Trials
 
 RECENT = 0.1
 """Weight of the last step in the recent throughput."""
+FEWEST_BETWEEN = 8
+MOST_BETWEEN = 64
+"""The fewest and most plain steps between two decisions of the policy, where steps run ahead: every
+second decision against draft tokens doubles them, as a step that waits for one leaves the device idle."""
+FLAT = 1.2
+"""Trees are verified as a whole, before they are known, in a step that takes at most so many times as long as
+a plain one: leaving out nodes could save little."""
 CATCH_UP = 32
 """Drafting that first had to read more tokens than this is no measurement of the cost of drafting."""
 
@@ -97,13 +105,20 @@ NO_CANDIDATES = DecodeBatch((), {}, 0, 0, 0, 0)
 class MeasuredStep(NamedTuple):
     """A step of so many query tokens that took `seconds` in the executor and yielded `tokens`. `verified` are
     the requests that have a tree in `Round.drafted` and were sampled: the id, the verified part of the tree,
-    even if only its root, and what the target sampled: the accepted path and one more."""
+    even if only its root, and what the target sampled: the accepted path and one more.
+
+    In a step of decoding requests alone, `interval` are the seconds since the end of the step before, which
+    had the same requests; None in others. `decoding` is the number of requests; `ahead`: whether the step was
+    launched ahead of the results before it."""
 
     query_tokens: int
     kv_tokens: int
     seconds: float
     tokens: int = 0
     verified: Sequence[tuple[int, TokenTree, Sequence[int]]] = ()
+    interval: float | None = None
+    decoding: int = 0
+    ahead: bool = False
 
 
 class Speculation:
@@ -123,6 +138,8 @@ class Speculation:
         self.acceptance = Acceptance()
         self.level_acceptance = LevelAcceptance()
         self.exploration = Exploration(trials=policy.weighs_costs)
+        self.guard = ThroughputGuard()
+        """Asked by policies that weigh costs."""
         self.step_cost = RefinedCost(prior)
         self.pass_cost = RefinedCost(
             lambda tokens, kv_tokens: draft(tokens) if draft else self.step_cost(tokens, kv_tokens) / 8
@@ -153,7 +170,14 @@ class Speculation:
     @property
     def is_drafting(self) -> bool:
         """Whether requests have draft tokens at present, so that draft models should read their prompts."""
-        return self.policy.drafts and not self.exploration.plain_steps
+        return self.policy.drafts and not (self.exploration.plain_steps or self.guard.suppressing)
+
+    @property
+    def steps_between(self) -> int:
+        """Plain steps after which the policy is to be asked again."""
+        if self.guard.suppressing:
+            return MOST_BETWEEN
+        return min(MOST_BETWEEN, FEWEST_BETWEEN << min(self.exploration.plain_steps // 2, MOST_BETWEEN))
 
     def draft_cost(self, shapes: Sequence[Shape]) -> float:
         """Return the seconds of drafting trees of these shapes: a pass for each level, over the nodes of that
@@ -207,6 +231,7 @@ class Round:
         self._batch = batch
         self._trials: Trials | None = None
         self._verify_all = False
+        self._drafted_as_usual = True
         self._step: Seconds
         self.shapes = self._choose_shapes()
         """A shape for each candidate, within its limits; PLAIN where nothing is to be drafted."""
@@ -215,7 +240,7 @@ class Round:
 
     def _choose_shapes(self) -> list[Shape]:
         candidates, speculation = self._batch.candidates, self._speculation
-        if not (speculation.policy.drafts and candidates):
+        if not (speculation.policy.drafts and candidates) or self._refused():
             return [PLAIN] * len(candidates)
         kv_tokens, step_cost = self._batch.kv_tokens, speculation.step_cost
         self._step = cache(lambda query_tokens: step_cost(query_tokens, kv_tokens))
@@ -225,10 +250,24 @@ class Round:
             fit(shape, candidate.depth, min(candidate.nodes, outlook.nodes))
             for shape, candidate in zip(proposed, candidates, strict=True)
         ]
+        if not self._allowed(proposed):
+            return [PLAIN] * len(candidates)
         shapes, self._trials, self._verify_all = speculation.exploration.explore(
             outlook, proposed, lambda query_tokens: step_cost.lower_bound(query_tokens, kv_tokens)
         )
         return shapes
+
+    def _refused(self) -> bool:
+        """Return whether the throughput guard refuses draft tokens whatever the policy proposes, which then
+        need not be asked."""
+        speculation = self._speculation
+        return speculation.policy.weighs_costs and speculation.guard.refuses(len(self._batch.requirements))
+
+    def _allowed(self, proposed: Sequence[Shape]) -> bool:
+        """Return whether the throughput guard lets requests have the proposed shapes."""
+        speculation = self._speculation
+        guarded = speculation.policy.weighs_costs and any(shape.depth for shape in proposed)
+        return not guarded or speculation.guard.allows(len(self._batch.requirements))
 
     def _outlook(self) -> Outlook:
         batch, speculation, last = self._batch, self._speculation, self._speculation.last
@@ -259,7 +298,7 @@ class Round:
     ) -> dict[int, TokenTree]:
         """Return the part of each request's tree that is worth verifying. Trees of the `requested` shapes,
         one for each candidate, took `seconds` to draft, including `catch_up` tokens read before."""
-        self._record_drafting(trees, requested, catch_up, seconds)
+        self.record_drafting(trees, requested, catch_up, seconds)
         if not trees:
             return {}
         batch, policy = self._batch, self._speculation.policy
@@ -281,15 +320,35 @@ class Round:
         pairs = zip(judged.items(), selected, strict=True)
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 
-    def _record_drafting(
+    def verifies_all(self, requested: Sequence[Shape]) -> bool:
+        """Return whether trees of the `requested` shapes would be verified as a whole, whatever their tokens:
+        then they need not be known."""
+        speculation, batch = self._speculation, self._batch
+        if self._verify_all or speculation.policy.select is whole_trees:
+            return True
+        targets = any(requirement.tpot is not None for requirement in batch.requirements.values())
+        plain, nodes = batch.query_tokens, sum(shape.nodes for shape in requested)
+        cheap = nodes <= batch.budget and self._step(plain + nodes) <= FLAT * self._step(plain)
+        return speculation.policy.weighs_costs and cheap and not targets
+
+    def known(self, id: int, tree: TokenTree) -> TokenTree:
+        """Return a verified tree with its tokens, which were perhaps not known when it was verified."""
+        draft = self.drafted.get(id)
+        if draft is None or all(token >= 0 for token in tree.tokens):
+            return tree
+        return draft.tree.keep(range(min(len(draft.tree), len(tree))))
+
+    def record_drafting(
         self, trees: Mapping[int, TokenTree], requested: Sequence[Shape], catch_up: int, seconds: float
     ) -> None:
+        """Record `trees` as `select` does; call it for trees that were verified without `select`."""
         speculation, candidates = self._speculation, self._batch.candidates
         counters, calibrate = speculation.counters, speculation.acceptance.calibrate
         counters.draft_seconds += seconds
         counters.drafts += len(trees)
         counters.drafted += sum(len(tree) - 1 for tree in trees.values())
         self.drafting_seconds = seconds
+        self._drafted_as_usual = seconds > 0 and catch_up <= CATCH_UP + sum(1 + s.depth for s in requested)
         depth = max((shape.depth for shape in requested), default=0)
         if depth and catch_up <= CATCH_UP + len(requested):
             query_tokens = sum(shape.width for shape in requested if shape.depth)
@@ -313,6 +372,13 @@ class Round:
         if total > 0:
             speculation.throughput += RECENT * (step.tokens / total - speculation.throughput)
         speculation.last = self._learn_acceptance(step) if step.verified else NOTHING_VERIFIED
+        if step.interval is not None:
+            plain = Mode.AHEAD if step.ahead else Mode.PLAIN
+            mode = Mode.SPECULATING if self.drafted else plain
+            if self._drafted_as_usual:
+                speculation.guard.observe(step.decoding, mode, step.tokens, step.interval)
+            elif self.drafting_seconds:
+                speculation.guard.count_loss(step.decoding, step.tokens, step.interval)
 
     def _learn_acceptance(self, step: MeasuredStep) -> Verification:
         speculation = self._speculation

@@ -27,6 +27,17 @@ def test_kernels_fit_the_device(capability: int, scale: Scale) -> None:
     assert len(names) > 15
 
 
+def test_programs_that_do_not_fit_and_unaligned_copies_are_faults() -> None:
+    """Triton 3.6 copied 16 bytes at once from vectors of 132 bytes."""
+    example = next(e for e in all_examples(90) if e.name == "attend tile 16, 8 bits")
+    kernel = Compiled("k", 90, warps=4, registers=160, spills=0, shared=22016, tensor_cores=True, copied=4)
+    assert kernel.programs == example.programs == 3
+    assert kernel.fault(example) is None
+    assert "aligned to 4" in str(replace(kernel, copied=16).fault(example))
+    assert "2 programs fit" in str(replace(kernel, registers=200).fault(example))
+    assert "spills 8" in str(replace(kernel, spills=8).fault(example))
+
+
 def test_occupancy_is_bounded_by_warps_registers_and_shared_memory() -> None:
     kernel = Compiled("k", 90, warps=4, registers=32, spills=0, shared=0, tensor_cores=False)
     assert kernel.occupancy == 1.0

@@ -2,9 +2,9 @@
 ones, with speculation, swaps and preemption, and but for ties those of plain torch on the CPU."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import CudaGraphs, Graphs, NoGraphs
 from streamserve.execution.cuda.load import DeviceBackend
 from streamserve.execution.cuda.operations import Implementation
+from streamserve.execution.cuda.passes import forward_shapes, sample_shapes
+from streamserve.execution.cuda.runner import Runner
 from streamserve.execution.cuda.swap import DeviceHostPool
+from streamserve.execution.cuda.warm_up import capture, compiling, layers_of_all_kinds
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.quantization import parse_format
 from streamserve.execution.shapes import matrix_shapes, weight_shapes
@@ -184,6 +187,54 @@ def test_captured_passes_give_the_texts_of_direct_ones(name: str, temperature: f
     assert (found.accepted > 0) == (case.drafts > 0)
     if case.preempt_every:
         assert replayed.engine.report().preemptions > 0
+
+
+def test_steps_without_trees_run_only_shapes_that_were_captured_before() -> None:
+    graphs: Any = captured()
+    served = serve(CASES["preempted"], graphs)
+    executor: Any = served.engine.executor
+    capture(executor._runner, 16)
+    before, replays = dict(graphs.shapes), graphs.replays
+    texts = generate(served.engine, 0.7).texts
+    assert graphs.shapes.keys() == before.keys(), "padding alone has compiled and captured what steps need"
+    ran = sum(graphs.shapes.values()) - sum(before.values())
+    assert graphs.replays - replays == ran > 40
+    assert texts == generate(serve(CASES["preempted"], NoGraphs()).engine, 0.7).texts
+
+
+@pytest.mark.parametrize("name", ["norms around, caps", "int4 weights, 8-bit KV", "mixture of experts"])
+def test_kernels_are_compiled_with_the_first_layers_while_others_load(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = CASES[name]
+    ran = NoGraphs()
+
+    def load() -> Callable[[], Runner]:
+        backend = DeviceBackend.on(DEVICE, 16, 512)
+        spec = case.spec.first_layers(layers_of_all_kinds(case.spec))
+        model = backend.model(
+            cast(Any, RandomWeights(spec)), spec, case.dtype, parse_format(case.quantization)
+        )
+        cache = backend.cache(spec, 1, BLOCK_SIZE, case.dtype, case.kv)
+        return lambda: backend.runner(model, cache, ran)
+
+    with caplog.at_level("INFO"), compiling(load, 4, DEVICE):
+        pass
+    assert "compiled kernels" in caplog.text
+    assert {*forward_shapes(4), *sample_shapes(4)} <= ran.shapes.keys()
+
+    def fail() -> Callable[[], Runner]:
+        raise ValueError("no memory")
+
+    with compiling(fail, 4, DEVICE):
+        pass
+    assert "not compiled while the weights were loaded: no memory" in caplog.text
+
+
+def test_the_first_layers_include_every_kind() -> None:
+    spec = replace(SPEC, num_layers=5, windows=(8, 8, None, 8, None), ropes=SPEC.ropes[:1] * 5)
+    assert layers_of_all_kinds(spec) == 3
+    assert layers_of_all_kinds(replace(spec, windows=(None,) * 5)) == 1
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].dtype == torch.float32])

@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from streamserve.execution.cuda.kernels import expand
 from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear
 from streamserve.execution.cuda.operations import operations
 from streamserve.execution.cuda.packing import Kind, PackedWeight, pack, packs, stack, unpack
@@ -25,6 +26,7 @@ FORMATS = {
     "int4": WeightFormat(4, 64, symmetric=False),
     "int4:32": WeightFormat(4, 32, symmetric=False),
     "int4:128, symmetric": WeightFormat(4, 128, symmetric=True),
+    "int4:48, zero points": WeightFormat(4, 48, symmetric=False),
     "int4:16, minimums": WeightFormat(4, 16, symmetric=False, precise=True),
     "fp8": WeightFormat(8, None, symmetric=True, floating=True),
     "fp8:128": WeightFormat(8, 128, symmetric=True, floating=True),
@@ -89,7 +91,7 @@ def test_packed_weights_stand_for_the_same_numbers(format: str, case: Product) -
     packed = pack(weight, CPU)
     assert torch.equal(unpack(packed), weight.floats())
     bits = FORMATS[format].bits
-    assert packed.numbers.nbytes <= case.outputs * (case.inputs + 127) * bits // 8
+    assert packed.numbers.nbytes <= case.outputs * (case.inputs + 1024 // bits - 1) * bits // 8
 
 
 @given(case=products, format=st.sampled_from(list(FORMATS)))
@@ -125,16 +127,17 @@ def test_long_inputs_are_divided_among_programs(device) -> None:
     matrix = operations("kernels").matrix
     case = Product(3, 40, 2100, True, False, False, torch.float32, 5)
     weight, x = random_weight(case, FORMATS["int4"]), case.normal(3, 3, 2100)
-    assert matrix.choose_splits(1, 2100, 64) == 4
+    packed = pack(weight, device)
+    assert matrix.choose_splits(1, packed) == 2
     bias = case.normal(4, 40)
-    found = matrix.multiply(x.to(device), pack(weight, device), bias.to(device), torch.float32)
+    found = matrix.multiply(x.to(device), packed, bias.to(device), torch.float32)
     expected = x.double() @ weight.floats().double().T + bias.double()
     torch.testing.assert_close(found.cpu(), expected.float(), rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=4 if settings.default.max_examples < 200 else 200)  # the interpreter is slow
 @given(
-    rows=st.integers(1, 5), outputs=st.integers(1, 40), inputs=st.sampled_from([1024, 1100, 2100]),
+    rows=st.integers(1, 5), outputs=st.integers(1, 40), inputs=st.sampled_from([2048, 2100]),
     format=st.sampled_from(["int8:32", "int4", "fp8:128", "mxfp4"]), biased=st.booleans(), dtype=dtypes,
     seed=st.integers(0, 2**31),
 )  # fmt: skip
@@ -142,11 +145,25 @@ def test_parts_of_long_inputs_are_added_up(device, rows, outputs, inputs, format
     case = Product(rows, outputs, inputs, biased, False, False, dtype, seed)
     weight, x = random_weight(case, FORMATS[format]), case.normal(3, rows, inputs).to(dtype)
     packed, matrix = pack(weight, device), operations("kernels").matrix
-    assert matrix.choose_splits(1, inputs, packed.part) > 1
+    assert matrix.choose_splits(1, packed) > 1
     bias = case.normal(4, outputs).to(dtype) if biased else None
     found = matrix.multiply(x.to(device), packed, bias if bias is None else bias.to(device), dtype)
     expected = x.double() @ weight.floats().double().T + (0 if bias is None else bias.double())
     close(found / 30, expected.to(dtype) / 30)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("outputs", "inputs", "wide"), [(5, 64, True), (19, 200, False)])
+def test_products_of_many_rows_write_the_weights_as_floats(
+    device, monkeypatch, format: str, outputs: int, inputs: int, wide: bool
+) -> None:
+    monkeypatch.setattr(expand, "scratch_of", lambda place: torch.empty(4 * 7 * inputs, device=place))
+    case = Product(3, outputs, inputs, True, False, wide, torch.float32, 3)
+    weight, x, bias = random_weight(case, FORMATS[format]), case.normal(3, 3, inputs), case.normal(4, outputs)
+    own = pack(weight, device)
+    found = expand.multiply_expanded(x.to(device), own, bias.to(device), torch.float32)
+    expected = x.double() @ weight.floats().double().T + bias.double()
+    close(found / 10, expected.float() / 10)
 
 
 def test_groups_of_few_inputs_cannot_be_packed() -> None:

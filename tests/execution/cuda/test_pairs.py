@@ -12,9 +12,9 @@ import torch
 
 from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
-from streamserve.execution.cuda.device import _in_turn
+from streamserve.execution.cuda.device import _in_turn, budget_bytes
 from streamserve.execution.cuda.landing import KVLanding
-from streamserve.execution.cuda.load import _check_landing, budget_bytes
+from streamserve.execution.cuda.load import _check_landing
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded, PoolSizes

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from streamserve.execution.cuda.draws import DRAW_WORDS, Draw, pack_draws
 from streamserve.execution.cuda.operations import operations
-from streamserve.execution.sampling import NOT_FINITE, Row, Sampler
+from streamserve.execution.noise import HIGHEST, LOWEST
+from streamserve.execution.sampling import NOT_FINITE, Row, Sampler, filtered_ids
 from streamserve.protocol.sampling import SamplingParams
 
 IMPLEMENTATIONS = ("plain", "kernels")
@@ -63,7 +64,7 @@ class _Length(list):
 @settings(max_examples=5 if settings.default.max_examples < 200 else 200)  # the interpreter is slow
 @given(
     chosen=st.lists(draws, min_size=1, max_size=4),
-    vocabulary=st.sampled_from([1, 2, 50, 300, 2500]),
+    vocabulary=st.sampled_from([1, 2, 50, 300, 2500, 5000]),
     spread=st.sampled_from([0.0, 1.0, 4.0, 30.0]),
     coarse=st.booleans(),
     seed=st.integers(0, 1000),
@@ -75,6 +76,70 @@ def test_the_hosts_tokens(device, chosen, vocabulary, spread, coarse, seed):
     expected = on_the_host(logits, chosen)
     for implementation in IMPLEMENTATIONS:
         assert choose(implementation, logits, chosen, device) == expected
+
+
+FILTERS = (
+    {"top_p": 0.9}, {"top_p": 0.5, "temperature": 2.0}, {"top_p": 1 - 1e-9}, {"top_k": 40}, {"top_k": 3000},
+    {"top_k": 3000, "top_p": 0.5}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01}, {"min_p": 1.0},
+    {"top_k": 50, "temperature": 1e-3}, {"top_p": 0.9, "temperature": 0.0}, {"top_p": 0.9, "min_p": 0.2},
+)  # fmt: skip
+
+
+def logits_of(kind: str, rows: int, vocabulary: int) -> torch.Tensor:
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(5))
+    if kind == "equal":
+        return torch.full_like(logits, 1.5)
+    if kind == "peaked":
+        logits = 4 * logits
+    if kind == "two values":
+        logits = logits.sign()
+    if kind == "one far below":
+        logits[:, 17] = -1e30
+    if kind == "sure":  # one token has most of the weight, and many the rest
+        logits[:, 1234] = 9.0
+    if kind == "bf16":
+        logits = (4 * logits).bfloat16().float()
+    if kind == "large":
+        logits -= 3e38
+    return logits
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("capacity", [4096, 64])
+@pytest.mark.parametrize(
+    "kind", ["flat", "peaked", "equal", "two values", "one far below", "large", "sure", "bf16"]
+)
+def test_filters_leave_the_hosts_tokens(monkeypatch, device, kind, capacity):
+    """Rows of which fewer tokens are collected than can be the last one are read instead."""
+    from streamserve.execution.cuda.kernels import filters
+
+    monkeypatch.setattr(filters, "CAPACITY", capacity)
+    chunks = 2
+    vocabulary = chunks * filters.CHUNK
+    logits = logits_of(kind, len(FILTERS), vocabulary)
+    chosen = [Draw(SamplingParams(seed=1, **options), 0, 0) for options in FILTERS]
+    on_device = logits.to(device)
+    packed = torch.from_numpy(pack_draws(chosen).copy()).to(device)
+    thresholds = filters.find_thresholds(on_device, packed, filters.survey(on_device)).tolist()
+    for row, draw in enumerate(chosen):
+        if draw.params.greedy:
+            continue
+        scores = logits[row].double().numpy() / draw.params.temperature
+        left = (ranks_of(logits[row]) >= thresholds[row]) & (scores >= scores.max() - (HIGHEST - LOWEST))
+        assert np.flatnonzero(left).tolist() == filtered_ids(scores, draw.params).tolist(), FILTERS[row]
+
+
+def ranks_of(logits: torch.Tensor) -> np.ndarray:
+    """As kernels.filters.rank, of finite logits other than -0."""
+    bits = logits.numpy().view(np.int32)
+    keys = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits).astype(np.int64)
+    return (keys << len(bits).bit_length()) - np.arange(len(bits))
+
+
+def test_noise_that_rounding_hides_does_not_choose(device):
+    """The scores of all tokens are equal: the host takes the first one."""
+    draw = Draw(SamplingParams(seed=3), 0, 0)
+    assert choose("kernels", torch.full((1, 5000), -3e38), [draw], device) == [0]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.execution.layout import Ints, Layout
+from streamserve.execution.layout import Ints, Layout, SpanRows
 
 Int32s = NDArray[np.int32]
 
@@ -127,7 +127,8 @@ def plan_attention(
         if effective not in works:
             works[effective] = _plan_window(layout, tiles, nodes, effective, target)
         works[window] = works[effective]
-    return AttentionArrays(_tables(layout, spans.ends, block_size), limits, works)
+    tables = block_tables(layout, spans.ends, block_size) if layout.tables is None else layout.tables
+    return AttentionArrays(tables, limits, works)
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,13 @@ class _Spans:
 
     @classmethod
     def of(cls, layout: Layout) -> "_Spans":
-        parts = layout.parts
-        offsets = np.array([part.offset for part in parts], np.int64)
+        offsets = layout.offsets
+        if layout.tables is not None:
+            return cls(offsets, np.ones_like(offsets), layout.positions + 1)
         counts = np.empty_like(offsets)
         np.subtract(offsets[1:], offsets[:-1], out=counts[:-1])
         counts[-1] = len(layout.tokens) - offsets[-1]
-        starts = [part.span.start + part.span.skip for part in parts]
+        starts = [span.start + span.skip for span in layout.spans]
         return cls(offsets, counts, np.array(starts, np.int64) + counts)
 
     def limits(self, rows: int) -> Int32s:
@@ -185,8 +187,7 @@ class _TreeNodes:
 
     @classmethod
     def of(cls, layout: Layout) -> "_TreeNodes":
-        trees = [(part, part.span.tree) for part in layout.parts if part.span.tree is not None]
-        parts = [part for part, tree in trees if len(tree.tokens) > 1]
+        parts = [] if layout.tables is not None else _with_draft_tokens(layout)
         none = np.zeros(0, np.int64)
         if not parts:
             return cls(0, 0, none, none, none, none, none)
@@ -221,12 +222,16 @@ class _TreeNodes:
         return bits.view(np.int32)
 
 
-def _tables(layout: Layout, ends: Ints, block_size: int) -> Int32s:
-    """Return the block tables [sequences, width], filled up with 0."""
+def _with_draft_tokens(layout: Layout) -> list[SpanRows]:
+    return [part for part in layout.parts if part.span.tree is not None and len(part.span.tree.tokens) > 1]
+
+
+def block_tables(layout: Layout, ends: Ints, block_size: int) -> Int32s:
+    """Return the block tables [sequences, width] of spans whose slots end at `ends`, filled up with 0."""
     used = -(-ends // block_size)
     blocks: list[int] = []
-    for part, count in zip(layout.parts, used.tolist(), strict=True):
-        blocks += part.span.blocks[:count]
+    for span, count in zip(layout.spans, used.tolist(), strict=True):
+        blocks += span.blocks[:count]
     tables = np.zeros((len(used), int(used.max())), np.int32)
     # struct.pack converts a list in half of the time of np.array and np.fromiter.
     packed = np.frombuffer(struct.pack(f"{len(blocks)}i", *blocks), np.int32)

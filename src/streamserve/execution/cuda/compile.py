@@ -34,8 +34,8 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel needs on a device of `capability`; `spills` and `shared` in bytes. `tensor_cores`:
-    whether its code uses them."""
+    """What a kernel needs on a device of `capability`; `spills`, `shared` and the largest copy to shared
+    memory (`copied`) in bytes. `tensor_cores`: whether its code uses them."""
 
     name: str
     capability: int
@@ -44,14 +44,30 @@ class Compiled:
     spills: int
     shared: int
     tensor_cores: bool
+    copied: int = 0
+
+    @property
+    def programs(self) -> int:
+        """Programs that a multiprocessor can run at once: limited by registers (allocated 8 at a time) and
+        shared memory."""
+        by_registers = REGISTERS // (-(-self.registers // 8) * 8 * WARP * self.warps)
+        by_shared = SHARED_BYTES[self.capability] // self.shared if self.shared else MAX_WARPS
+        return min(by_registers, by_shared, MAX_WARPS // self.warps)
 
     @property
     def occupancy(self) -> float:
-        """The share of a multiprocessor's warps that can run at once: limited by registers (allocated 8 at a
-        time) and shared memory."""
-        by_registers = REGISTERS // (-(-self.registers // 8) * 8 * WARP * self.warps)
-        by_shared = SHARED_BYTES[self.capability] // self.shared if self.shared else MAX_WARPS
-        return min(by_registers, by_shared, MAX_WARPS // self.warps) * self.warps / MAX_WARPS
+        """The share of a multiprocessor's warps that can run at once."""
+        return self.programs * self.warps / MAX_WARPS
+
+    def fault(self, example: KernelExample) -> str | None:
+        """Return what forbids to launch the example's kernel, or makes it slow; None if nothing does."""
+        if self.spills:
+            return f"spills {self.spills} bytes"
+        if self.programs < example.programs:
+            return f"{self.programs} programs fit on a multiprocessor, {example.programs} are launched"
+        if self.copied > example.copied:
+            return f"copies {self.copied} bytes at once from rows aligned to {example.copied}"
+        return None
 
 
 def all_examples(capability: int) -> list[KernelExample]:
@@ -99,7 +115,14 @@ def compile_example(example: KernelExample, capability: int) -> Compiled:
         spills,
         compiled.metadata.shared,
         re.search(r"wgmma|mma\.sync|tcgen05\.mma", compiled.asm["ptx"]) is not None,
+        _largest_copy(compiled.asm["ptx"]),
     )
+
+
+def _largest_copy(ptx: str) -> int:
+    """Return the most bytes that one instruction copies to shared memory: addresses are multiples of it."""
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared.*?\], (0x[0-9a-f]+|\d+)", ptx)
+    return max((int(size, 0) for size in sizes), default=0)
 
 
 def _compile(index: int, capability: int) -> Compiled:
@@ -136,7 +159,7 @@ def show(compiled: Sequence[Compiled]) -> Table:
 
 
 def main() -> int:
-    """Compile, print; return 1 if a kernel spills registers or exceeds the shared memory."""
+    """Compile, print; return 1 if a kernel has a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -155,8 +178,17 @@ def main() -> int:
     else:
         with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
             compiled = list(pool.map(_compile, *zip(*examples, strict=True)))
-    Console(width=130).print(show(compiled))
-    return int(any(kernel.spills or kernel.shared > SHARED_BYTES[kernel.capability] for kernel in compiled))
+    console = Console(width=130)
+    console.print(show(compiled))
+    known = {capability: all_examples(capability) for _, capability in examples}
+    faults = [
+        f"{kernel.name} on {capability}: {fault}"
+        for (index, capability), kernel in zip(examples, compiled, strict=True)
+        if (fault := kernel.fault(known[capability][index]))
+    ]
+    for line in faults:
+        console.print(line)
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

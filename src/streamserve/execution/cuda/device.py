@@ -1,8 +1,8 @@
-"""Choose the device that a model runs on."""
+"""The device that a model runs on, and its memory."""
 
 import torch
 
-from streamserve.execution.memory import HostShare
+from streamserve.execution.memory import HostShare, available_bytes
 from streamserve.protocol.errors import CheckpointError
 
 NOT_YET_RUN = "tensor parallelism has not yet run on GPUs: it was tested on CPUs"
@@ -43,3 +43,17 @@ def _in_turn(share: HostShare, count: int) -> tuple[torch.device, float]:
 def notice(device: torch.device, degree: int = 1) -> str:
     """Return what clients should know of a model on so many devices; empty if there is nothing."""
     return NOT_YET_RUN if device.type == "cuda" and degree > 1 else ""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of a device in bytes."""
+    return available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def budget_bytes(device: torch.device, share: float) -> int:
+    """Return the free memory that a worker with this `share` of a device may use. Of a GPU that workers
+    share, it is their part of the whole: they start at the same time, so what is free depends on chance."""
+    if device.type == "cpu" or share == 1:
+        return int(free_bytes(device) * share)
+    free, total = torch.cuda.mem_get_info(device)
+    return min(free, int(total * share))

@@ -1,7 +1,7 @@
 """What the choice of a token depends on apart from its logits, packed for the device."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -23,6 +23,26 @@ class Draw(NamedTuple):
     params: SamplingParams
     choice: int
     output: int
+
+
+CHOICE, OUTPUT = 8, 9
+"""Where a draw's choice and output are, in words."""
+
+
+def pack_params(params: SamplingParams) -> bytes:
+    """Return what the draws of a request have in common, for `pack_outputs`."""
+    return _PACKED.pack(*_of(params), 0, 0, *_filters(params))
+
+
+def pack_outputs(
+    packed: Iterable[bytes], choices: Sequence[int], outputs: Sequence[int]
+) -> NDArray[np.int32]:
+    """Return the draws of one token for each of these requests, as `pack_draws` does: of requests whose
+    parameters were `packed` before."""
+    draws = np.frombuffer(bytearray().join(packed), np.int32).reshape(-1, DRAW_WORDS)
+    draws[:, CHOICE] = np.array(choices, np.int64)
+    draws[:, OUTPUT] = np.array(outputs, np.int64)
+    return draws
 
 
 def pack_draws(draws: Iterable[Draw]) -> NDArray[np.int32]:

@@ -6,8 +6,9 @@ finish    waits for the tokens; what needs the logits on the host (grammars, pen
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from streamserve.execution.branches import (
     sample_branches,
     with_logprobs,
 )
-from streamserve.execution.cuda.draws import Draw, pack_draws
+from streamserve.execution.cuda.decoding import Decoding, DecodingStep
+from streamserve.execution.cuda.draws import Draw, pack_draws, pack_outputs, pack_params
 from streamserve.execution.cuda.passes import Nodes
 from streamserve.execution.cuda.runner import Fetch, Runner
 from streamserve.execution.cuda.swap import DeviceHostPool, Swapping
@@ -51,6 +53,15 @@ class _Launched:
     compiled: bool
 
 
+@dataclass(frozen=True)
+class _Decoded:
+    """A decoding step whose tokens have not been read."""
+
+    step: DecodingStep
+    fetch: Fetch
+    compiled: bool
+
+
 class DeviceExecutor:
     """Runs steps (engine.plan.Executor) with `runner`. Up to two steps may be launched before the first is
     finished."""
@@ -67,7 +78,10 @@ class DeviceExecutor:
         self._grammars = grammars
         self._host = host
         self._sequences: dict[int, ActiveSequence] = {}
-        self._queue: deque[tuple[_Launched | None, Swapping | None]] = deque()
+        self._packed: dict[int, bytes] = {}
+        """The parameters of each sequence's draws."""
+        self._decoding = Decoding(runner.cache.block_size)
+        self._queue: deque[tuple[_Launched | _Decoded | None, Swapping | None]] = deque()
         self._trees: dict[int, int] = {}
         """The tree of each sequence that continues in the last launched step."""
 
@@ -93,17 +107,25 @@ class DeviceExecutor:
             raise ValueError("this executor has no host pool for swapped KV")
         if any(span.group != TARGET for span in plan.spans):
             raise ValueError("this executor has one KV cache group, the target's")
-        layout = lay_out(plan.spans, self._runner.cache.block_size)
+        step = self._decoding.follow(plan.spans)
+        layout = step.layout if step else lay_out(plan.spans, self._runner.cache.block_size)
         self._update_sequences(plan)
         swapping = self._host.begin(plan.swap_out, plan.swap_in) if self._host else None
         self._runner.copy_blocks(plan.copies)
-        self._queue.append((self._launch(layout) if plan.spans else None, swapping))
+        launched: _Launched | _Decoded | None = None
+        if plan.spans:
+            sources = step.sources if step else self._sources(layout)
+            step = step or self._decoding.begin(layout, self._sequences, self._packed, sources)
+            launched = self._launch_decoding(step) if step else self._launch(layout, sources)
+        self._queue.append((launched, swapping))
 
     def can_follow(self) -> bool:
         """Return whether the step launched last chooses all its tokens on the device and needs no logits when
         it is finished."""
         launched, _ = self._queue[-1]
-        return launched is not None and not (
+        if launched is None or isinstance(launched, _Decoded):
+            return launched is not None
+        return not (
             launched.others or any(branch.sequence.params.logprobs is not None for branch in launched.walked)
         )
 
@@ -130,21 +152,29 @@ class DeviceExecutor:
     def _update_sequences(self, plan: StepPlan) -> None:
         for sequence in plan.released:
             self._sequences.pop(sequence, None)
+            self._packed.pop(sequence, None)
         for state in plan.admitted:
+            self._packed[state.sequence] = pack_params(state.params)
             self._sequences[state.sequence] = new_sequence(state, self._grammars)
 
-    def _launch(self, layout: Layout) -> _Launched:
-        branches = self._branches(layout)
-        walked = [branch for branch in branches if chosen_on_device(branch)]
-        others = [branch for branch in branches if not chosen_on_device(branch)]
+    def _launch_decoding(self, step: DecodingStep) -> _Decoded:
         firsts = self._runner.graphs.firsts
-        hidden = self._runner.forward(layout, self._sources(layout))
+        self._runner.forward(step.layout, step.sources)
+        self._trees = dict(zip(step.ids, range(len(step.ids)), strict=True))
+        self._runner.sample(step.nodes)
+        return _Decoded(step, self._runner.fetch(None), self._runner.graphs.firsts > firsts)
+
+    def _launch(self, layout: Layout, sources: Mapping[int, int]) -> _Launched:
+        branches = self._branches(layout)
+        walked, others = divided(branches)
+        firsts = self._runner.graphs.firsts
+        hidden = self._runner.forward(layout, sources)
         self._trees = {
             branch.part.span.sequence: tree
             for tree, branch in enumerate(walked)
             if branch.choice == branch.part.span.choices[0]
         }
-        logits = self._runner.sample(_nodes(walked, others)) if branches else None
+        logits = self._runner.sample(self._nodes(layout, walked, others)) if branches else None
         # Rows with logits need no check of their own: logits of states that are not finite are not either.
         checked = not all(part.root == part.offset and part.span.tree for part in layout.parts)
         fetch = self._runner.fetch(hidden if checked else None)
@@ -160,12 +190,38 @@ class DeviceExecutor:
         }
 
     def _branches(self, layout: Layout) -> list[Branch]:
+        sequences = self._sequences
         return [
-            Branch(part, self._sequences[part.span.sequence], choice, 0, Walk(part.span.tree))
+            Branch(part, sequences[span.sequence], choice, 0, Walk(span.tree))
             for part in layout.parts
-            if part.span.tree is not None
-            for choice in part.span.choices
+            for span in (part.span,)
+            if span.tree is not None
+            for choice in span.choices
         ]
+
+    def _nodes(self, layout: Layout, walked: Sequence[Branch], others: Sequence[Branch]) -> Nodes:
+        """Return the nodes of all trees, and set each branch's `root` to the row of its root's logits."""
+        branches = [*walked, *others] if others else walked
+        if any(len(branch.walk.tree.tokens) > 1 for branch in branches):
+            return _tree_nodes(walked, others)
+        for number, branch in enumerate(branches):
+            branch.root = number
+        rows = np.array([branch.part.root for branch in branches], np.int32)
+        packed = self._packed
+        draws = pack_outputs(
+            [packed[branch.part.span.sequence] for branch in branches],
+            [branch.choice for branch in branches],
+            [len(branch.sequence.outputs) + branch.part.span.follows for branch in branches],
+        )
+        return Nodes(
+            rows=rows,
+            tokens=layout.tokens[rows].astype(np.int32),
+            parents=np.full(len(rows), -1, np.int32),
+            slots=layout.slots[rows].astype(np.int32),
+            firsts=np.arange(len(walked) + 1, dtype=np.int32),
+            draws=draws,
+            depth=1,
+        )
 
     def _prompt_logprobs(self, layout: Layout, hidden: Tensor) -> dict[int, list[PromptLogprob]]:
         """Return the log-probabilities of the prompt tokens that follow each sequence's rows, for the
@@ -183,8 +239,10 @@ class DeviceExecutor:
         rows = hidden[part.offset : part.offset + len(targets)]
         return token_logprobs(lambda piece: self._runner.logits(rows[piece]), targets, [count] * len(targets))
 
-    def _finish(self, launched: _Launched) -> list[SpanResult]:
+    def _finish(self, launched: _Launched | _Decoded) -> list[SpanResult]:
         launched.fetch.wait()
+        if isinstance(launched, _Decoded):
+            return launched.step.commit(launched.fetch.tokens(len(launched.step.ids)))
         walks = launched.fetch.walks(len(launched.walked))
         for branch, (tokens, path) in zip(launched.walked, walks, strict=True):
             branch.walk.tokens, branch.walk.path = tokens, path
@@ -192,15 +250,17 @@ class DeviceExecutor:
             self._sample_on_host(launched)
         branches = launched.walked + launched.others
         not_finite = {branch.part.span.sequence for branch in branches if not branch.finite}
-        branches = [branch for branch in branches if branch.part.span.sequence not in not_finite]
+        if not_finite:
+            branches = [branch for branch in branches if branch.part.span.sequence not in not_finite]
         commit_branches(branches)
         logits = torch.empty(0) if launched.logits is None else launched.logits
         sampled: dict[int, list[list[Sampled]]] = {}
         for branch, outputs in zip(branches, with_logprobs(branches, logits), strict=True):
             sampled.setdefault(branch.part.span.sequence, []).append(outputs)
+        not_finite |= _not_finite(launched)
         return [
             SpanResult(part.span.sequence, [], not_finite=True)
-            if part.span.sequence in not_finite or not _finite(part, launched)
+            if part.span.sequence in not_finite
             else self._result(part, sampled, launched)
             for part in launched.layout.parts
         ]
@@ -228,31 +288,42 @@ class DeviceExecutor:
         return SpanResult(name, sampled.get(name, []), launched.prompt_logprobs.get(name, []), error)
 
 
+def divided(branches: Sequence[Branch]) -> tuple[list[Branch], list[Branch]]:
+    """Return the branches whose tokens are chosen on the device, and the others."""
+    chosen = list(map(chosen_on_device, branches))
+    return list(compress(branches, chosen)), [
+        branch for branch, on_device in zip(branches, chosen, strict=True) if not on_device
+    ]
+
+
 def chosen_on_device(branch: Branch) -> bool:
     """Return whether a branch's tokens depend only on its logits, temperature, filters and noise."""
-    sequence, params = branch.sequence, branch.sequence.params
+    sequence = branch.sequence
     return not (
-        branch.walk.tree.draws
-        or sequence.matcher is not None
-        or params.penalized
-        or params.logit_bias
-        or params.allowed_token_ids
-        or len(sequence.outputs) < params.min_tokens
+        sequence.adjusted or branch.walk.tree.draws or len(sequence.outputs) < sequence.params.min_tokens
     )
 
 
-def _finite(part: SpanRows, launched: _Launched) -> bool:
-    """Return whether the hidden states of a span's committed tokens, and so their KV, are finite, and its
+def _not_finite(launched: _Launched) -> set[int]:
+    """Return the sequences whose committed tokens have hidden states, and so KV, that are not finite, or
     prompt log-probabilities."""
     finite = launched.fetch.finite
-    logprobs = launched.prompt_logprobs.get(part.span.sequence, [])
-    return (finite is None or bool(finite[part.offset : part.root + 1].all())) and all(
-        math.isfinite(entry.logprob) for entry in logprobs
-    )
+    sequences = {
+        sequence
+        for sequence, logprobs in launched.prompt_logprobs.items()
+        if not all(math.isfinite(entry.logprob) for entry in logprobs)
+    }
+    if finite is not None and not finite[: len(launched.hidden)].all():
+        sequences |= {
+            part.span.sequence
+            for part in launched.layout.parts
+            if not finite[part.offset : part.root + 1].all()
+        }
+    return sequences
 
 
-def _nodes(walked: Sequence[Branch], others: Sequence[Branch]) -> Nodes:
-    """Return the nodes of all trees, and set each branch's `root` to the row of its root's logits."""
+def _tree_nodes(walked: Sequence[Branch], others: Sequence[Branch]) -> Nodes:
+    """As DeviceExecutor._nodes, of trees with any number of nodes."""
     draws: list[Draw] = []
     rows: list[int] = []
     tokens: list[int] = []

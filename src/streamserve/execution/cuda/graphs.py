@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Numbers of rows that steps are padded to."""
 
+CAPTURED_ROWS = 512
+"""Forward passes of more rows are not captured: the device takes longer for them than the host to launch
+them."""
+
 
 def bucket(count: int, sizes: Sequence[int] = ROWS) -> int | None:
     """Return the smallest of `sizes` (ascending) that holds `count`; None if it is above all of them."""
@@ -30,9 +34,17 @@ class Graphs(Protocol):
     shapes: dict[Hashable, int]
     firsts: int
 
-    def run(self, shape: Hashable, work: Callable[[], None]) -> None:
+    def run(self, shape: Hashable, work: Callable[[], object]) -> None:
         """Do `work`, which is the same at every call for one `shape`. It must neither wait for the device nor
         depend on values other than those in its buffers."""
+        ...
+
+    def direct(self, shape: Hashable, work: Callable[[], object]) -> None:
+        """Do `work` without a graph, which would not make it faster."""
+        ...
+
+    def prepare(self, shape: Hashable, work: Callable[[], object]) -> None:
+        """Do `work` and capture it for later runs, before there are any."""
         ...
 
 
@@ -43,14 +55,24 @@ class NoGraphs:
         self.shapes: dict[Hashable, int] = {}
         self.firsts = 0
 
-    def run(self, shape: Hashable, work: Callable[[], None]) -> None:
+    def run(self, shape: Hashable, work: Callable[[], object]) -> None:
+        self.direct(shape, work)
+
+    def direct(self, shape: Hashable, work: Callable[[], object]) -> None:
         self.shapes[shape] = self.shapes.get(shape, 0) + 1
         work()
 
+    def prepare(self, shape: Hashable, work: Callable[[], object]) -> None:
+        self.run(shape, work)
+
 
 class CudaGraphs:
-    """Captures each shape at its second occurrence: the first runs directly, which also compiles kernels and
-    lets libraries allocate. Once the graphs have taken `budget` bytes, further shapes run directly."""
+    """Captures each shape when it is prepared, or at its second occurrence: the first runs directly, which
+    also compiles kernels and lets libraries allocate. Once the graphs have taken `budget` bytes, only shapes
+    that are prepared are captured; others run directly.
+
+    All graphs have one memory pool: what a graph allocates and frees, a graph captured later uses again. So
+    the largest shapes are to be captured first. `direct_runs`: runs without a graph."""
 
     def __init__(self, device: torch.device, budget: int) -> None:
         self._device = device
@@ -61,21 +83,33 @@ class CudaGraphs:
         self.firsts = 0
         self.captured = 0
         self.replays = 0
+        self.direct_runs = 0
         self.bytes = 0
 
-    def run(self, shape: Hashable, work: Callable[[], None]) -> None:
-        runs = self.shapes[shape] = self.shapes.get(shape, 0) + 1
-        self.firsts += runs <= 2
+    def run(self, shape: Hashable, work: Callable[[], object]) -> None:
         graph = self._graphs.get(shape)
         if graph is None:
-            if runs == 1 or self.bytes >= self._budget:
-                work()
+            if shape not in self.shapes or self.bytes >= self._budget:
+                self.direct(shape, work)
                 return
-            graph = self._graphs[shape] = self._capture(shape, work)
+            self.firsts += 1
+            graph = self._capture(shape, work)
+        self.shapes[shape] += 1
         graph.replay()
         self.replays += 1
 
-    def _capture(self, shape: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def direct(self, shape: Hashable, work: Callable[[], object]) -> None:
+        self.firsts += shape not in self.shapes
+        self.shapes[shape] = self.shapes.get(shape, 0) + 1
+        self.direct_runs += 1
+        work()
+
+    def prepare(self, shape: Hashable, work: Callable[[], object]) -> None:
+        if shape not in self._graphs:
+            self.direct(shape, work)
+            self._capture(shape, work)
+
+    def _capture(self, shape: Hashable, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # as capturing does: the difference is what the graph takes
         free, _ = torch.cuda.mem_get_info(self._device)
@@ -83,6 +117,7 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         left, _ = torch.cuda.mem_get_info(self._device)
+        self._graphs[shape] = graph
         self.captured += 1
         self.bytes += max(0, free - left)
         log.debug("captured a graph for %s; graphs take %.0f MiB", shape, self.bytes / 2**20)

@@ -35,12 +35,13 @@ class WideLinear:
         self.out_features, self.in_features = weight.shape
         self.weight = weight
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return y: in `out`, if that is given and the library can write there."""
         if x.dtype == torch.float32:
             return torch.nn.functional.linear(x, self.weight)
         if x.device.type == "cpu":
             return torch.nn.functional.linear(x.float(), self.weight.float())
-        return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return torch.mm(x, self.weight.t(), out_dtype=torch.float32, out=out)
 
 
 class QuantizedLinear:
@@ -60,6 +61,7 @@ class QuantizedLinear:
         self.bias = bias
         self._matrix = matrix
         self._wide = wide
+        matrix.prepare(device)
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype = torch.float32 if self._wide else x.dtype

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.chains import DeviceChains
 from streamserve.execution.cuda.collectives import Ranks
-from streamserve.execution.cuda.device import notice
+from streamserve.execution.cuda.device import budget_bytes, free_bytes, notice
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.experts import stack_experts
 from streamserve.execution.cuda.graphs import ROWS, CudaGraphs, Graphs, NoGraphs
@@ -28,6 +29,7 @@ from streamserve.execution.cuda.ranks import Children, LeadingHostPool, LeadingR
 from streamserve.execution.cuda.runner import Runner
 from streamserve.execution.cuda.sharding import Shard, ShardedCheckpoint, check_shards, shard_spec
 from streamserve.execution.cuda.swap import DeviceHostPool
+from streamserve.execution.cuda.warm_up import capture, compiling, layers_of_all_kinds
 from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.ngram import NGramDrafter
@@ -63,20 +65,6 @@ GRAPH_BYTES = 512 << 20
 
 MAX_DRAFT_POSITIONS = 256
 """Positions of tree nodes beyond the longest text, for which rotations are known."""
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device in bytes."""
-    return available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-
-
-def budget_bytes(device: torch.device, share: float) -> int:
-    """Return the free memory that a worker with this `share` of a device may use. Of a GPU that workers
-    share, it is their part of the whole: they start at the same time, so what is free depends on chance."""
-    if device.type == "cpu" or share == 1:
-        return int(free_bytes(device) * share)
-    free, total = torch.cuda.mem_get_info(device)
-    return min(free, int(total * share))
 
 
 @dataclass(frozen=True)
@@ -137,11 +125,11 @@ class DeviceBackend:
         """Return a KV pool with one block more than the engine knows: it takes the KV of padding rows."""
         return KVCache(spec, num_blocks + 1, block_size, dtype, device=self.device, quantized=quantized)
 
-    def runner(self, model: Model, cache: KVCache) -> Runner:
-        """Return what runs `model` over `cache`."""
+    def runner(self, model: Model, cache: KVCache, graphs: Graphs | None = None) -> Runner:
+        """Return what runs `model` over `cache`, by default with captured graphs on a GPU."""
         positions = self.max_model_len + MAX_DRAFT_POSITIONS
         device_model = DeviceModel(model, self.operations, positions, self.ranks)
-        return Runner(device_model, cache, self.operations, self._graphs(), self.max_sequences)
+        return Runner(device_model, cache, self.operations, graphs or self._graphs(), self.max_sequences)
 
     def _graphs(self) -> Graphs:
         return CudaGraphs(self.device, GRAPH_BYTES) if self.device.type == "cuda" else NoGraphs()
@@ -153,8 +141,10 @@ class DeviceBackend:
         cache: KVCache,
         rejection_sampling: bool,
         grammars: Grammars | None,
+        runner: Runner | None = None,
     ) -> ModelDrafter | NGramDrafter | None:
-        """Return the drafter for `target`, if any: with a separate KV pool or on the target's `cache`."""
+        """Return the drafter for `target`, if any: with a separate KV pool or on the target's `cache`. It
+        leaves draft tokens where the target's `runner` finds them."""
         eos = target.spec.eos_token_ids
         if draft.kind == "ngram":
             return NGramDrafter(eos, grammars)
@@ -180,7 +170,7 @@ class DeviceBackend:
         else:
             raise CheckpointError(f"--draft: {draft.kind} drafters are not supported on a device")
         passes = self.runner(model, draft_cache)
-        chains = DeviceChains(passes)
+        chains = DeviceChains(passes, runner)
         return ModelDrafter(passes, draft_cache, group, rejection_sampling, eos, grammars, chains=chains)
 
 
@@ -289,15 +279,19 @@ def _load(
     backend = DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len)
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
-    model = backend.model(source.checkpoint, spec, source.dtype, source.format, source.head)
+    with _compiling(backend, source):
+        model = backend.model(source.checkpoint, spec, source.dtype, source.format, source.head)
     cache = backend.cache(spec, sizes.blocks, config.block_size, source.dtype, source.kv_quantized)
     grammars = make_grammars(vocabulary, spec)
-    drafter = backend.drafter(source.draft, model, cache, config.speculation_mode == "rejection", grammars)
+    runner, rejection = backend.runner(model, cache), config.speculation_mode == "rejection"
+    drafter = backend.drafter(source.draft, model, cache, rejection, grammars, runner)
     caches = all_caches(cache, drafter)
     host = DeviceHostPool(caches, sizes.swap_blocks) if sizes.swap_blocks else None
     memory = allocate(sizes.blocks * sizes.block_bytes) if allocate else None
+    if device.type == "cuda":
+        capture(runner, config.max_num_seqs, drafter)
     return Loaded(
-        DeviceExecutor(backend.runner(model, cache), spec.eos_token_ids, grammars, host),
+        DeviceExecutor(runner, spec.eos_token_ids, grammars, host),
         engine_config(config, sizes),
         model_info(source, sizes, False, False, _backend_name(device, 1)),
         sizes.blocks * sizes.block_bytes,
@@ -312,6 +306,21 @@ def _load(
         source.head,
         landing=None if memory is None else KVLanding(caches, sizes.blocks, memory),
     )
+
+
+def _compiling(backend: DeviceBackend, source: Source) -> AbstractContextManager[None]:
+    """Return a context in which the model's kernels are compiled, on a GPU."""
+    if backend.device.type == "cpu":
+        return nullcontext()
+    config, spec = source.config, source.spec.first_layers(layers_of_all_kinds(source.spec))
+
+    def load() -> Callable[[], Runner]:
+        _, checkpoint = open_checkpoint(Path(config.path))
+        model = backend.model(checkpoint, spec, source.dtype, source.format, source.head)
+        cache = backend.cache(spec, 1, config.block_size, source.dtype, source.kv_quantized)
+        return lambda: backend.runner(model, cache, NoGraphs())
+
+    return compiling(load, config.max_num_seqs, backend.device)
 
 
 def _check_parallel(source: Source, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from streamserve.execution.cuda.attention import AttentionWork
 from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.experts import mix
+from streamserve.execution.cuda.linear import WideLinear
 from streamserve.execution.cuda.operations import Operations
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.model import LayerWeights, Model, scaled
@@ -81,13 +82,14 @@ class DeviceModel:
             delta, post = self._sum(self._mlp(number, layer, x)), layer.mlp_post_norm
         layers.add_rms_norm(hidden, delta, self.final_norm, epsilon, out, post, residual)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the float32 logits [rows, vocabulary] of the next token."""
-        logits = self.head(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the float32 logits [rows, vocabulary] of the next token: in `out`, if that is given."""
+        logits = self.head(hidden, out) if isinstance(self.head, WideLinear) else self.head(hidden)
         if self._ranks:
             logits = self._ranks.join(logits)
         logits, cap = scaled(logits, self.spec.multipliers.logits), self.spec.logits_cap
-        return cap * torch.tanh(logits / cap) if cap else logits
+        logits = cap * torch.tanh(logits / cap) if cap else logits
+        return logits if out is None or logits is out else out.copy_(logits)
 
     def _attend(
         self,

@@ -1,10 +1,13 @@
 """Weights as the device's matrix products read them: floats, or numbers of 8 or 4 bits with their tables.
 
-    8 bits   byte k of an output is its input k
-    4 bits   byte b of 2 · part inputs is input b in its low bits and input part + b in its high bits
-    tables   scales and offsets [groups, out]: the outputs of a group lie next to each other
+    8 bits   word b of 2 · part inputs holds inputs b and part + b, from the lowest bits up
+    4 bits   word b of 4 · part inputs holds inputs b, part + b, 2 · part + b and 3 · part + b
+    tables   scales and offsets [out, groups]: the groups of an output lie next to each other, so that those
+             of a word's parts are loaded at once
 
-The numbers of `part` inputs are multiplied at once; they share a scale.
+Words have 16 bits, as bfloat16 has: two words in a register become two weights by one mask. The numbers of
+`part` inputs are multiplied at once; they share a scale. The inputs of a group are a power of two: groups of
+another size are divided, and an output with one scale is one group.
 """
 
 from collections.abc import Sequence
@@ -38,7 +41,7 @@ class Kind(IntEnum):
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight [out, in], or the weights [experts, out, in] of several experts. `numbers` […, out, in] are
-    floats, or bytes [..., out, bytes] with finite `scales` […, groups, out] in a type that holds them
+    floats, or bytes [..., out, bytes] with finite `scales` […, out, groups] in a type that holds them
     exactly, uint8 for powers of two, and perhaps `offsets` of the same shape: zero points (uint8) or minimums
     (float32). `middle` is the integer that stands for zero without either. With an `order` [in] (int32) of
     the inputs, column c of the numbers is that of input order[c]."""
@@ -63,6 +66,16 @@ class PackedWeight:
         return MAX_PART if self.kind == Kind.FLOATS else part_of(self.group)
 
     @property
+    def parts(self) -> int:
+        """Numbers in a word of 16 bits."""
+        return 16 // self.bits
+
+    @property
+    def run(self) -> int:
+        """Parts of a word that share a scale."""
+        return min(self.parts, self.group // self.part) if self.group else 1
+
+    @property
     def nbytes(self) -> int:
         """Memory in bytes."""
         tables = (self.numbers, self.scales, self.offsets, self.order)
@@ -85,16 +98,19 @@ def pack(weight: QuantizedWeight, device: torch.device) -> PackedWeight:
     format, inputs = weight.format, weight.numbers.shape[1]
     if not packs(format):
         raise ValueError(f"groups of {format.group} inputs cannot be packed")
-    group = format.group or -(-inputs // MAX_PART) * MAX_PART
-    part, halves = part_of(group), 8 // format.bits
-    numbers = pad(weight.numbers.to(device), (0, -inputs % (part * halves)))
-    groups = -(-numbers.shape[1] // group)
+    given = format.group or max(MAX_PART, 1 << (inputs - 1).bit_length())
+    group = given & -given
+    part, parts = part_of(group), 16 // format.bits
+    numbers = pad(weight.numbers.to(device), (0, -inputs % (part * parts)))
+    groups = -(-numbers.shape[1] // group)  # a multiple of those of a word
+    numbers = numbers.view(len(numbers), -1, parts, part).mT
     if format.bits == 4:
-        low, high = numbers.view(len(numbers), -1, 2, part).unbind(2)
-        numbers = (low | high << 4).flatten(1)
+        numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
+    numbers = numbers.flatten(1).contiguous()
 
     def table(values: Tensor) -> Tensor:
-        return pad(values, (0, groups - values.shape[1])).T.contiguous().to(device)
+        values = values.repeat_interleave(given // group, 1)[:, :groups]
+        return pad(values, (0, groups - values.shape[1])).contiguous().to(device)
 
     offsets = weight.minimums if weight.zeros is None else weight.zeros
     kind = Kind.E4M3 if format.floating else Kind.INTEGERS
@@ -156,12 +172,12 @@ def unpack(weight: PackedWeight) -> Tensor:
     if weight.kind == Kind.FLOATS or weight.scales is None:
         return numbers.float()
     if weight.bits == 4:
-        parts = numbers.view(*numbers.shape[:-1], -1, 1, weight.part)
-        numbers = torch.cat([parts & 15, parts >> 4], -2).flatten(-3)
-    numbers = numbers[..., : weight.inputs]
+        numbers = torch.stack([numbers & 15, numbers >> 4], -1).flatten(-2)
+    chunks = numbers.reshape(*numbers.shape[:-1], -1, weight.part, weight.parts)
+    numbers = chunks.mT.flatten(-3)[..., : weight.inputs]
 
     def spread(values: Tensor) -> Tensor:
-        return values.float().mT.repeat_interleave(weight.group, -1)[..., : weight.inputs]
+        return values.float().repeat_interleave(weight.group, -1)[..., : weight.inputs]
 
     scales = spread(widened(weight.scales))
     if weight.kind == Kind.E4M3:

@@ -5,7 +5,7 @@ sample    nodes   ->  tokens, accepted paths  one upload, one graph; the KV of a
 fetch     results ->  host                    one copy; Fetch.wait is the step's only wait
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,6 +23,8 @@ from streamserve.execution.cuda.operations import Operations
 from streamserve.execution.cuda.passes import (
     DEPTHS,
     MAX_WORDS,
+    PLACES,
+    RESULTS,
     ForwardShape,
     Int32s,
     Nodes,
@@ -31,6 +33,7 @@ from streamserve.execution.cuda.passes import (
     forward_arrays,
     forward_fields,
     forward_shape,
+    padding,
     sample_arrays,
     sample_fields,
 )
@@ -61,13 +64,18 @@ class Fetch:
         if self.event is not None:
             self.event.synchronize()
 
+    def tokens(self, count: int) -> list[int]:
+        """Return the tokens of the first `count` nodes, with depth 1."""
+        tokens: list[int] = self.host.numpy()[:count].tolist()
+        return tokens
+
     def walks(self, count: int) -> list[tuple[list[int], list[int]]]:
         """Return tokens and path of the first `count` trees."""
         if self.shape is None:
             return []
         nodes, depth, results = self.shape.nodes, self.shape.depth, self.host.numpy()
         if depth == 1:
-            return [([token], [0]) for token in results[:count].tolist()]
+            return [([token], [0]) for token in self.tokens(count)]
         lengths = results[:count].tolist()
         tokens, paths = results[nodes : nodes * (1 + 2 * depth)].reshape(2, nodes, depth)[:, :count].tolist()
         return [(t[:n], p[:n]) for t, p, n in zip(tokens, paths, lengths, strict=True)]
@@ -110,16 +118,50 @@ class Runner:
         self._hidden = torch.zeros(ROWS[-1], spec.hidden_size, dtype=model.dtype, device=device)
         self._states = self._hidden
         """The hidden states of the last forward pass: a tensor of their own for more than ROWS[-1] rows."""
-        self._results = torch.zeros(ROWS[-1] * (1 + 2 * DEPTHS[-1]), dtype=torch.int32, device=device)
+        self._results = torch.zeros(RESULTS + PLACES, dtype=torch.int32, device=device)
+        self._logits_memory = torch.empty(0, 0, dtype=torch.float32, device=device)
         self._logits: dict[SampleShape, Tensor] = {}
+        """Where the logits of each shape are: all in one memory, but for shapes from before it grew."""
         self._sampled: SampleShape | None = None
+        self._verified = SampleShape(0, 0)
         self._last_forward: tuple[Hashable, Callable[[], None]]
-        self._last_sample: tuple[Hashable, Callable[[], None]]
+        self._last_sample: tuple[Hashable, Callable[[], object]]
+
+    @property
+    def places(self) -> Tensor:
+        """Draft tokens on the device, which passes may take from their place [PLACES]."""
+        return self._results[RESULTS:]
+
+    @property
+    def walked(self) -> tuple[Tensor, Tensor]:
+        """On the device, the lengths [trees] and the tokens [trees, depth] of the paths that the last
+        sampling pass accepted; trees padded."""
+        nodes, depth = self._verified.nodes, self._verified.depth
+        return self._results[:nodes], self._results[nodes : nodes * (1 + depth)].view(nodes, depth)
+
+    @property
+    def tables(self) -> Tensor:
+        """The block tables [sequences, width] of the last pass, on the device."""
+        return self._tables
 
     @property
     def firsts(self) -> int:
         """How many passes took longer than later ones will, to compile or to capture."""
         return self.graphs.firsts
+
+    @torch.inference_mode()
+    def warm_up(self, forwards: Iterable[ForwardShape], samples: Iterable[SampleShape]) -> None:
+        """Compile and capture passes of these shapes, on padding alone. Waits for the device."""
+        for shape in forwards:
+            fields = self._forward_fields(shape)
+            self._forward_uploads.upload(fields, padding(fields))
+            prepare = self.graphs.prepare if shape.captured else self.graphs.direct
+            prepare(*self._captured_forward(shape))
+        for sampled in samples:
+            fields = sample_fields(sampled)
+            self._sample_uploads.upload(fields, padding(fields))
+            self.graphs.prepare(*self._captured_sample(sampled))
+        self.fetch(self._hidden[:1]).wait()
 
     def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor:
         """Launch a forward pass; return the hidden states [rows, hidden], which the next pass overwrites.
@@ -140,7 +182,7 @@ class Runner:
     def launch(self, prepared: PreparedPass) -> Tensor:
         """Launch the pass prepared last; return the hidden states as `forward`."""
         shape, arrays, rows = prepared.shape, prepared.arrays, prepared.rows
-        fields = forward_fields(shape, len(self.windows), self.padding_slot)
+        fields = self._forward_fields(shape)
         if rows > ROWS[-1] or shape.words > MAX_WORDS:
             uploads = Uploads(self.model.device, fields.size)
             uploads.upload(fields, arrays)
@@ -150,34 +192,41 @@ class Runner:
             return hidden
         self._states = self._hidden
         self._forward_uploads.upload(fields, arrays)
-        buffer, hidden = self._forward_uploads.buffer, self._hidden[: shape.rows]
-        self._last_forward = shape, lambda: self._forward(fields.views(buffer), shape, hidden)
-        self.graphs.run(*self._last_forward)
-        return hidden[:rows]
+        self._last_forward = self._captured_forward(shape)
+        run = self.graphs.run if shape.captured else self.graphs.direct
+        run(*self._last_forward)
+        return self._hidden[:rows]
 
     def sample(self, nodes: Nodes) -> Tensor:
         """Launch the sampling of tokens at `nodes`, from the last forward pass; return the nodes' logits
         [nodes, vocabulary], which the next sampling pass overwrites. The KV of accepted nodes is moved to the
         slots after the root. Raises ValueError for more nodes than the results have memory for."""
-        shape = self._sampled = nodes.shape
-        if shape.results > len(self._results):
+        shape = self._sampled = self._verified = nodes.shape
+        if shape.results > RESULTS:
             raise ValueError(f"a step cannot verify {shape.nodes} nodes with paths of {shape.depth} tokens")
         return self._launch_sample(shape, sample_arrays(nodes, shape))[: len(nodes.rows)]
 
-    def choose_likeliest(self, rows: Int32s, again: bool = False) -> Tensor:
-        """Launch the choice of the likeliest token at each of `rows` of the last forward pass, which the next
-        pass may take from there (`sources`). `again`: the sampling pass before had the same rows. Returns the
-        tokens and then the bits of their float32 probabilities [2, nodes], nodes padded; the next choice
-        overwrites them."""
+    def choose_likeliest(self, rows: Int32s, after: Tensor | None = None) -> Tensor:
+        """Launch the choice of the likeliest token at each of `rows` of the last forward pass, or so many
+        rows `after` each, which the next pass may take from there (`sources`). Returns the tokens and then
+        the bits of their float32 probabilities [2, nodes], nodes padded; the next choice overwrites them."""
         shape = SampleShape(bucket(len(rows)) or len(rows), 1, scored=True)
-        if again and self._states is self._hidden:
-            self.graphs.run(*self._last_sample)
-        else:
-            self._launch_sample(shape, {"rows": rows, "draws": _greedy_draws(len(rows))})
+        self._launch_sample(shape, {"rows": rows, "draws": greedy_draws(len(rows))}, after)
         return self._results[: shape.results].view(2, shape.nodes)
 
-    def _launch_sample(self, shape: SampleShape, arrays: Arrays) -> Tensor:
-        """Launch a sampling pass; return the logits [nodes, vocabulary], nodes padded."""
+    def extend(self, views: Mapping[str, Tensor], shape: ForwardShape) -> Tensor:
+        """Do a pass over one token a row, at most ROWS[-1] of them, and choose the next token after each:
+        part of captured work, whose inputs are `views` of a buffer on the device, with the `draws` of the
+        rows. Returns what `choose_likeliest` does."""
+        hidden = self._hidden[: shape.rows]
+        self._forward(views, shape, hidden)
+        chosen = SampleShape(shape.rows, 1, scored=True)
+        self._choose(self.model.logits(hidden), views["draws"], chosen)
+        return self._results[: chosen.results].view(2, shape.rows)
+
+    def _launch_sample(self, shape: SampleShape, arrays: Arrays, after: Tensor | None = None) -> Tensor:
+        """Launch a sampling pass, at rows so many `after` those of `arrays`; return the logits [nodes,
+        vocabulary], nodes padded."""
         fields = sample_fields(shape)
         if shape.nodes > ROWS[-1] or self._states is not self._hidden:
             # Captured graphs have other inputs.
@@ -185,8 +234,9 @@ class Runner:
             uploads.upload(fields, arrays)
             return self._sample(fields.views(uploads.buffer), shape)
         self._sample_uploads.upload(fields, arrays)
-        buffer = self._sample_uploads.buffer
-        self._last_sample = shape, lambda: self._keep_logits(fields.views(buffer), shape)
+        if after is not None:
+            fields.views(self._sample_uploads.buffer)["rows"][: len(after)] += after
+        self._last_sample = self._captured_sample(shape)
         self.graphs.run(*self._last_sample)
         return self._logits[shape]
 
@@ -228,6 +278,20 @@ class Runner:
     def close(self) -> None:
         """Release nothing: there are no other processes."""
 
+    def _forward_fields(self, shape: ForwardShape) -> Fields:
+        return forward_fields(shape, len(self.windows), self.padding_slot)
+
+    def _captured_forward(self, shape: ForwardShape) -> tuple[Hashable, Callable[[], None]]:
+        """Return the forward pass of a shape whose inputs and outputs have fixed addresses."""
+        fields, buffer = self._forward_fields(shape), self._forward_uploads.buffer
+        hidden = self._hidden[: shape.rows]
+        return shape, lambda: self._forward(fields.views(buffer), shape, hidden)
+
+    def _captured_sample(self, shape: SampleShape) -> tuple[Hashable, Callable[[], object]]:
+        """Return the sampling pass of a shape whose inputs and outputs have fixed addresses."""
+        fields, buffer, logits = sample_fields(shape), self._sample_uploads.buffer, self._logits_of(shape)
+        return shape, lambda: self._sample(fields.views(buffer), shape, logits)
+
     def _forward(self, views: Mapping[str, Tensor], shape: ForwardShape, hidden: Tensor) -> None:
         works = {
             window: AttentionWork(**{name: views[f"{name} {number}"] for name in AttentionWork._fields})
@@ -239,30 +303,44 @@ class Runner:
         )  # fmt: skip
         self.model.forward(inputs, self.cache, self._workspace, hidden)
 
-    def _keep_logits(self, views: Mapping[str, Tensor], shape: SampleShape) -> None:
-        """As `_sample`; a captured pass writes the logits to the same memory at each replay."""
-        self._logits[shape] = self._sample(views, shape)
+    def _logits_of(self, shape: SampleShape) -> Tensor:
+        """Return the memory for the logits [nodes, vocabulary] of a shape: the same at every call, as
+        captured passes write there. Shapes share it; it grows, for new shapes, at the first one that is too
+        large."""
+        if shape not in self._logits:
+            if len(self._logits_memory) < shape.nodes:
+                self._logits_memory = self._results.new_empty(
+                    shape.nodes, self.model.spec.vocab_size, dtype=torch.float32
+                )
+            self._logits[shape] = self._logits_memory[: shape.nodes]
+        return self._logits[shape]
 
-    def _sample(self, views: Mapping[str, Tensor], shape: SampleShape) -> Tensor:
+    def _sample(self, views: Mapping[str, Tensor], shape: SampleShape, out: Tensor | None = None) -> Tensor:
+        """Choose tokens; return the logits, which are in `out`, if that is given."""
         hidden = self._states.index_select(0, views["rows"])
-        logits = self.model.logits(hidden)
+        logits = self.model.logits(hidden, out)
         nodes, depth, results = shape.nodes, shape.depth, self._results
         if depth == 1:
-            self._operations.sampling.choose_tokens(logits, views["draws"], results[:nodes])
-            if shape.scored:
-                likeliest = logits.log_softmax(-1, torch.float32).amax(-1).exp()
-                results[nodes : 2 * nodes].view(torch.float32).copy_(likeliest)
+            self._choose(logits, views["draws"], shape)
             return logits
         chosen = torch.empty(nodes, dtype=torch.int32, device=results.device)
         self._operations.sampling.choose_tokens(logits, views["draws"], chosen)
         lengths = results[:nodes]
         tokens, paths = results[nodes : nodes * (1 + 2 * depth)].view(2, nodes, depth)
         firsts, slots = views["firsts"], views["slots"]
-        self._operations.verify.walk_trees(
-            chosen, views["tokens"], views["parents"], firsts, tokens, paths, lengths
-        )
+        drafted = self._operations.layers.gather_tokens(views["tokens"], results, views["sources"])
+        self._operations.verify.walk_trees(chosen, drafted, views["parents"], firsts, tokens, paths, lengths)
         self._operations.verify.compact(self.cache.data, slots, firsts, paths, lengths)
         return logits
+
+    def _choose(self, logits: Tensor, draws: Tensor, shape: SampleShape) -> None:
+        """Write to the results the token that each row of `draws` chooses from `logits` [nodes, vocabulary],
+        and with `scored` the probability of the likeliest one."""
+        nodes, results = shape.nodes, self._results
+        self._operations.sampling.choose_tokens(logits, draws, results[:nodes])
+        if shape.scored:
+            likeliest = logits.log_softmax(-1, torch.float32).amax(-1).exp()
+            results[nodes : 2 * nodes].view(torch.float32).copy_(likeliest)
 
     def _upload_tables(self, tables: Int32s) -> None:
         """Copy block tables [sequences, width], whose width differs from step to step, to their places."""
@@ -278,7 +356,8 @@ def finite_rows(hidden: Tensor) -> Tensor:
 
 
 @lru_cache
-def _greedy_draws(count: int) -> Int32s:
+def greedy_draws(count: int) -> Int32s:
+    """Return the draws of `count` greedy tokens."""
     return pack_draws([Draw(SamplingParams(temperature=0.0), 0, 0)] * count)
 
 

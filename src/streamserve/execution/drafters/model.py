@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.engine.plan import TARGET, DraftRequest, Span
-from streamserve.execution.drafters.chains import ChainDrafting
+from streamserve.execution.drafters.ahead import Ahead, Part, parts_of
+from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
 from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.drafters.selection import (
     DraftSelector,
@@ -30,7 +31,7 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.passes import Passes
 from streamserve.execution.sampling import Scores, finite_rows
-from streamserve.speculation.tree import TokenTree
+from streamserve.speculation.tree import TokenTree, chain
 
 MAX_QUERY_TOKENS = 1024
 """Maximum tokens of one pass over unread text."""
@@ -53,6 +54,8 @@ class _TreeBuilder:
     draws: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     finite: bool = True
     """Whether the hidden states of the committed tokens, and so their KV, are finite."""
+    whole: bool = False
+    """Whether unlikely paths are extended too."""
 
     @property
     def unfinished(self) -> bool:
@@ -82,9 +85,8 @@ class _TreeBuilder:
             for node, children in zip(self.level, drafted, strict=True)
             for rank, (token, feature) in enumerate(children[:children_per_node])
         ]
-        candidates = [
-            candidate for candidate in candidates if candidate[0] >= MIN_PATH_PROBABILITY or expansion
-        ]
+        if not (expansion or self.whole):
+            candidates = [candidate for candidate in candidates if candidate[0] >= MIN_PATH_PROBABILITY]
         candidates.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))
         free_nodes = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
         # Children of one parent in order of rank: statistics take the first child as the best.
@@ -96,6 +98,26 @@ class _TreeBuilder:
             self.scores.append(feature)
             self.accept.append(min(path, self.accept[parent]))
         self.depth += 1
+
+
+@dataclass
+class _Pending:
+    """Chains that are being drafted, and which `parts` of them are those of `trees`. `whole`: they are in use
+    already."""
+
+    chains: ChainsInFlight
+    trees: Sequence[_TreeBuilder]
+    parts: Sequence[Part]
+    whole: bool = False
+
+    def placed_trees(self) -> dict[int, TokenTree]:
+        """Return the trees with each draft token's place instead of the token."""
+        pairs = zip(self.trees, self.parts, strict=True)
+        return {tree.request.id: chain(self._places(part, tree)) for tree, part in pairs}
+
+    def _places(self, part: Part, tree: _TreeBuilder) -> list[int]:
+        levels = range(min(part.levels, _chain_length(tree)))
+        return [tree.tokens[0], *(-1 - self.chains.place(part.number, level) for level in levels)]
 
 
 class ModelDrafter:
@@ -121,11 +143,17 @@ class ModelDrafter:
         self._states = PathStates(eos_token_ids, grammars)
         self._selector = selector
         self._passes = passes
-        self._chains = chains
+        self.chains = chains
         self.chains_drafted = 0
         self.compiled = False
         self.cache = cache
         self._trees: dict[int, TokenTree] = {}
+        self._pending: _Pending | None = None
+        self._ahead: Ahead | None = None
+        self.seconds = 0.0
+        self.began_ahead = False
+        self.followed = 0
+        """Rounds of chains that were drafted before the tokens before them were known."""
 
     @property
     def firsts(self) -> int:
@@ -134,16 +162,40 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Draft at once: the drafter runs on the target's device, so nothing would overlap."""
-        firsts = self._passes.firsts
+        """Draft at once, but for chains: those are waited for when they are collected."""
+        firsts, ahead, self._ahead = self._passes.firsts, self._ahead, None
+        self.began_ahead = False
         trees = [self._start(request) for request in requests]
-        if self._chains and all(map(_is_greedy_chain, trees)):
-            self._draft_chains(self._chains, trees)
+        longest = max(map(_chain_length, trees), default=0)
+        if self.chains and self.chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
+            if ahead and (parts := ahead.parts_of(requests, self.cache.block_size)):
+                self._pending, self.compiled = _Pending(ahead.chains, trees, parts), ahead.compiled
+                self.followed, self.began_ahead = self.followed + 1, True
+                return
+            spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
+            self._pending = _Pending(self.chains.draft(spans, lengths), trees, parts_of(spans, lengths))
         else:
             self._draft_levels(trees)
-        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
-        self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
+            self._finish(trees)
         self.compiled = self._passes.firsts > firsts
+
+    def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
+        """As DeviceDrafter.draft_ahead."""
+        spans = [
+            self._rows(request, request.length, [0] * (1 + nodes))
+            for request, nodes in zip(requests, verified, strict=True)
+        ]
+        lengths = [request.depth for request in requests]
+        if not (self.chains and self.chains.fits(len(spans), max(lengths)) and self.chains.follows(spans)):
+            return False
+        firsts, chains = self._passes.firsts, self.chains.follow(spans, lengths)
+        compiled = self._passes.firsts > firsts
+        self._ahead = Ahead(chains, requests, parts_of(spans, lengths), compiled)
+        return compiled
+
+    def forget_ahead(self) -> None:
+        """As DeviceDrafter.forget_ahead."""
+        self._ahead = None
 
     def _draft_levels(self, trees: Sequence[_TreeBuilder]) -> None:
         """Draft the trees level by level."""
@@ -157,18 +209,32 @@ class ModelDrafter:
             if growing:
                 hidden = self._pass(growing)
 
-    def _draft_chains(self, chains: ChainDrafting, trees: Sequence[_TreeBuilder]) -> None:
-        """Draft trees of one token a level in one go; what is drafted after an unlikely token is left out."""
-        spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
-        drafted, row = chains.draft(spans, lengths), 0
+    def _finish(self, trees: Sequence[_TreeBuilder]) -> None:
+        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
+        self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
+
+    def pending_trees(self) -> dict[int, TokenTree]:
+        """As DeviceDrafter.pending_trees."""
+        if self._pending is None or not self._pending.chains.placed:
+            return {}
+        self._pending.whole = True
+        return self._pending.placed_trees()
+
+    def _take_chains(self, pending: "_Pending") -> None:
+        """Take chains that have been drafted; what is drafted after an unlikely token is left out, unless the
+        chains are in use as a whole."""
+        drafted, trees = pending.chains.wait(), pending.trees
+        self.seconds = pending.chains.seconds
         self.chains_drafted += len(trees)
-        for number, (tree, span) in enumerate(zip(trees, spans, strict=True)):
-            tree.finite = bool(drafted.finite[row : row + len(span.tokens)].all())
-            row += len(span.tokens)
-            tokens, features = drafted.tokens[:, number].tolist(), drafted.probabilities[:, number].tolist()
+        for tree, part in zip(trees, pending.parts, strict=True):
+            tree.whole = pending.whole
+            tree.finite = bool(drafted.finite[part.row : part.row + part.count].all())
+            tokens = drafted.tokens[: part.levels, part.number].tolist()
+            features = drafted.probabilities[: part.levels, part.number].tolist()
             while tree.unfinished:
-                token = tokens[tree.depth]
-                tree.grow([[(token, features[tree.depth])] if token >= 0 else []])
+                going = tree.depth < part.levels and tokens[tree.depth] >= 0
+                tree.grow([[(tokens[tree.depth], features[tree.depth])] if going else []])
+        self._finish(trees)
 
     def _unread(self, tree: _TreeBuilder) -> Span:
         """Return the committed tokens that have no KV yet; the last one is read again at least."""
@@ -177,6 +243,9 @@ class ModelDrafter:
         return self._rows(request, start, request.tokens[start : request.length])
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
+        pending, self._pending = self._pending, None
+        if pending:
+            self._take_chains(pending)
         trees, self._trees = self._trees, {}
         return trees
 

@@ -1,6 +1,7 @@
 """The attention kernel gives what the reference gives, for every kind of step and cache."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,6 +111,30 @@ def test_keys_of_8_bits_and_sinks(kind: str, seed: int, scale: Scale) -> None:
         on_device = {name: values.to(DEVICE) for name, values in options.items()}
         out = run_layer(attend, case, arrays, layer, DEVICE, cache_layer, **on_device)
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_vectors_of_8_bits_that_are_not_aligned(dim: int) -> None:
+    """Vectors of 132 bytes: a device faults if they are copied as if they were aligned to 16."""
+    case = mixed_case(dim)
+    arrays, q = case.plan(), case.q.to(torch.bfloat16)
+    cache_layer = quantize_vectors(case.cache.data[1])
+    expected = run_layer(plain_attend, case, arrays, 1, cache_layer=cache_layer, q=q)
+    out = run_layer(attend, case, arrays, 1, DEVICE, cache_layer, q)
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_blocks_more_than_2_gigabytes_from_the_first() -> None:
+    """The memory before the blocks that are read is reserved, not used."""
+    case = mixed_case()
+    arrays, blocks = case.plan(), quantize_vectors(case.cache.data[1])
+    first = 2**31 // blocks[0].numel() + 1
+    cache_layer = torch.empty(first + len(blocks), *blocks.shape[1:], dtype=blocks.dtype)
+    cache_layer[first:] = blocks
+    expected = run_layer(plain_attend, case, arrays, 1, cache_layer=blocks)
+    arrays = replace(arrays, tables=arrays.tables + np.int32(first))
+    out = run_layer(attend, case, arrays, 1, DEVICE, cache_layer)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
 
 
 @given(

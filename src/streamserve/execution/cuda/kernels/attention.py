@@ -87,8 +87,10 @@ def _accumulate(
     key = origin + tl.where(front > 0, 0, gap) * KEYS + lanes
     block = _table_entries(table, key, begin, end, BLOCK_SIZE)
     for i in range(0, steps):
-        vector = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
-        pointers = cache + (vector * WIDTH)[:, None] + dims[None, :]
+        # One product a term: Triton 3.6 takes a sum's rows to be aligned to 16 bytes, also of 132 bytes each.
+        offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * (BLOCK_SIZE * WIDTH)
+        offset += (key % BLOCK_SIZE) * WIDTH
+        pointers = cache + offset[:, None] + dims[None, :]
         if MASKED:
             inside = (key >= begin) & (key < end)
             loaded = inside[:, None] & (dims < DIM)[None, :]
@@ -102,7 +104,7 @@ def _accumulate(
             v = tl.load(pointers + KV_HEADS * BLOCK_SIZE * WIDTH)
         if QUANTIZED:
             scaled = (key >= begin) & (key < end)
-            scales = cache_scales + vector * (WIDTH // 4) + DIM // 4
+            scales = cache_scales + (offset + DIM) // 4
             k_scales = tl.load(scales, scaled, 0.0)
             v_scales = tl.load(scales + KV_HEADS * BLOCK_SIZE * (WIDTH // 4), scaled, 0.0)
         next_key = origin + (i + 1 + tl.where(i + 1 < front, 0, gap)) * KEYS + lanes
@@ -341,11 +343,15 @@ def choose_launch(
     if quantized or (trees and tile > 16):
         if tile == 128:  # on older devices loads in flight would spill registers
             return Launch(32, 8, 2 if capability >= 90 else 1, 1)
-        return Launch(32, 4, 3, 4) if tile == 16 else Launch(32, 8, 3, 1)
+        if tile > 16:
+            return Launch(32, 8, 3, 1)
+        if quantized:
+            return Launch(32, 4, 3, 3 if capability >= 90 else 2)
+        return Launch(32, 4, 3, 4)
     if padded_dim * dtype.itemsize > 256:
         return Launch(32, 8 if tile == 128 else 4, 2, 1)
-    if tile == 16:
-        return Launch(64, 4, 3, 4)
+    if tile == 16:  # four programs fit: 128 registers a thread, 37 KiB each
+        return Launch(32, 4, 3, 4)
     if tile == 64:
         return Launch(64 if capability >= 90 else 32, 4, 3, 2)
     return Launch(64, 8, 3, 1)
@@ -394,7 +400,13 @@ def examples(capability: int) -> list[KernelExample]:
             narrow = {"cache": "*i8", "cache_scales": "*fp32"} if options["QUANTIZED"] else {}
             signature = pointers | narrow | dict.fromkeys(constants, "constexpr")
             name = f"attend tile {tile}, {kind}"
-            launches.append(KernelExample(name, _attend, signature, constants, launch.warps, launch.stages))
+            row_bytes = 4 if options["QUANTIZED"] else 16  # vectors of 132 bytes, or of 256
+            launches.append(
+                KernelExample(
+                    name, _attend, signature, constants, launch.warps, launch.stages, copied=row_bytes,
+                    programs=launch.resident,
+                )
+            )  # fmt: skip
     constants = sizes | {"PARTS": COMBINED_PARTS, "SINKS": True}
     signature = {"combine": "*i32", "partials": "*fp32", "partial_sums": "*fp32", "sinks": "*fp32"}
     signature |= {"out": "*bf16"} | dict.fromkeys(constants, "constexpr")

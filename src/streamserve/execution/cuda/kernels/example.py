@@ -17,3 +17,7 @@ class KernelExample:
     num_stages: int = 3
     aligned: tuple[str, ...] = field(default=())
     """Arguments that are multiples of 16."""
+    copied: int = 16
+    """Bytes to which the rows are aligned that are copied to shared memory."""
+    programs: int = 1
+    """Programs that are to run on a multiprocessor at once."""

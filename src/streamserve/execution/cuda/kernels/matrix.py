@@ -1,10 +1,11 @@
-"""Products with packed weights as one Triton kernel: of all rows, or of the experts that each row chose.
+"""Products with packed weights on the tensor cores: of all rows, or of the experts that each row chose.
 
-    for each chunk of the inputs:    bytes of 8-bit numbers, or of two parts of 4-bit numbers
-      for each part of it:           numbers (exact in bfloat16) · x on the tensor cores, in float32
-        acc += scale · product       and minimum · sum of x
+    for each chunk of the inputs:    words of 2 or 4 parts of the inputs (packing.py)
+      for each part of it:           numbers less zero points (exact in bfloat16) · xᵀ on the tensor cores
+        acc += scale · product       in float32, and minimum · sum of x
 
-The numbers are not scaled before they are multiplied, so the weights are as exact as the numbers are.
+The weights are the left operand, which the tensor cores read from registers: words are decoded where they
+are multiplied. The numbers are not scaled before, so the weights are as exact as the numbers are.
 """
 # mypy: ignore-errors
 
@@ -16,18 +17,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from streamserve.execution.cuda.kernels.decoding import FLOATS, decode_part, iq4_table, widen
 from streamserve.execution.cuda.kernels.example import KernelExample
-from streamserve.execution.cuda.packing import Kind, PackedWeight
+from streamserve.execution.cuda.kernels.expand import multiply_expanded, scratch_of
+from streamserve.execution.cuda.packing import MIN_PART, Kind, PackedWeight
 from streamserve.execution.cuda.routing import Routing, tile_of
-from streamserve.execution.quantization import TABLES
-
-FLOATS = tl.constexpr(int(Kind.FLOATS))
-INTEGERS = tl.constexpr(int(Kind.INTEGERS))
-E4M3 = tl.constexpr(int(Kind.E4M3))
-MXFP4 = tl.constexpr(int(Kind.MXFP4))
 
 MAX_SPLITS = 8
-"""Parts that the inputs of a product of few rows are divided into, so that it occupies the device."""
+"""Ranges of the inputs in a product of few rows, so that it occupies the device."""
+
+PROGRAMS = 4
+"""Programs on a multiprocessor that a product of few rows is divided into at most."""
+
+MAX_BLOCKS = 4096
+"""Tiles of a divided product."""
+
+MANY_ROWS = 256
+"""Rows from which weights are written as floats for the device's library."""
+
+SUMMED_ROWS = 16
+"""Rows up to which zero points are multiplied by sums of the inputs, on the tensor cores: there the sums cost
+less than words that are decoded with their zero points."""
 
 ELEMENTS = 1024
 
@@ -42,61 +52,56 @@ class Launch:
     stages: int
 
 
-@triton.jit
-def _decode(numbers, zeros, table, KIND: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr):
-    """Return what `numbers` [columns, part] (int32) stand for with a scale of 1, in float32."""
-    if KIND == E4M3:  # exponents of float32 are larger by 120
-        bits = ((numbers & 0x80) << 24) | ((numbers & 0x7F) << 20)
-        values = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-    elif KIND == MXFP4:
-        size = numbers & 7
-        integers = tl.where(size < 4, size, ((size & 1) + 2) << ((size >> 1) - 1))
-        values = tl.where(numbers > 7, -integers, integers).to(tl.float32)
-    elif KIND == INTEGERS:
-        values = (numbers - zeros[:, None]).to(tl.float32) if ZEROS else (numbers - MIDDLE).to(tl.float32)
-    else:
-        values = tl.load(table + numbers)
-    return values
+@triton.constexpr_function
+def _word(bits: int, count: int) -> tl.dtype:
+    """Return the type of the integers that `count` numbers of a table are loaded as: of at most 64 bits."""
+    return {8: tl.int8, 16: tl.int16, 32: tl.int32}.get(bits * count, tl.int64)
 
 
 @triton.jit
-def _scale(scales):
-    """Return scales in float32: those of 8 bits are exponents."""
-    if scales.dtype == tl.uint8:
-        wide = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    else:
-        wide = scales.to(tl.float32)
-    return wide
+def _load_tables(table, group, exists, COUNT: tl.constexpr):
+    """Return the scales or offsets of COUNT groups from `group`, which lie next to each other, in one or two
+    integers."""
+    BITS: tl.constexpr = table.dtype.element_ty.primitive_bitwidth
+    WORD: tl.constexpr = _word(BITS, COUNT)
+    place = (table + group).to(tl.pointer_type(WORD), bitcast=True)
+    first = tl.load(place, exists, 0)
+    second = first
+    if BITS * COUNT > 64:
+        second = tl.load(place + 1, exists, 0)
+    return first, second
 
 
 @triton.jit
-def _table_rows(
-    scales, offsets, tables, exists, key,
-    N: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, OFFSETS: tl.constexpr,
-):  # fmt: skip
-    """Return scales and offsets, if there are any, of the group of input number `key`."""
-    group = tables + tl.minimum(key // GROUP, GROUPS - 1) * N
-    scale = tl.load(scales + group, exists, 0)
-    offset = scale
-    if OFFSETS:
-        offset = tl.load(offsets + group, exists, 0)
-    return scale, offset
+def _take(first, second, NUMBER: tl.constexpr, TYPE: tl.constexpr):
+    """Return number NUMBER, of a TYPE, of what `_load_tables` returned."""
+    BITS: tl.constexpr = TYPE.primitive_bitwidth
+    EACH: tl.constexpr = first.dtype.primitive_bitwidth // BITS
+    word = first if NUMBER < EACH else second
+    INTEGER: tl.constexpr = tl.int32 if BITS == 32 else tl.int16 if BITS == 16 else tl.uint8
+    number = (word >> (BITS * (NUMBER % EACH))).to(INTEGER)
+    if BITS > 8:
+        number = number.to(TYPE, bitcast=True)
+    return number
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _multiply(
-    x, numbers, scales, offsets, bias, table, out, order, experts, firsts, counts, rows, x_stride,
-    N: tl.constexpr, K: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    PART: tl.constexpr, HALVES: tl.constexpr, KIND: tl.constexpr, MIDDLE: tl.constexpr,
+    x, numbers, scales, offsets, bias, table, out, order, experts, firsts, counts, partials, arrivals,
+    rows, x_stride,
+    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    PART: tl.constexpr, PARTS: tl.constexpr, RUN: tl.constexpr, KIND: tl.constexpr,
     ZEROS: tl.constexpr, MINIMUMS: tl.constexpr, BIAS: tl.constexpr, ROUTED: tl.constexpr,
     SHARED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, AHEAD: tl.constexpr,
+    SUMS: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows by a range of columns, over the program's share of the inputs. With several
-    SPLITS `out` [splits, rows, N] are parts of the results."""
+    """Multiply a range of columns by a tile of rows, over the program's share of the inputs. Of several
+    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. SUMS:
+    offsets are multiplied by sums of the inputs; else zero points are subtracted where words are decoded.
+    PAIRS: these are decoded two at a time, to bfloat16."""
     tile, split = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    exists = column < N
+    exists = (column < N) | (N % COLUMNS == 0)
     lane = tl.arange(0, ROWS)
     expert = tl.program_id(2) * 0
     if ROUTED:
@@ -114,84 +119,81 @@ def _multiply(
     expert = expert.to(tl.int64)
     part = tl.arange(0, PART)
     vectors = x + source.to(tl.int64)[:, None] * x_stride
-    own = numbers + (expert * N + column)[:, None] * BYTES
-    tables = expert * GROUPS * N + column
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    CHUNKS: tl.constexpr = (K + PART * HALVES - 1) // (PART * HALVES)
+    own = numbers + (expert * N + column)[:, None] * WORDS
+    tables = (expert * N + column) * GROUPS
+    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    ones = tl.full([COLUMNS, PART], 1.0, tl.float32 if UPCAST else x.dtype.element_ty)
+    CHUNK: tl.constexpr = PART * PARTS
+    CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
     SHARE: tl.constexpr = (CHUNKS + SPLITS - 1) // SPLITS
-    chunk_end = tl.minimum(split * SHARE + SHARE, CHUNKS)
-    OFFSETS: tl.constexpr = ZEROS or MINIMUMS
-    CHUNK: tl.constexpr = PART * HALVES
-    TWO: tl.constexpr = HALVES == 2 and GROUP % CHUNK != 0  # the halves have tables of their own
-    s0, o0, s1, o1 = exists, exists, exists, exists
-    if AHEAD:  # loads so narrow are not pipelined
-        s0, o0 = _table_rows(
-            scales, offsets, tables, exists, split * SHARE * CHUNK, N, GROUP, GROUPS, OFFSETS
-        )
-        if TWO:
-            after = split * SHARE * CHUNK + PART
-            s1, o1 = _table_rows(scales, offsets, tables, exists, after, N, GROUP, GROUPS, OFFSETS)
-    n0, q0, n1, q1 = s0, o0, s1, o1
-    for chunk in range(split * SHARE, chunk_end):
-        if AHEAD:
-            after = (chunk + 1) * CHUNK
-            n0, q0 = _table_rows(scales, offsets, tables, exists, after, N, GROUP, GROUPS, OFFSETS)
-            if TWO:
-                after += PART
-                n1, q1 = _table_rows(scales, offsets, tables, exists, after, N, GROUP, GROUPS, OFFSETS)
+    BITS: tl.constexpr = 16 // PARTS
+    MIDDLE: tl.constexpr = 1 << (BITS - 1)
+    RUNS: tl.constexpr = PARTS // RUN
+    SCALE: tl.constexpr = scales.dtype.element_ty
+    OFFSET: tl.constexpr = offsets.dtype.element_ty
+    scale, offset = (acc, acc), (acc, acc)
+    if KIND != FLOATS:  # loads so narrow are not pipelined: they are issued a chunk ahead
+        group = tables + tl.minimum(split * SHARE * CHUNK // GROUP, GROUPS - RUNS)
+        scale = _load_tables(scales, group, exists, RUNS)
+        if ZEROS or MINIMUMS:
+            offset = _load_tables(offsets, group, exists, RUNS)
+    for chunk in range(split * SHARE, tl.minimum(split * SHARE + SHARE, CHUNKS)):
+        next_scale, next_offset = scale, offset
         if KIND != FLOATS:
-            packed = tl.load(own + (chunk * PART + part)[None, :], exists[:, None], 0).to(tl.int32)
-        for half in tl.static_range(HALVES):
-            first = (chunk * HALVES + half) * PART
-            key = first + part
-            values = tl.load(vectors + key[None, :], live[:, None] & (key < K)[None, :], 0.0)
+            group = tables + tl.minimum((chunk + 1) * CHUNK // GROUP, GROUPS - RUNS)
+            next_scale = _load_tables(scales, group, exists, RUNS)
+            if ZEROS or MINIMUMS:
+                next_offset = _load_tables(offsets, group, exists, RUNS)
+            words = tl.load(own + (chunk * PART + part)[None, :], exists[:, None], 0)
+        product = tl.zeros([COLUMNS, ROWS], tl.float32)
+        sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+        for half in tl.static_range(PARTS):
+            key = (chunk * PARTS + half) * PART + part
+            inside = (key < K) | (K % CHUNK == 0)
+            right = tl.load(vectors + key[None, :], live[:, None] & inside[None, :], 0.0)
             if KIND == FLOATS:
-                weights = tl.load(own + key[None, :], exists[:, None] & (key < K)[None, :], 0.0)
+                left = tl.load(own + key[None, :], exists[:, None] & inside[None, :], 0.0)
             else:
-                if not AHEAD:
-                    scale, offset = _table_rows(
-                        scales, offsets, tables, exists, first, N, GROUP, GROUPS, OFFSETS
-                    )
-                elif TWO and half == 1:
-                    scale, offset = s1, o1
-                else:
-                    scale, offset = s0, o0
-                zeros = column
-                if ZEROS:
-                    zeros = offset.to(tl.int32)
-                integers = packed
-                if HALVES == 2:
-                    integers = (packed >> (4 * half)) & 15
-                weights = _decode(integers, zeros, table, KIND, MIDDLE, ZEROS).to(values.dtype)
-            left, right = values, weights
+                zero = tl.full([1, 1], 0 if MINIMUMS else MIDDLE, tl.int32)
+                if ZEROS and not SUMS:
+                    zero = _take(offset[0], offset[1], half // RUN, tl.uint8)[:, None]
+                left = decode_part(words, table, zero, KIND, BITS, half, PAIRS).to(right.dtype)
             if UPCAST:  # the interpreter's dot takes the bits of bfloat16 for integers
-                left, right = values.to(tl.float32), weights.to(tl.float32)
+                left, right = left.to(tl.float32), right.to(tl.float32)
             if KIND == FLOATS:
                 acc = tl.dot(left, tl.trans(right), acc, input_precision=PRECISION)
             else:
-                product = tl.dot(left, tl.trans(right), input_precision=PRECISION)
-                acc += product * _scale(scale)[None, :]
-                if MINIMUMS:
-                    sums = tl.sum(values.to(tl.float32), 1)
-                    acc += sums[:, None] * offset[None, :]
-        if AHEAD:
-            s0, o0, s1, o1 = n0, q0, n1, q1
+                product = tl.dot(left, tl.trans(right), product, input_precision=PRECISION)
+                if SUMS:
+                    sums = tl.dot(ones, tl.trans(right), sums, input_precision=PRECISION)
+                if half % RUN == RUN - 1:
+                    own_scale = widen(_take(scale[0], scale[1], half // RUN, SCALE))
+                    acc += product * own_scale[:, None]
+                    product = tl.zeros([COLUMNS, ROWS], tl.float32)
+                    if SUMS:
+                        added = _take(offset[0], offset[1], half // RUN, OFFSET).to(tl.float32)
+                        if ZEROS:
+                            added = own_scale * (MIDDLE - added)
+                        acc += sums * added[:, None]
+                        sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+        scale, offset = next_scale, next_offset
     if BIAS:  # noqa: SIM102
         if split == 0:
-            acc += tl.load(bias + expert * N + column, exists, 0.0).to(tl.float32)[None, :]
-    result = (split.to(tl.int64) * rows + target)[:, None] * N + column[None, :]
-    tl.store(out + result, acc.to(out.dtype.element_ty), live[:, None] & exists[None, :])
-
-
-@triton.jit(do_not_specialize=["size"])
-def _add_up(partials, out, size, SPLITS: tl.constexpr, SIZE: tl.constexpr):
-    """Add up the parts of each result in order."""
-    element = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = element < size
-    total = tl.load(partials + element, inside, 0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(partials + split * size.to(tl.int64) + element, inside, 0.0)
-    tl.store(out + element, total.to(out.dtype.element_ty), inside)
+            acc += tl.load(bias + expert * N + column, exists, 0.0).to(tl.float32)[:, None]
+    result = target.to(tl.int64)[None, :] * N + column[:, None]
+    stored = live[None, :] & exists[:, None]
+    if SPLITS > 1:
+        size = rows.to(tl.int64) * N
+        tl.store(partials + split * size + result, acc, stored)
+        tl.debug_barrier()  # the arrival makes the stores of all threads visible
+        arrival = arrivals + tile * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(arrival, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(arrival, 0)
+        acc = tl.load(partials + result, stored, 0.0, cache_modifier=".cg")
+        for other in tl.static_range(1, SPLITS):
+            acc += tl.load(partials + other * size + result, stored, 0.0, cache_modifier=".cg")
+    tl.store(out + result, acc.to(out.dtype.element_ty), stored)
 
 
 @triton.jit
@@ -213,21 +215,26 @@ def _combine_experts(
     tl.store(out + row * N + column, total.to(out.dtype.element_ty), inside)
 
 
+def prepare(device: torch.device) -> None:
+    """Allocate what products of all shapes share: memory that is allocated while a graph is captured belongs
+    to the graph."""
+    scratch_of(device)
+    iq4_table(device)
+    _arrivals(device)
+
+
 def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """As plain.matrix.multiply."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     rows, n = len(x), weight.outputs
-    launch = choose_launch(rows, x.dtype)
-    blocks = triton.cdiv(rows, launch.rows) * triton.cdiv(n, launch.columns)
-    splits = choose_splits(blocks, weight.inputs, weight.part) if rows <= 64 else 1
+    if rows >= MANY_ROWS:
+        return multiply_expanded(x, weight, bias, dtype)
+    launch = choose_launch(rows, weight.part, x.dtype, _capability())
+    tiles = triton.cdiv(rows, launch.rows)
+    splits = choose_splits(tiles * triton.cdiv(n, launch.columns), weight) if rows <= 64 else 1
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    if splits == 1:
-        _launch(x, weight, bias, out, None, 1, launch, triton.cdiv(rows, launch.rows), 1)
-        return out
-    partials = torch.empty(splits, rows, n, dtype=torch.float32, device=x.device)
-    _launch(x, weight, bias, partials, None, 1, launch, triton.cdiv(rows, launch.rows), splits)
-    _add_up[(triton.cdiv(rows * n, ELEMENTS),)](partials, out, rows * n, SPLITS=splits, SIZE=ELEMENTS)
+    _launch(x, weight, bias, out, None, 1, launch, tiles, splits)
     return out
 
 
@@ -238,7 +245,7 @@ def multiply_routed(
     pairs = len(routing.order)
     out = torch.empty(pairs, weight.outputs, dtype=x.dtype, device=x.device)
     tile = tile_of(pairs, len(weight.numbers))
-    launch = replace(choose_launch(tile, x.dtype), rows=tile)
+    launch = replace(choose_launch(tile, weight.part, x.dtype, _capability()), rows=tile)
     _launch(x, weight, bias, out, routing, shared, launch, len(routing.experts), 1)
     return out
 
@@ -269,42 +276,52 @@ def _launch(
         x = x.contiguous()
     order, experts, firsts, counts = routing or (x,) * 4
     offsets, zeros = weight.offsets, weight.offsets is not None and weight.offsets.dtype == torch.uint8
+    minimums, floats = offsets is not None and not zeros, weight.kind == Kind.FLOATS
+    partials, arrivals = x, x
+    if splits > 1:
+        partials = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device)
+        arrivals = _arrivals(x.device)
+    numbers = weight.numbers if floats else weight.numbers.view(torch.int16)
     _multiply[(tiles, triton.cdiv(weight.outputs, launch.columns), splits)](
-        x, weight.numbers, x if weight.scales is None else weight.scales, x if offsets is None else offsets,
-        x if bias is None else bias, _table(x.device) if weight.kind == Kind.IQ4 else x, out, order, experts,
-        firsts, counts, out.shape[-2], x.stride(0),
-        N=weight.outputs, K=weight.inputs, BYTES=weight.numbers.shape[-1], GROUP=max(weight.group, 1),
-        GROUPS=1 if weight.scales is None else weight.scales.shape[-2], PART=weight.part,
-        HALVES=2 if weight.bits == 4 else 1, KIND=int(weight.kind), MIDDLE=weight.middle, ZEROS=zeros,
-        MINIMUMS=offsets is not None and not zeros, BIAS=bias is not None, ROUTED=routing is not None,
-        SHARED=shared, SPLITS=splits, ROWS=launch.rows, COLUMNS=launch.columns,
+        x, numbers, x if weight.scales is None else weight.scales, x if offsets is None else offsets,
+        x if bias is None else bias, iq4_table(x.device), out, order, experts,
+        firsts, counts, partials, arrivals, out.shape[-2], x.stride(0),
+        N=weight.outputs, K=weight.inputs, WORDS=numbers.shape[-1], GROUP=max(weight.group, 1),
+        GROUPS=1 if weight.scales is None else weight.scales.shape[-1], PART=weight.part, PARTS=weight.parts,
+        RUN=weight.run, KIND=int(weight.kind), ZEROS=zeros, MINIMUMS=minimums,
+        BIAS=bias is not None, ROUTED=routing is not None, SHARED=shared, SPLITS=splits, ROWS=launch.rows,
+        COLUMNS=launch.columns, SUMS=minimums or (zeros and launch.rows <= SUMMED_ROWS),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PAIRS=decodes_pairs(weight.kind, x.dtype),
         UPCAST=triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
-        AHEAD=reads_ahead(launch, weight.kind, offsets is not None and not zeros, _capability()),
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
 
 
-def choose_launch(rows: int, dtype: torch.dtype) -> Launch:
-    """Return the launch for products of so many rows."""
+def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
+    """Return whether words are decoded two at a time (decoding.decode_pairs)."""
+    return (
+        dtype == torch.bfloat16 and not triton.knobs.runtime.interpret and kind not in (Kind.FLOATS, Kind.IQ4)
+    )
+
+
+def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
+    """Return the launch for products of so many rows, in parts of so many inputs. Tiles of 64 rows take 120
+    KiB of shared memory."""
     if dtype == torch.float32:
         return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
+    if rows <= 8 and part == MIN_PART:  # of more threads, each would load less of x than can be pipelined
+        return Launch(8, 32, 2, 5)
     if rows <= 16:
-        return Launch(16, 64, 4, 4)
-    return Launch(64, 64, 8, 3) if rows <= 64 else Launch(128, 64, 8, 3)
+        return Launch(8 if rows <= 8 else 16, 64, 4, 3)
+    return Launch(64 if rows > 32 and capability in (90, 100) else 32, 64, 4, 3)
 
 
-def reads_ahead(launch: Launch, kind: Kind, minimums: bool, capability: int) -> bool:
-    """Return whether scales and offsets are read a chunk ahead, which takes registers: not on older devices,
-    nor by large tiles with minimums."""
-    return capability >= 90 and kind != Kind.FLOATS and not (minimums and launch.rows > 64)
-
-
-def choose_splits(blocks: int, inputs: int, part: int) -> int:
-    """Return into how many parts the inputs of a product of so many blocks are divided: none shorter than
-    four steps."""
-    wanted = 4 * _multiprocessors() // max(blocks, 1)
-    return max(1, min(MAX_SPLITS, wanted, inputs // (8 * part)))
+def choose_splits(blocks: int, weight: PackedWeight) -> int:
+    """Return the number of ranges that the inputs of a product of so many blocks are divided into: none
+    shorter than four steps."""
+    wanted = PROGRAMS * _multiprocessors() // max(blocks, 1)
+    return max(1, min(MAX_SPLITS, wanted, weight.inputs // (4 * weight.parts * weight.part)))
 
 
 @lru_cache
@@ -323,56 +340,57 @@ def _capability() -> int:
 
 
 @lru_cache
-def _table(device: torch.device) -> Tensor:
-    return torch.tensor(TABLES["iq4"], dtype=torch.float32, device=device)
+def _arrivals(device: torch.device) -> Tensor:
+    """Return counters of programs that have arrived, which are zero between products."""
+    return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
 def examples(capability: int) -> list[KernelExample]:
     """Return the launches of a matrix of 4096 x 4096 on a device of this compute capability."""
     b, i = "*bf16", "*i32"
-    pointers = {"x": b, "numbers": "*u8", "scales": b, "offsets": "*u8", "bias": b, "table": "*fp32"}
-    pointers |= {"out": b, "rows": "i32", "x_stride": "i32"}
-    pointers |= dict.fromkeys(("order", "experts", "firsts", "counts"), i)
+    pointers = {"x": b, "numbers": "*i16", "scales": b, "offsets": "*u8", "bias": b, "table": "*fp32"}
+    pointers |= {"out": b, "partials": "*fp32", "rows": "i32", "x_stride": "i32"}
+    pointers |= dict.fromkeys(("order", "experts", "firsts", "counts", "arrivals"), i)
     fixed = {
-        "N": 4096, "K": 4096, "GROUP": 128, "GROUPS": 32, "PART": 64, "MIDDLE": 8, "ZEROS": False,
+        "N": 4096, "K": 4096, "GROUP": 128, "GROUPS": 32, "PART": 64, "ZEROS": False,
         "MINIMUMS": False, "BIAS": False, "ROUTED": False, "SHARED": 1, "SPLITS": 1, "PRECISION": "tf32",
-        "UPCAST": False,
+        "UPCAST": False, "PAIRS": True,
     }  # fmt: skip
-    four = {"KIND": int(Kind.INTEGERS), "BYTES": 2048, "HALVES": 2}
-    eight = {"KIND": int(Kind.INTEGERS), "BYTES": 4096, "HALVES": 1, "MIDDLE": 128}
+    small = {"PART": 32, "GROUP": 32, "GROUPS": 128, "RUN": 1}
+    four = {"KIND": int(Kind.INTEGERS), "WORDS": 1024, "PARTS": 4, "RUN": 2}
+    eight = {"KIND": int(Kind.INTEGERS), "WORDS": 2048, "PARTS": 2, "RUN": 2}
     routed = {"ROUTED": True, "SHARED": 4, "BIAS": True}
     kinds = {
-        "4 bits": four | {"ZEROS": True},
-        "4 bits, minimums": four | {"MINIMUMS": True, "PART": 32, "GROUP": 32, "GROUPS": 128},
+        "4 bits": four | {"ZEROS": True, "SPLITS": 4},
+        "4 bits, minimums": four | small | {"MINIMUMS": True},
+        "8 bits, groups of 16": eight | small | {"PART": 16, "GROUP": 16, "GROUPS": 256},
         "8 bits": eight,
         "fp8": eight | {"KIND": int(Kind.E4M3)},
-        "iq4": four | {"KIND": int(Kind.IQ4), "PART": 32, "GROUP": 32, "GROUPS": 128},
+        "iq4": four | small | {"KIND": int(Kind.IQ4), "PAIRS": False},
     }
     experts = {
-        "experts in mxfp4": four | routed
-        | {"KIND": int(Kind.MXFP4), "PART": 32, "GROUP": 32, "GROUPS": 128},
-        "experts in bf16": routed | {"KIND": int(Kind.FLOATS), "BYTES": 4096, "HALVES": 1},
-    }  # fmt: skip
+        "experts in mxfp4": four | routed | small | {"KIND": int(Kind.MXFP4)},
+        "experts in bf16": routed
+        | {"KIND": int(Kind.FLOATS), "WORDS": 4096, "PARTS": 1, "RUN": 1, "PAIRS": False},
+    }
     launches, every = [], kinds | experts
     chosen = {1: every, 64: ("4 bits", *experts), 512: ("4 bits", "4 bits, minimums", "iq4")}
     for rows, names in chosen.items():
-        launch = choose_launch(rows, torch.bfloat16)
         for kind in names:
-            options = every[kind]
-            constants = fixed | {"ROWS": launch.rows, "COLUMNS": launch.columns} | options
-            kind_of, minimums = Kind(constants["KIND"]), bool(constants["MINIMUMS"])
-            constants["AHEAD"] = reads_ahead(launch, kind_of, minimums, capability)
+            constants = fixed | every[kind]
+            launch = choose_launch(rows, constants["PART"], torch.bfloat16, capability)
+            constants |= {"ROWS": launch.rows, "COLUMNS": launch.columns}
+            constants["SUMS"] = constants["MINIMUMS"] or (constants["ZEROS"] and rows <= SUMMED_ROWS)
             signature = pointers | dict.fromkeys(constants, "constexpr")
             signature |= {"offsets": "*fp32"} if constants["MINIMUMS"] else {}
             signature |= {"scales": "*u8"} if constants["KIND"] == Kind.MXFP4 else {}
             signature |= {"numbers": b} if constants["KIND"] == Kind.FLOATS else {}
             name = f"multiply {launch.rows} rows, {kind}"
-            launches.append(KernelExample(name, _multiply, signature, constants, launch.warps, launch.stages))
-    add = {"partials": "*fp32", "out": b, "size": "i32"}
+            shape = (launch.warps, launch.stages, ("x_stride",))
+            launches.append(KernelExample(name, _multiply, signature, constants, *shape))
     combine = {"outputs": b, "shares": "*fp32", "shared": b, "out": b}
     return [
         *launches,
-        KernelExample("multiply: add up", _add_up, add, {"SPLITS": 4, "SIZE": ELEMENTS}),
         KernelExample(
             "combine experts", _combine_experts, combine,
             {"N": 4096, "CHOSEN": 4, "SHARED": True, "SIZE": ELEMENTS},

@@ -1,0 +1,185 @@
+"""The throughput guard: speculation is used only where it measured faster than plain decoding.
+
+A policy weighs costs by a model: seconds of a step and of a draft level. What the model leaves out, such as
+the host's work between steps and steps that a device runs ahead, decides on a GPU. So the guard compares
+tokens a second as measured between the ends of steps, with speculation and without, by the number of decoding
+requests.
+
+    allowed      the policy decides           ── measured slower than plain ──▶ suppressed
+    suppressed   no draft tokens, but trials  ── measured faster in a trial ──▶ allowed
+
+A trial begins when the tokens that the last one lost are a small share of those since.
+"""
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+MEMORY = 32.0
+"""Steps of which a mean consists; older ones fade."""
+MIN_STEPS = 6.0
+"""Steps from which a mean is known."""
+TRIAL_STEPS = 8
+"""Steps of a trial."""
+LOSS = 0.005
+"""Share of the time that trials may lose."""
+BIN = 1.25
+"""Factor between the numbers of requests of two bins."""
+NEAR = 3
+"""A bin without measurements begins with those of another one at most this many bins away."""
+
+
+class Mode(Enum):
+    """How a step ran. A plain step that was launched ahead of the results before it takes less time than one
+    in series, and is what plain decoding consists of where steps run ahead."""
+
+    SPECULATING = auto()
+    PLAIN = auto()
+    AHEAD = auto()
+
+
+@dataclass
+class _Mean:
+    """Tokens and seconds of about MEMORY recent steps."""
+
+    steps: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Add a step."""
+        self.fade(1 - 1 / MEMORY)
+        self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
+
+    def fade(self, factor: float) -> None:
+        """Let the steps so far count less."""
+        self.steps, self.tokens, self.seconds = (
+            self.steps * factor, self.tokens * factor, self.seconds * factor,
+        )  # fmt: skip
+
+    @property
+    def known(self) -> bool:
+        return self.steps >= MIN_STEPS and self.seconds > 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@dataclass
+class _Bin:
+    """Measurements and verdict for similar numbers of requests. While `suppressed`, a trial begins after
+    `wait` seconds of plain decoding, of which `waited` have passed; `trial` are the steps left of one, and
+    `lost` the seconds that it has lost."""
+
+    means: dict[Mode, _Mean] = field(default_factory=lambda: {mode: _Mean() for mode in Mode})
+    suppressed: bool = False
+    wait: float = 0.0
+    waited: float = 0.0
+    trial: int = 0
+    lost: float = 0.0
+
+    @property
+    def plain(self) -> _Mean:
+        """The mean of plain decoding: of steps ahead where there are any."""
+        ahead = self.means[Mode.AHEAD]
+        return ahead if ahead.known else self.means[Mode.PLAIN]
+
+    @property
+    def slower(self) -> bool:
+        """Whether speculation measured slower than plain decoding."""
+        speculating, plain = self.means[Mode.SPECULATING], self.plain
+        return speculating.known and plain.known and speculating.rate < plain.rate
+
+    def observe(self, mode: Mode, tokens: int, seconds: float) -> None:
+        """Record a step."""
+        if mode is not Mode.SPECULATING:
+            self.waited += seconds
+        else:
+            self.count_loss(tokens, seconds)
+        self.means[mode].add(tokens, seconds)
+        if not self.suppressed and mode is Mode.SPECULATING and self.slower:
+            self._suppress(TRIAL_STEPS * seconds)
+
+    def count_loss(self, tokens: int, seconds: float) -> None:
+        """Count what a step of a trial lost."""
+        if self.suppressed and self.plain.known:
+            self.lost += seconds - tokens / self.plain.rate
+
+    def _suppress(self, trial_seconds: float) -> None:
+        """Suppress speculation until a trial of `trial_seconds` loses little of the time since."""
+        speculating, plain = self.means[Mode.SPECULATING], self.plain
+        expected = trial_seconds * (1 - speculating.rate / plain.rate)
+        self.suppressed, self.wait = True, max(self.lost, expected) / LOSS
+        self.trial, self.waited, self.lost = 0, 0.0, 0.0
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no trial runs or is due."""
+        return self.suppressed and not self.trial and self.waited < self.wait
+
+    def allows(self) -> bool:
+        """Count a step in which the policy would speculate; returns whether it may."""
+        if not self.suppressed:
+            return True
+        if self.trial:
+            self.trial -= 1
+            if not self.trial:
+                self._end_trial()
+            return not self.suppressed or self.trial > 0
+        if self.refuses:
+            return False
+        self.trial = TRIAL_STEPS
+        self.means[Mode.SPECULATING].fade(0.5)
+        return True
+
+    def _end_trial(self) -> None:
+        speculating = self.means[Mode.SPECULATING]
+        if self.slower:
+            self._suppress(TRIAL_STEPS * speculating.seconds / speculating.steps)
+        else:
+            self.suppressed, self.lost = False, 0.0
+
+
+class ThroughputGuard:
+    """Says for one engine whether requests may have draft tokens."""
+
+    def __init__(self) -> None:
+        self._bins: dict[int, _Bin] = {}
+        self.suppressing = False
+        """Whether speculation was suppressed when it was last asked for."""
+
+    def allows(self, requests: int) -> bool:
+        """Count a step of so many decoding requests for which the policy proposes draft tokens; returns
+        whether they are to be drafted."""
+        self.suppressing = not self._bin(requests).allows()
+        return not self.suppressing
+
+    def refuses(self, requests: int) -> bool:
+        """Return whether requests are to have no draft tokens in a step of so many decoding requests,
+        without counting it if they may have some."""
+        self.suppressing = self._bin(requests).refuses
+        return self.suppressing
+
+    def observe(self, requests: int, mode: Mode, tokens: int, seconds: float) -> None:
+        """Record a step of so many decoding requests and nothing else, which yielded `tokens` in the
+        `seconds` since the end of the step before."""
+        if requests and seconds > 0:
+            self._bin(requests).observe(mode, tokens, seconds)
+
+    def count_loss(self, requests: int, tokens: int, seconds: float) -> None:
+        """Count a speculating step that is no measure of later ones, since the draft model had to read much
+        text before it: a trial loses its time too."""
+        if requests and seconds > 0:
+            self._bin(requests).count_loss(tokens, seconds)
+
+    def _bin(self, requests: int) -> _Bin:
+        """Return the bin; a new one begins as a copy of the nearest one."""
+        index = round(math.log(max(requests, 1), BIN))
+        if index not in self._bins:
+            near = min(self._bins, key=lambda other: abs(other - index), default=None)
+            copied = near is not None and abs(near - index) <= NEAR
+            self._bins[index] = deepcopy(self._bins[near]) if copied and near is not None else _Bin()
+        return self._bins[index]
