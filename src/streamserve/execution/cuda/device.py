@@ -2,7 +2,8 @@
 
 import torch
 
-from streamserve.execution.memory import HostShare, available_bytes
+from streamserve.execution.memory import HostShare
+from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
 
 NOT_YET_RUN = "tensor parallelism has not yet run on GPUs: it was tested on CPUs"
