@@ -25,15 +25,13 @@ def decoding() -> tuple[Row, list[Row]]:
     return head, rows
 
 
-@table("gpu/prefill", "gpu-8b", "gpu-8b-int4", brief=True)
+@table("gpu/prefill", "gpu-8b", brief=True)
 def prefill() -> tuple[Row, list[Row]]:
     """Return how close prefill comes to the rate of a matrix product."""
-    rows = []
-    for weights, file in (("bf16", "gpu-8b"), ("int4", "gpu-8b-int4")):
-        one = figures(file)["prefill"]
-        share = f"{one['share of the matrix rate'] * 100:.0f} %"
-        rows.append([weights, f"{one['prompt']:.0f}", f"{one['tokens/s']:.0f}", share])
-    return ["8B", "prompt", "tokens/s", "share of the matrix rate"], rows
+    one = figures("gpu-8b")["prefill"]
+    share = f"{one['share of the matrix rate'] * 100:.0f} %"
+    row = ["bf16", f"{one['prompt']:.0f}", f"{one['tokens/s']:.0f}", share]
+    return ["8B", "prompt", "tokens/s", "share of the matrix rate"], [row]
 
 
 @table("gpu/speculation", "gpu-8b", brief=True)
