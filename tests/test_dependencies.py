@@ -62,7 +62,7 @@ def imported() -> set[str]:
 def foreign_private_attributes() -> set[str]:
     """Return the attributes with a leading underscore that src uses and does not define."""
     used: set[str] = set()
-    own: set[str] = {"_exit"}  # documented, of os
+    own: set[str] = {"_exit", "_asdict"}  # documented, of os and of named tuples
     for node in nodes():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             own.add(node.name)

@@ -170,7 +170,8 @@ async def test_a_pair_of_which_one_half_loads_another_model_serves_it_together(
 def test_a_signal_ends_the_server_also_while_a_worker_is_stopped(
     checkpoint: Path, held: Held, record: Callable[..., None]
 ) -> None:
-    settings = ("--threads", "1", "--no-profile", "--drain-timeout", str(DRAIN_SECONDS))
+    # A worker that is not forked reads the environment in which it can be held.
+    settings = ("--threads", "1", "--no-profile", "--no-fork-workers", "--drain-timeout", str(DRAIN_SECONDS))
     with served(str(checkpoint), *settings) as server:
         (worker,) = workers_below(server.process.pid)
         held.hold()

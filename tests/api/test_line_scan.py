@@ -1,6 +1,8 @@
 """Where the lines of a file are: of any file as `readline` finds them, and with bounded work at a time."""
 
+import gc
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,15 @@ def test_complete_lines_stay(tmp_path_factory: pytest.TempPathFactory, content: 
     assert b"".join(read) == path.read_bytes() == complete
 
 
+@pytest.fixture
+def without_garbage_collection() -> Iterator[None]:
+    """A collection of all that a test session has made takes a second of whichever thread starts it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize("content", [b"\n", b" \n", b" ", b"\r", b"a\n"])
 def test_a_piece_is_bounded_work(tmp_path: Path, content: bytes) -> None:
     """However many blank lines a file has, each call takes a few milliseconds of processor time at most."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
 
-from streamserve.engine.plan import TARGET, Span, StepPlan
+from streamserve.engine.plan import TARGET, UNKNOWN_TOKEN, Span, StepPlan
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
@@ -29,9 +29,6 @@ from streamserve.speculation.tree import root
 MAX_AHEAD = 64
 """Steps that are planned ahead in a row: after them one is planned with everything known. With a drafter
 there are fewer (Speculation.steps_between): its policy decides at all other steps."""
-
-UNKNOWN_TOKEN = 0
-"""The token of a span whose token is on the device only."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ TARGET = 0
 DRAFT = 1
 """The KV cache group of a draft model, where there is one."""
 
+UNKNOWN_TOKEN = 0
+"""The token of a span whose token is on the device only."""
+
 
 @dataclass(frozen=True)
 class SequenceState:

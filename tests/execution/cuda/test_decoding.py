@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamserve.engine.ahead import UNKNOWN_TOKEN
-from streamserve.engine.plan import SequenceState, Span
+from streamserve.engine.plan import UNKNOWN_TOKEN, SequenceState, Span
 from streamserve.execution.branches import ActiveSequence, new_sequence
 from streamserve.execution.cuda.attention import plan_attention
 from streamserve.execution.cuda.decoding import Decoding, DecodingStep
