@@ -87,9 +87,12 @@ def _accumulate(
     key = origin + tl.where(front > 0, 0, gap) * KEYS + lanes
     block = _table_entries(table, key, begin, end, BLOCK_SIZE)
     for i in range(0, steps):
-        # One product a term: Triton 3.6 takes a sum's rows to be aligned to 16 bytes, also of 132 bytes each.
-        offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * (BLOCK_SIZE * WIDTH)
-        offset += (key % BLOCK_SIZE) * WIDTH
+        if QUANTIZED:  # the other form's vectors, of 132 bytes, Triton 3.6 takes to be aligned to 16
+            offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * (BLOCK_SIZE * WIDTH)
+            offset += (key % BLOCK_SIZE) * WIDTH
+        else:  # by the other form, code for 9.0 waits for a step's blocks before it attends the step's keys
+            offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+            offset *= WIDTH
         pointers = cache + offset[:, None] + dims[None, :]
         if MASKED:
             inside = (key >= begin) & (key < end)
