@@ -87,9 +87,12 @@ def _accumulate(
     key = origin + tl.where(front > 0, 0, gap) * KEYS + lanes
     block = _table_entries(table, key, begin, end, BLOCK_SIZE)
     for i in range(0, steps):
-        # One product a term: Triton 3.6 takes a sum's rows to be aligned to 16 bytes, also of 132 bytes each.
-        offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * (BLOCK_SIZE * WIDTH)
-        offset += (key % BLOCK_SIZE) * WIDTH
+        if QUANTIZED:  # the other form's vectors, of 132 bytes, Triton 3.6 takes to be aligned to 16
+            offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * (BLOCK_SIZE * WIDTH)
+            offset += (key % BLOCK_SIZE) * WIDTH
+        else:  # by the other form, code for 9.0 waits for a step's blocks before it attends the step's keys
+            offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+            offset *= WIDTH
         pointers = cache + offset[:, None] + dims[None, :]
         if MASKED:
             inside = (key >= begin) & (key < end)
@@ -345,13 +348,11 @@ def choose_launch(
             return Launch(32, 8, 2 if capability >= 90 else 1, 1)
         if tile > 16:
             return Launch(32, 8, 3, 1)
-        if quantized:
-            return Launch(32, 4, 3, 3 if capability >= 90 else 2)
-        return Launch(32, 4, 3, 4)
+        return Launch(32, 4, 3, 3 if capability >= 90 else 2)
     if padded_dim * dtype.itemsize > 256:
         return Launch(32, 8 if tile == 128 else 4, 2, 1)
-    if tile == 16:  # four programs fit: 128 registers a thread, 37 KiB each
-        return Launch(32, 4, 3, 4)
+    if tile == 16:  # four programs fit: 128 registers a thread, 37 KiB each; 142 registers on 8.0
+        return Launch(32, 4, 3, 4 if capability >= 90 else 3)
     if tile == 64:
         return Launch(64 if capability >= 90 else 32, 4, 3, 2)
     return Launch(64, 8, 3, 1)
@@ -401,10 +402,12 @@ def examples(capability: int) -> list[KernelExample]:
             signature = pointers | narrow | dict.fromkeys(constants, "constexpr")
             name = f"attend tile {tile}, {kind}"
             row_bytes = 4 if options["QUANTIZED"] else 16  # vectors of 132 bytes, or of 256
+            # A cap takes 132 registers with Triton 3.9, 128 with 3.6.
+            programs = min(launch.resident, 3) if options["SOFTCAP"] else launch.resident
             launches.append(
                 KernelExample(
                     name, _attend, signature, constants, launch.warps, launch.stages, copied=row_bytes,
-                    programs=launch.resident,
+                    programs=programs,
                 )
             )  # fmt: skip
     constants = sizes | {"PARTS": COMBINED_PARTS, "SINKS": True}
