@@ -301,14 +301,14 @@ def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
 
 def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
     """Return the launch for products of so many rows, in parts of so many inputs. Tiles of 64 rows take 112
-    KiB of shared memory: two programs fit on a multiprocessor."""
+    KiB of shared memory on 9.0, so two programs fit on a multiprocessor; on 10.0 they spill."""
     if dtype == torch.float32:
         return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
     if rows <= 8 and part == MIN_PART:  # of more threads, each would load less of x than can be pipelined
         return Launch(8, 32, 2, 5)
     if rows <= 16:
         return Launch(8 if rows <= 8 else 16, 64, 4, 3)
-    return Launch(64 if rows > 32 and capability in (90, 100) else 32, 64, 4, 3)
+    return Launch(64 if rows > 32 and capability == 90 else 32, 64, 4, 3)
 
 
 def choose_splits(blocks: int, weight: PackedWeight) -> int:
