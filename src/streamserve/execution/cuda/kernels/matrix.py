@@ -1,8 +1,8 @@
 """Products with packed weights on the tensor cores: of all rows, or of the experts that each row chose.
 
     for each chunk of the inputs:    words of 2 or 4 parts of the inputs (packing.py)
-      for each part of it:           numbers less zero points (exact in bfloat16) · xᵀ on the tensor cores
-        acc += scale · product       in float32, and minimum · sum of x
+      for each part of it:           numbers (exact in bfloat16) · xᵀ on the tensor cores, in float32
+        acc += scale · product       and offset · sum of x
 
 The weights are the left operand, which the tensor cores read from registers: words are decoded where they
 are multiplied. The numbers are not scaled before, so the weights are as exact as the numbers are.
@@ -34,10 +34,6 @@ MAX_BLOCKS = 4096
 
 MANY_ROWS = 256
 """Rows from which weights are written as floats for the device's library."""
-
-SUMMED_ROWS = 16
-"""Rows up to which zero points are multiplied by sums of the inputs, on the tensor cores: there the sums cost
-less than words that are decoded with their zero points."""
 
 ELEMENTS = 1024
 
@@ -93,12 +89,11 @@ def _multiply(
     PART: tl.constexpr, PARTS: tl.constexpr, RUN: tl.constexpr, KIND: tl.constexpr,
     ZEROS: tl.constexpr, MINIMUMS: tl.constexpr, BIAS: tl.constexpr, ROUTED: tl.constexpr,
     SHARED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SUMS: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, PAIRS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Multiply a range of columns by a tile of rows, over the program's share of the inputs. Of several
-    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. SUMS:
-    offsets are multiplied by sums of the inputs; else zero points are subtracted where words are decoded.
-    PAIRS: these are decoded two at a time, to bfloat16."""
+    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. PAIRS: words
+    are decoded two at a time, to bfloat16."""
     tile, split = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = (column < N) | (N % COLUMNS == 0)
@@ -128,6 +123,7 @@ def _multiply(
     SHARE: tl.constexpr = (CHUNKS + SPLITS - 1) // SPLITS
     BITS: tl.constexpr = 16 // PARTS
     MIDDLE: tl.constexpr = 1 << (BITS - 1)
+    OFFSETS: tl.constexpr = ZEROS or MINIMUMS
     RUNS: tl.constexpr = PARTS // RUN
     SCALE: tl.constexpr = scales.dtype.element_ty
     OFFSET: tl.constexpr = offsets.dtype.element_ty
@@ -135,14 +131,14 @@ def _multiply(
     if KIND != FLOATS:  # loads so narrow are not pipelined: they are issued a chunk ahead
         group = tables + tl.minimum(split * SHARE * CHUNK // GROUP, GROUPS - RUNS)
         scale = _load_tables(scales, group, exists, RUNS)
-        if ZEROS or MINIMUMS:
+        if OFFSETS:
             offset = _load_tables(offsets, group, exists, RUNS)
     for chunk in range(split * SHARE, tl.minimum(split * SHARE + SHARE, CHUNKS)):
         next_scale, next_offset = scale, offset
         if KIND != FLOATS:
             group = tables + tl.minimum((chunk + 1) * CHUNK // GROUP, GROUPS - RUNS)
             next_scale = _load_tables(scales, group, exists, RUNS)
-            if ZEROS or MINIMUMS:
+            if OFFSETS:
                 next_offset = _load_tables(offsets, group, exists, RUNS)
             words = tl.load(own + (chunk * PART + part)[None, :], exists[:, None], 0)
         product = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -155,8 +151,6 @@ def _multiply(
                 left = tl.load(own + key[None, :], exists[:, None] & inside[None, :], 0.0)
             else:
                 zero = tl.full([1, 1], 0 if MINIMUMS else MIDDLE, tl.int32)
-                if ZEROS and not SUMS:
-                    zero = _take(offset[0], offset[1], half // RUN, tl.uint8)[:, None]
                 left = decode_part(words, table, zero, KIND, BITS, half, PAIRS).to(right.dtype)
             if UPCAST:  # the interpreter's dot takes the bits of bfloat16 for integers
                 left, right = left.to(tl.float32), right.to(tl.float32)
@@ -164,13 +158,13 @@ def _multiply(
                 acc = tl.dot(left, tl.trans(right), acc, input_precision=PRECISION)
             else:
                 product = tl.dot(left, tl.trans(right), product, input_precision=PRECISION)
-                if SUMS:
+                if OFFSETS:
                     sums = tl.dot(ones, tl.trans(right), sums, input_precision=PRECISION)
                 if half % RUN == RUN - 1:
                     own_scale = widen(_take(scale[0], scale[1], half // RUN, SCALE))
                     acc += product * own_scale[:, None]
                     product = tl.zeros([COLUMNS, ROWS], tl.float32)
-                    if SUMS:
+                    if OFFSETS:
                         added = _take(offset[0], offset[1], half // RUN, OFFSET).to(tl.float32)
                         if ZEROS:
                             added = own_scale * (MIDDLE - added)
@@ -290,7 +284,7 @@ def _launch(
         GROUPS=1 if weight.scales is None else weight.scales.shape[-1], PART=weight.part, PARTS=weight.parts,
         RUN=weight.run, KIND=int(weight.kind), ZEROS=zeros, MINIMUMS=minimums,
         BIAS=bias is not None, ROUTED=routing is not None, SHARED=shared, SPLITS=splits, ROWS=launch.rows,
-        COLUMNS=launch.columns, SUMS=minimums or (zeros and launch.rows <= SUMMED_ROWS),
+        COLUMNS=launch.columns,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         PAIRS=decodes_pairs(weight.kind, x.dtype),
         UPCAST=triton.knobs.runtime.interpret and x.dtype == torch.bfloat16,
@@ -306,15 +300,15 @@ def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
 
 
 def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
-    """Return the launch for products of so many rows, in parts of so many inputs. Tiles of 64 rows take 120
-    KiB of shared memory."""
+    """Return the launch for products of so many rows, in parts of so many inputs. Tiles of 64 rows take 112
+    KiB of shared memory on 9.0, so two programs fit on a multiprocessor; on 10.0 they spill."""
     if dtype == torch.float32:
         return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
     if rows <= 8 and part == MIN_PART:  # of more threads, each would load less of x than can be pipelined
         return Launch(8, 32, 2, 5)
     if rows <= 16:
         return Launch(8 if rows <= 8 else 16, 64, 4, 3)
-    return Launch(64 if rows > 32 and capability in (90, 100) else 32, 64, 4, 3)
+    return Launch(64 if rows > 32 and capability == 90 else 32, 64, 4, 3)
 
 
 def choose_splits(blocks: int, weight: PackedWeight) -> int:
@@ -362,6 +356,7 @@ def examples(capability: int) -> list[KernelExample]:
     routed = {"ROUTED": True, "SHARED": 4, "BIAS": True}
     kinds = {
         "4 bits": four | {"ZEROS": True, "SPLITS": 4},
+        "4 bits, groups of 64": four | {"ZEROS": True, "RUN": 1, "GROUP": 64, "GROUPS": 64},
         "4 bits, minimums": four | small | {"MINIMUMS": True},
         "8 bits, groups of 16": eight | small | {"PART": 16, "GROUP": 16, "GROUPS": 256},
         "8 bits": eight,
@@ -374,20 +369,20 @@ def examples(capability: int) -> list[KernelExample]:
         | {"KIND": int(Kind.FLOATS), "WORDS": 4096, "PARTS": 1, "RUN": 1, "PAIRS": False},
     }
     launches, every = [], kinds | experts
-    chosen = {1: every, 64: ("4 bits", *experts), 512: ("4 bits", "4 bits, minimums", "iq4")}
+    chosen = {1: every, 64: ("4 bits", "4 bits, groups of 64", *experts), 512: ("4 bits, minimums", "iq4")}
     for rows, names in chosen.items():
         for kind in names:
             constants = fixed | every[kind]
             launch = choose_launch(rows, constants["PART"], torch.bfloat16, capability)
             constants |= {"ROWS": launch.rows, "COLUMNS": launch.columns}
-            constants["SUMS"] = constants["MINIMUMS"] or (constants["ZEROS"] and rows <= SUMMED_ROWS)
             signature = pointers | dict.fromkeys(constants, "constexpr")
             signature |= {"offsets": "*fp32"} if constants["MINIMUMS"] else {}
             signature |= {"scales": "*u8"} if constants["KIND"] == Kind.MXFP4 else {}
             signature |= {"numbers": b} if constants["KIND"] == Kind.FLOATS else {}
             name = f"multiply {launch.rows} rows, {kind}"
             shape = (launch.warps, launch.stages, ("x_stride",))
-            launches.append(KernelExample(name, _multiply, signature, constants, *shape))
+            programs = 2 if rows > 1 and constants["ZEROS"] else 1
+            launches.append(KernelExample(name, _multiply, signature, constants, *shape, programs=programs))
     combine = {"outputs": b, "shares": "*fp32", "shared": b, "out": b}
     return [
         *launches,
