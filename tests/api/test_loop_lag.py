@@ -57,7 +57,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """The engine behind a server. As in a server's process, garbage collection leaves old objects out."""
+    """A server with the real engine. As in a server's process, garbage collection leaves old objects out."""
     found = Watched()
     folder = tmp_path_factory.mktemp("batches")
 

@@ -94,7 +94,7 @@ async def test_a_grammar_waits_for_a_slow_one_outside_of_its_own_time() -> None:
     await refused(checking, DIGITS)
     others = [Grammar(kind="regex", text=str(number)) for number in range(3)]
     waiting = [asyncio.create_task(checking(grammar, "guided_regex")) for grammar in others]
-    await asyncio.sleep(0.01)  # they wait behind a compilation that has not ended
+    await asyncio.sleep(0.01)  # they wait for a compilation that has not ended
     assert DIGITS not in slow.compiled
     slow.done.set()
     await asyncio.gather(*waiting)

@@ -115,7 +115,7 @@ class Drafting:
         self, proposals: list[Proposal], round: Round, shapes: list[Shape]
     ) -> dict[int, TokenTree]:
         """Return the trees that the device drafts, if they are to be verified as a whole in a step without
-        prompts: the step is launched behind the drafting."""
+        prompts: the step is launched right after the drafting."""
         decodes = all(proposal.slots == proposal.sequence.pending == 1 for proposal in proposals)
         if self._device_drafter and decodes and round.verifies_all(shapes):
             return self._device_drafter.pending_trees()

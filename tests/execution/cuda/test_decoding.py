@@ -62,6 +62,8 @@ class Run:
     last: list[Life] = field(default_factory=list)
     ids: count = field(default_factory=count)
     fresh: count = field(default_factory=lambda: count(1))
+    followed: int = 0
+    """Steps whose arrays are those of the step before, changed."""
 
     def join(self) -> None:
         rng, id = self.rng, next(self.ids)
@@ -96,6 +98,7 @@ class Run:
             if span.follows
         }
         step, layout = self.decoding.follow(spans), lay_out(spans, SIZE)
+        self.followed += step is not None
         states = {life.id: life.state for life in lives}
         step = step or self.decoding.begin(
             layout, states, {life.id: pack_params(life.state.params) for life in lives}, sources
@@ -148,6 +151,7 @@ def test_arrays_kept_from_step_to_step_are_those_made_from_the_spans(seed: int) 
         if len(run.lives) > 1 and run.rng.random() < 0.1:
             run.lives.pop(run.rng.randrange(len(run.lives)))
         run.step()
+    assert run.followed > 0
 
 
 @pytest.mark.parametrize(
