@@ -21,8 +21,8 @@ from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.messages import Stop, encode
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.tree import TokenTree, chain
-from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
+from streamserve.workers.draft_worker import listen
 from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.checkpoints import make_checkpoint
 from tests.draft_service.network import drafting
@@ -98,7 +98,7 @@ class Running:
         child.connect("inproc://parent")
         identity = OwnIdentity(model="m", tokenizer="t", vocabulary="v", vocab_size=320, max_model_len=512)
         self.service = Service(identity, ServiceConfig(num_blocks=200, keep_warm="never"), self.secret)
-        self.listener = DraftListener(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+        self.listener = listen(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
         self.drafter = Poisoned()
         self.runtime = ServiceRuntime(self.service, self.listener, child, self.context)
         self.runtime.start()

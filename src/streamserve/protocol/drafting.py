@@ -219,7 +219,7 @@ def encode(message: ToService | ToTarget) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_to_service(data: bytes) -> ToService:
+def decode_to_service(data: bytes | memoryview) -> ToService:
     """Decode a message at the service. Raises msgspec.DecodeError on anything else."""
     try:
         return _to_service.decode(data)
