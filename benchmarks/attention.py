@@ -24,8 +24,9 @@ from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native import library
 from streamserve.execution.native.attention import Spans
-from streamserve.execution.native.library import TYPES, CacheLayerStruct, ThreadPool, kernels
+from streamserve.execution.native.library import TYPES, ThreadPool, kernels
 from streamserve.execution.native.paths import multiplier_rate, name_of
+from streamserve.execution.native.structures import CacheLayerStruct
 from streamserve.execution.rope_spec import RopeSpec
 from streamserve.execution.spec import ModelSpec, Multipliers
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from streamserve.cli.findings import Finding, Verdict
+from streamserve.execution.native.abi import LibraryMismatch
 from streamserve.execution.native.build import (
     BuildFailed,
     NativeCacheError,
@@ -59,6 +60,8 @@ def _library_finding(library: Path, source: str) -> Finding:
             f"{library} cannot be loaded ({error}): models run on plain PyTorch",
             "compile kernels here: pip install --no-binary streamserve streamserve, with g++",
         )
+    except LibraryMismatch as error:
+        return Finding(Verdict.FAIL, "kernels", str(error), "do what it says, and run this again")
     pool = ThreadPool(loaded, 1)
     paths = [path for path in KernelPath if pool.supports(path, torch.bfloat16)]
     rates = stored_rates(library)

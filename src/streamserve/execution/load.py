@@ -38,11 +38,12 @@ from streamserve.execution.loaded import (
 from streamserve.execution.lora.table import AdapterTable
 from streamserve.execution.memory import ALONE, HostShare
 from streamserve.execution.model import Model
-from streamserve.execution.native.attention import MAX_QUERY_GROUP, NativeAttention
+from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import Path, ThreadPool, kernels
 from streamserve.execution.native.model import NativeModel
 from streamserve.execution.native.paths import best_path, name_of, numerics_of
 from streamserve.execution.native.sampling import NativeChooser, NativeDraftSelector
+from streamserve.execution.native.structures import MAX_QUERY_GROUP
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.passes import ModelPasses
 from streamserve.execution.spec import ModelSpec

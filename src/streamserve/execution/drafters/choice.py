@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.execution.gguf.vocabulary import VOCABULARY, read_vocabulary
-from streamserve.execution.native.attention import MAX_QUERY_GROUP
+from streamserve.execution.native.structures import MAX_QUERY_GROUP
 from streamserve.execution.open import open_checkpoint
 from streamserve.execution.spec import ModelSpec
 from streamserve.gguf.paths import gguf_file

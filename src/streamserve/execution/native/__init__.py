@@ -10,6 +10,8 @@ cpp/elementwise.*       norms, rotary embedding, SwiGLU
 cpp/layers.*            decoder layers as one call
 cpp/sampling.*          from logits to tokens
 cpp/draft_selection.cpp from a draft model's logits to draft tokens
+cpp/abi.*               structures and enums described for Python
 levels.py, packaged.py  the libraries of a wheel
+structures.py, abi.py   the structures as Python makes them, and the check that a library has the same
 build.py → library.py → linear.py, attention.py, sampling.py → model.py
 """

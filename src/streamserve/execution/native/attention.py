@@ -4,7 +4,6 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, cast, pointer
-from struct import Struct
 
 import torch
 from torch import Tensor
@@ -12,21 +11,16 @@ from torch import Tensor
 from streamserve.execution.attention import PLAIN, Scoring
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, SpanRows
-from streamserve.execution.native.library import (
-    TYPES,
+from streamserve.execution.native.library import TYPES, ThreadPool
+from streamserve.execution.native.structures import (
     CacheLayerStruct,
     LoraStruct,
     SpanStruct,
     StepStruct,
-    ThreadPool,
+    packer,
 )
 
-MAX_QUERY_GROUP = 256
-"""The maximum number of query heads that may share a key-value head."""
-
-
-_SPAN = Struct("PPiiii")
-"""library.SpanStruct."""
+_SPAN = packer(SpanStruct)
 
 
 class Spans:

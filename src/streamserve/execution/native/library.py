@@ -1,4 +1,4 @@
-"""Python bindings of the compiled kernels: structures, paths, and the thread pool that runs them."""
+"""Python bindings of the compiled kernels: functions, enums, paths, and the thread pool that runs them."""
 
 import ctypes
 import functools
@@ -14,15 +14,35 @@ from typing import Any
 
 import torch
 
+from streamserve.execution.native import abi
 from streamserve.execution.native.build import BuildFailed, build, flags_up_to
 from streamserve.execution.native.packaged import packaged_library
+from streamserve.execution.native.structures import (
+    CHUNK,
+    LORA_MAPS,
+    MAX_QUERY_GROUP,
+    PANEL,
+    CacheLayerStruct,
+    CacheStruct,
+    DrawStruct,
+    ExpertsStruct,
+    GatingStruct,
+    LayerStruct,
+    LinearStruct,
+    LoraStruct,
+    LowRankColumnsStruct,
+    LowRankStruct,
+    ModelStruct,
+    ScoringStruct,
+    SpanStruct,
+    StepStruct,
+)
+from streamserve.execution.sampling import NOT_FINITE
 from streamserve.protocol.config import KernelPath
 from streamserve.protocol.instructions import kernel_bound
 
 log = logging.getLogger(__name__)
 
-PANEL = 64
-CHUNK = 32
 _LARGE_PAGE = 2 << 20
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -79,162 +99,35 @@ class Activation(IntEnum):
     CLAMPED_SILU = 2
 
 
-class LinearStruct(ctypes.Structure):
-    """cpp/common.h: Linear."""
+_STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "Linear": LinearStruct, "Span": SpanStruct, "CacheLayer": CacheLayerStruct, "Scoring": ScoringStruct,
+    "Gating": GatingStruct, "Experts": ExpertsStruct, "Layer": LayerStruct, "Model": ModelStruct,
+    "LowRankColumns": LowRankColumnsStruct, "LowRank": LowRankStruct, "Lora": LoraStruct, "Step": StepStruct,
+    "Cache": CacheStruct, "Draw": DrawStruct,
+}  # fmt: skip
+"""The structures that Python makes, by their names in cpp/."""
 
-    _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("scales", c_void_p),
-        ("offsets", c_void_p),
-        ("order", c_void_p),
-        ("table", c_void_p),
-        ("n", c_int32),
-        ("k", c_int32),
-        ("n_padded", c_int32),
-        ("k_padded", c_int32),
-        ("path", c_int32),
-        ("type", c_int32),
-        ("numbers", c_int32),
-        ("bits", c_int32),
-        ("group", c_int32),
-        ("scale_type", c_int32),
-    )
-
-
-class SpanStruct(ctypes.Structure):
-    """cpp/attention.h: Span."""
-
-    _fields_ = (
-        ("blocks", c_void_p),
-        ("parents", c_void_p),
-        ("row", c_int32),
-        ("rows", c_int32),
-        ("start", c_int32),
-        ("linear", c_int32),
-    )
-
-
-class CacheLayerStruct(ctypes.Structure):
-    """cpp/attention.h: CacheLayer."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("block_size", c_int32),
-        ("kv_heads", c_int32),
-        ("dim", c_int32),
-        ("type", c_int32),
-        ("quantized", c_int32),
-    )
-
-
-class ExpertsStruct(ctypes.Structure):
-    """cpp/layers.h: Experts."""
-
-    _fields_ = (
-        ("router", LinearStruct),
-        ("gate_up", POINTER(LinearStruct)),
-        ("down", POINTER(LinearStruct)),
-        ("count", c_int32),
-        ("chosen", c_int32),
-        ("shared", c_int32),
-        ("normalized", c_int32),
-    )
-
-
-class LayerStruct(ctypes.Structure):
-    """cpp/layers.h: Layer."""
-
-    _fields_ = (
-        ("attention_norm", c_void_p),
-        ("attention_post_norm", c_void_p),
-        ("head_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("mlp_post_norm", c_void_p),
-        ("sinks", c_void_p),
-        ("experts", POINTER(ExpertsStruct)),
-        ("qkv", LinearStruct),
-        ("out", LinearStruct),
-        ("gate_up", LinearStruct),
-        ("down", LinearStruct),
-        ("window", c_int32),
-        ("rope", c_int32),
-    )
-
-
-class ModelStruct(ctypes.Structure):
-    """cpp/layers.h: Model."""
-
-    _fields_ = (
-        ("layers", POINTER(LayerStruct)),
-        ("hidden", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("dim", c_int32),
-        ("rotary", c_int32),
-        ("path", c_int32),
-        ("type", c_int32),
-        ("wide_norms", c_int32),
-        ("joint_head_norm", c_int32),
-        ("epsilon", c_float),
-        ("residual_scale", c_float),
-        ("attention_scale", c_float),
-        ("attention_cap", c_float),
-        ("activation", c_int32),
-        ("swiglu_alpha", c_float),
-        ("swiglu_limit", c_float),
-    )
-
-
-class LowRankStruct(ctypes.Structure):
-    """cpp/lora.h: LowRank."""
-
-    _fields_ = (
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("scales", c_void_p),
-        ("columns", c_void_p),
-        ("rank", c_int32),
-        ("chunks", c_int32),
-    )
-
-
-class LoraStruct(ctypes.Structure):
-    """cpp/lora.h: Lora."""
-
-    _fields_ = (
-        ("adapters", POINTER(POINTER(LowRankStruct))),
-        ("adapter_of", c_void_p),
-        ("count", c_int32),
-        ("max_rank", c_int32),
-    )
-
-
-class StepStruct(ctypes.Structure):
-    """cpp/layers.h: Step."""
-
-    _fields_ = (
-        ("spans", POINTER(SpanStruct)),
-        ("slots", c_void_p),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("lora", POINTER(LoraStruct)),
-        ("span_count", c_int32),
-        ("rows", c_int32),
-    )
-
-
-class CacheStruct(ctypes.Structure):
-    """cpp/layers.h: Cache."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("layer_stride", c_size_t),
-        ("written", c_void_p),
-        ("block_size", c_int32),
-        ("quantized", c_int32),
-    )
-
+_VALUES: dict[str, dict[str, int]] = {
+    "constants": {
+        "PANEL": PANEL, "CHUNK": CHUNK, "LORA_MAPS": LORA_MAPS, "MAX_QUERIES": MAX_QUERY_GROUP,
+        "NOT_FINITE": NOT_FINITE,
+    },
+    "Type": {"F32": TYPES[torch.float32], "BF16": TYPES[torch.bfloat16]},
+    "Source": {
+        "FROM_F32": SOURCES[torch.float32], "FROM_BF16": SOURCES[torch.bfloat16],
+        "FROM_F16": SOURCES[torch.float16],
+    },
+    "BlockType": BLOCKS,
+    "PackResult": dict(PackResult.__members__),
+    "Path": dict(Path.__members__),
+    "Numbers": dict(Numbers.__members__),
+    "ScaleType": {
+        "SCALE_F32": ScaleType.FLOAT32, "SCALE_BF16": ScaleType.BFLOAT16, "SCALE_F16": ScaleType.FLOAT16,
+        "SCALE_E8M0": ScaleType.E8M0,
+    },
+    "Activation": dict(Activation.__members__),
+}  # fmt: skip
+"""The values of enums and constants that Python has too, by their names in cpp/."""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ss_path_supported": (c_int, [c_int, c_int]),
@@ -286,8 +179,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def load_library(path: FilePath) -> ctypes.CDLL:
-    """Load the library at `path` and set its functions' types. Calls release the GIL."""
+    """Load the library at `path` and set its functions' types. Calls release the GIL.
+
+    Raises LibraryMismatch if its structures or enums are others than Python's, or a function is absent.
+    """
     library = ctypes.CDLL(str(path))
+    abi.check(library, path, [*_SIGNATURES], _STRUCTURES, _VALUES)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -306,7 +203,7 @@ def kernels_up_to(bound: KernelPath) -> ctypes.CDLL | None:
     once, if unavailable.
 
     Raises NativeCacheError if the cache is in a folder that other users can write, CheckpointError if the
-    processor lacks the instructions.
+    processor lacks the instructions, LibraryMismatch if they do not fit to the Python files.
     """
     try:
         return load_library(packaged_library(bound=bound) or build(flags=flags_up_to(bound)))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from streamserve.execution.linear import Format
-from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
+from streamserve.execution.native.library import TYPES, ThreadPool
 from streamserve.execution.native.packing import pack
+from streamserve.execution.native.structures import CHUNK, PANEL, LinearStruct
 from streamserve.execution.quantization import BlockWeight, QuantizedWeight, StoredWeight, StripedWeight
 from streamserve.execution.weight_arena import StoredTensor
 

@@ -12,27 +12,30 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.native.library import CHUNK, LoraStruct, LowRankStruct, ThreadPool
+from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.native.structures import (
+    CHUNK,
+    LORA_MAPS,
+    LoraStruct,
+    LowRankColumnsStruct,
+    LowRankStruct,
+)
 
 if TYPE_CHECKING:
     from streamserve.execution.lora.step import StepAdapters
     from streamserve.execution.lora.weights import AdapterWeights, LowRankPart
 
-KINDS = 4
-"""Linear maps of a layer: cpp/lora.h: LORA_MAPS."""
-
 COLUMNS = 16
 """Columns of a packed weight that need the same ranks."""
 
-_RANKS = np.dtype([("offset", "<i8"), ("first", "<i4"), ("ranks", "<i4")])
-"""cpp/lora.h: LowRankColumns."""
+_RANKS = np.dtype(LowRankColumnsStruct)
 
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """An adapter as the kernels read it: `maps` [layers × KINDS] point into `memory`. `rank` is the largest
-    sum of the ranks of a map's modules."""
+    """An adapter as the kernels read it: `maps` [layers × LORA_MAPS] point into `memory`. `rank` is the
+    largest sum of the ranks of a map's modules."""
 
     maps: "ctypes.Array[LowRankStruct]"
     memory: Tensor
@@ -42,13 +45,13 @@ class PackedAdapter:
 def pack_adapter(
     weights: "AdapterWeights", maps: Sequence[LinearMap | None], pool: ThreadPool
 ) -> PackedAdapter:
-    """Pack an adapter of a model with the linear maps `maps` [layers × KINDS] into one piece of memory, whose
-    large pages let it be read at full speed."""
+    """Pack an adapter of a model with the linear maps `maps` [layers × LORA_MAPS] into one piece of
+    memory, whose large pages let it be read at full speed."""
     packed = {}
     for (layer, kind), parts in weights.parts.items():
-        linear = maps[layer * KINDS + kind]
+        linear = maps[layer * LORA_MAPS + kind]
         assert isinstance(linear, NativeLinear)
-        packed[layer * KINDS + kind] = _packed(parts, linear)
+        packed[layer * LORA_MAPS + kind] = _packed(parts, linear)
     tensors = [tensor for each in packed.values() for tensor in each]
     memory = pool.memory(sum(_aligned(tensor.nbytes) for tensor in tensors))
     addresses, offset = [], 0

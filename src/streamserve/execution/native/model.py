@@ -12,18 +12,18 @@ from streamserve.execution.lora.step import StepAdapters
 from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model, scaled
 from streamserve.execution.native.attention import NativeAttention
-from streamserve.execution.native.library import (
-    TYPES,
-    Activation,
+from streamserve.execution.native.library import TYPES, Activation, ThreadPool
+from streamserve.execution.native.linear import NativeLinear
+from streamserve.execution.native.lora import step_struct
+from streamserve.execution.native.structures import (
     CacheStruct,
     ExpertsStruct,
+    GatingStruct,
     LayerStruct,
     LinearStruct,
     ModelStruct,
-    ThreadPool,
+    ScoringStruct,
 )
-from streamserve.execution.native.linear import NativeLinear
-from streamserve.execution.native.lora import step_struct
 from streamserve.execution.spec import ModelSpec
 
 
@@ -69,11 +69,8 @@ class NativeModel(Model):
             joint_head_norm=spec.qk_norm == "joint",
             epsilon=spec.rms_norm_eps,
             residual_scale=spec.multipliers.residual,
-            attention_scale=spec.multipliers.attention,
-            attention_cap=spec.attention_cap,
-            activation=_activation(spec),
-            swiglu_alpha=spec.clamp.alpha if spec.clamp else 0.0,
-            swiglu_limit=spec.clamp.limit if spec.clamp else 0.0,
+            scoring=ScoringStruct(spec.multipliers.attention, spec.attention_cap),
+            gating=_gating(spec),
         )
 
     @property
@@ -172,10 +169,10 @@ class NativeModel(Model):
         return struct
 
 
-def _activation(spec: ModelSpec) -> Activation:
+def _gating(spec: ModelSpec) -> GatingStruct:
     if spec.clamp:
-        return Activation.CLAMPED_SILU
-    return Activation.GELU if spec.activation == "gelu_pytorch_tanh" else Activation.SILU
+        return GatingStruct(Activation.CLAMPED_SILU, spec.clamp.alpha, spec.clamp.limit)
+    return GatingStruct(Activation.GELU if spec.activation == "gelu_pytorch_tanh" else Activation.SILU)
 
 
 def _struct_of(linear: LinearMap) -> LinearStruct:

@@ -12,17 +12,15 @@ from torch import Tensor
 
 from streamserve.execution.native.library import (
     BLOCKS,
-    CHUNK,
-    PANEL,
     SOURCES,
     TYPES,
-    LinearStruct,
     Numbers,
     PackResult,
     Path,
     ScaleType,
     ThreadPool,
 )
+from streamserve.execution.native.structures import CHUNK, PANEL, LinearStruct
 from streamserve.execution.quantization import (
     TABLES,
     TILE,

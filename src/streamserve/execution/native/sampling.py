@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import c_int32
-from struct import Struct
 
 import numpy as np
 import torch
@@ -11,11 +10,11 @@ from torch import Tensor
 
 from streamserve.execution.drafters.selection import NO_ADJUSTMENTS, ScoredToken
 from streamserve.execution.native.library import ThreadPool
+from streamserve.execution.native.structures import DrawStruct, packer
 from streamserve.execution.sampling import Row, Scores, seed_of
 from streamserve.protocol.sampling import SamplingParams
 
-_DRAW = Struct("PQdddiiII")
-"""cpp/sampling.h: Draw."""
+_DRAW = packer(DrawStruct)
 
 
 class NativeChooser:

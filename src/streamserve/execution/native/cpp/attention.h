@@ -30,6 +30,8 @@ struct Span {
     const int32_t* parents;
     int32_t row, rows, start, linear;
 };
+ABI_STRUCT(Span, ABI_FIELD(blocks), ABI_FIELD(parents), ABI_FIELD(row), ABI_FIELD(rows), ABI_FIELD(start),
+           ABI_FIELD(linear));
 
 // One layer of the cache: [block][k|v][head][slot][vector]. A vector is `dim` numbers of `type` or, with
 // `quantized`, `dim` integers and their scale (kv_vectors.h). Attention computes in `type` in either case.
@@ -45,6 +47,8 @@ struct CacheLayer {
         return static_cast<char*>(data) + vector * vector_bytes();
     }
 };
+ABI_STRUCT(CacheLayer, ABI_FIELD(data), ABI_FIELD(block_size), ABI_FIELD(kv_heads), ABI_FIELD(dim), ABI_FIELD(type),
+           ABI_FIELD(quantized));
 
 // Some rows of a span and the keys of some whole ranges: what one thread does for one key-value head.
 // `part` numbers what is merged later by another; -1: this is all, the result goes out at once.
@@ -57,6 +61,7 @@ struct Item {
 struct Scoring {
     float scale, cap;
 };
+ABI_STRUCT(Scoring, ABI_FIELD(scale), ABI_FIELD(cap));
 
 struct Attention {
     const Span* spans;

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "abi.h"
+
 namespace streamserve {
 
 struct bf16 {
@@ -47,7 +49,9 @@ inline bf16 round_bf16(float x) {
 // The instructions a kernel uses. Each path gives a row the same bits whatever other rows there are, and AVX2, AVX512 and
 // AVX512_BF16 give the same.
 enum Path : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
+ABI_ENUM(Path, ABI_VALUE(PORTABLE), ABI_VALUE(AVX2), ABI_VALUE(AVX512), ABI_VALUE(AVX512_BF16), ABI_VALUE(AMX));
 enum Type : int32_t { F32 = 0, BF16 = 1 };
+ABI_ENUM(Type, ABI_VALUE(F32), ABI_VALUE(BF16));
 // float16, for scales.
 struct f16 {
     uint16_t bits;
@@ -80,12 +84,15 @@ inline float widen(e8m0 x) {
 // zero points in 8, of which the offsets are made: -(zero point · scale). SCALE_E8M0, scales in 8 bits, has no
 // zero points.
 enum ScaleType { SCALE_F32 = 0, SCALE_BF16 = 1, SCALE_F16 = 2, SCALE_E8M0 = 3 };
+ABI_ENUM(ScaleType, ABI_VALUE(SCALE_F32), ABI_VALUE(SCALE_BF16), ABI_VALUE(SCALE_F16), ABI_VALUE(SCALE_E8M0));
 
 
 // Of the gates of an MLP (elementwise.h: activate).
 enum Activation : int32_t { SILU = 0, GELU = 1, CLAMPED_SILU = 2 };
+ABI_ENUM(Activation, ABI_VALUE(SILU), ABI_VALUE(GELU), ABI_VALUE(CLAMPED_SILU));
 // What the numbers of a weight are: of the type of its activations, unsigned integers, or e4m3.
 enum Numbers : int32_t { PLAIN = 0, INTEGERS = 1, E4M3 = 2 };
+ABI_ENUM(Numbers, ABI_VALUE(PLAIN), ABI_VALUE(INTEGERS), ABI_VALUE(E4M3));
 
 // Weights are made for columns in panels of 64, activations come in chunks of 32 numbers.
 constexpr int PANEL = 64;
@@ -113,6 +120,9 @@ struct Linear {
     int32_t numbers, bits, group;
     int32_t scale_type;
 };
+ABI_STRUCT(Linear, ABI_FIELD(weight), ABI_FIELD(bias), ABI_FIELD(scales), ABI_FIELD(offsets), ABI_FIELD(order),
+           ABI_FIELD(table), ABI_FIELD(n), ABI_FIELD(k), ABI_FIELD(n_padded), ABI_FIELD(k_padded), ABI_FIELD(path),
+           ABI_FIELD(type), ABI_FIELD(numbers), ABI_FIELD(bits), ABI_FIELD(group), ABI_FIELD(scale_type));
 
 // Activations: rows of chunks of 32 numbers, each chunk contiguous.
 //

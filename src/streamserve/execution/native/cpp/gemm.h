@@ -26,6 +26,7 @@ struct Gating {
     int activation;
     float alpha, limit;
 };
+ABI_STRUCT(Gating, ABI_FIELD(activation), ABI_FIELD(alpha), ABI_FIELD(limit));
 
 // What becomes of sums [rows][64 columns]; all of them are rounded to the model's type first.
 struct Finish {

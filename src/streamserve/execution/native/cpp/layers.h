@@ -15,6 +15,8 @@ struct Experts {
     const Linear *gate_up, *down;
     int32_t count, chosen, shared, normalized;
 };
+ABI_STRUCT(Experts, ABI_FIELD(router), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(count), ABI_FIELD(chosen),
+           ABI_FIELD(shared), ABI_FIELD(normalized));
 
 // One layer's weights; norms are float32, null where a layer has none: of what goes into attention and MLP, of
 // what comes out of them before it is added, and of queries and keys [query heads + key heads][dim]. `gate_up`
@@ -26,6 +28,9 @@ struct Layer {
     Linear qkv, out, gate_up, down;
     int32_t window, rope;
 };
+ABI_STRUCT(Layer, ABI_FIELD(attention_norm), ABI_FIELD(attention_post_norm), ABI_FIELD(head_norm),
+           ABI_FIELD(mlp_norm), ABI_FIELD(mlp_post_norm), ABI_FIELD(sinks), ABI_FIELD(experts), ABI_FIELD(qkv),
+           ABI_FIELD(out), ABI_FIELD(gate_up), ABI_FIELD(down), ABI_FIELD(window), ABI_FIELD(rope));
 
 // `rotary` of a head's `dim` numbers are rotated. `wide_norms`: elementwise.h. `joint_head_norm`: all queries of
 // a row are normalized as one vector, and all its keys, instead of head by head. What attention and MLP add is
@@ -37,6 +42,9 @@ struct Model {
     Scoring scoring;
     Gating gating;
 };
+ABI_STRUCT(Model, ABI_FIELD(layers), ABI_FIELD(hidden), ABI_FIELD(heads), ABI_FIELD(kv_heads), ABI_FIELD(dim),
+           ABI_FIELD(rotary), ABI_FIELD(path), ABI_FIELD(type), ABI_FIELD(wide_norms), ABI_FIELD(joint_head_norm),
+           ABI_FIELD(epsilon), ABI_FIELD(residual_scale), ABI_FIELD(scoring), ABI_FIELD(gating));
 
 // A step's rows. `cos`, `sin` [rotations][rows][rotary / 2] of the model's type; `slots` [rows] number the
 // cache's slots. `lora`: adapters that rows have; null if none has any.
@@ -48,6 +56,8 @@ struct Step {
     const Lora* lora;
     int32_t span_count, rows;
 };
+ABI_STRUCT(Step, ABI_FIELD(spans), ABI_FIELD(slots), ABI_FIELD(cos), ABI_FIELD(sin), ABI_FIELD(lora),
+           ABI_FIELD(span_count), ABI_FIELD(rows));
 
 // The cache of all layers, `layer_stride` bytes apart, with vectors as in CacheLayer. `written` counts the
 // layers whose keys and values are there, over all steps: an observer may read a layer while the next ones are
@@ -58,6 +68,8 @@ struct Cache {
     int64_t* written;
     int32_t block_size, quantized;
 };
+ABI_STRUCT(Cache, ABI_FIELD(data), ABI_FIELD(layer_stride), ABI_FIELD(written), ABI_FIELD(block_size),
+           ABI_FIELD(quantized));
 
 // `hidden` [rows][hidden], in place, through layers `first` to `last`.
 void run_layers(Pool& pool, const Model& model, const Step& step, const Cache& cache, void* hidden, int first,

@@ -24,6 +24,7 @@ struct LowRankColumns {
     int64_t offset;
     int32_t first, ranks;
 };
+ABI_STRUCT(LowRankColumns, ABI_FIELD(offset), ABI_FIELD(first), ABI_FIELD(ranks));
 
 // What an adapter adds to a linear map, whose modules' ranks follow each other; `rank`, an even number: 0 for
 // nothing. `a` [rank / 2][chunks][2][32 k] and `b` are of the model's type; `columns` has an entry for each 16 of the
@@ -34,6 +35,8 @@ struct LowRank {
     const LowRankColumns* columns;
     int32_t rank, chunks;
 };
+ABI_STRUCT(LowRank, ABI_FIELD(a), ABI_FIELD(b), ABI_FIELD(scales), ABI_FIELD(columns), ABI_FIELD(rank),
+           ABI_FIELD(chunks));
 
 enum LoraMap { LORA_QKV, LORA_OUT, LORA_GATE_UP, LORA_DOWN, LORA_MAPS };
 
@@ -44,6 +47,7 @@ struct Lora {
     const int32_t* adapter_of;
     int32_t count, max_rank;
 };
+ABI_STRUCT(Lora, ABI_FIELD(adapters), ABI_FIELD(adapter_of), ABI_FIELD(count), ABI_FIELD(max_rank));
 
 // Cache lines to be fetched to L2 while something else is computed, a few at a time: many at once would hold up its
 // loads.

@@ -9,6 +9,7 @@ namespace streamserve {
 
 // What a checkpoint's floats are.
 enum Source : int32_t { FROM_F32 = 0, FROM_BF16 = 1, FROM_F16 = 2 };
+ABI_ENUM(Source, ABI_VALUE(FROM_F32), ABI_VALUE(FROM_BF16), ABI_VALUE(FROM_F16));
 
 // A weight's outputs as they come: rows[i] is the address of the k numbers of output i, null for padding.
 struct Outputs {
@@ -35,6 +36,7 @@ struct BlockRows {
 };
 
 enum class PackResult : int32_t { PACKED = 0, NOT_FINITE = 1, NOT_HELD = 2 };
+ABI_ENUM(PackResult, ABI_VALUE(PACKED), ABI_VALUE(NOT_FINITE), ABI_VALUE(NOT_HELD));
 
 // Takes rows of blocks in the weight's format, or in ones that it holds too (execution/quantization.py: widen). Scales,
 // of the weight's scale type, and minimums, null of a symmetric weight, are [panel][group][64]. Returns whether all

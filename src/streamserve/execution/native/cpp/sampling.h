@@ -1,6 +1,7 @@
 // Choosing tokens after rows of logits: what execution/sampling.py does with numpy, step by step in float64.
 #pragma once
 
+#include "abi.h"
 #include "pool.h"
 
 namespace streamserve {
@@ -15,6 +16,8 @@ struct Draw {
     int32_t row, top_k;
     uint32_t choice, index;
 };
+ABI_STRUCT(Draw, ABI_FIELD(scores), ABI_FIELD(seed), ABI_FIELD(temperature), ABI_FIELD(top_p), ABI_FIELD(min_score),
+           ABI_FIELD(row), ABI_FIELD(top_k), ABI_FIELD(choice), ABI_FIELD(index));
 
 // The token of a row whose logits are not all finite: as execution/sampling.py.
 constexpr int32_t NOT_FINITE = -1;
