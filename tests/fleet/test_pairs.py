@@ -18,7 +18,8 @@ from streamserve.fleet.events import (
     WorkerMessage,
 )
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.worker_state import pairs, total
+from streamserve.fleet.report_totals import total
+from streamserve.fleet.worker_state import pairs
 from streamserve.protocol.messages import (
     Admitted,
     Cancel,

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from streamserve.fleet.events import Heartbeat, Kill, Start
 from streamserve.fleet.process_state import GIVE_UP_STARTS
 from streamserve.fleet.prompt_queue import Queued
+from streamserve.fleet.report_totals import counted, total
 from streamserve.fleet.supervisor import WorkerSupervisor
-from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, counted, pairs, total, unified
+from streamserve.fleet.worker_state import RECENT, Topology, WorkerState, pairs, unified
 from streamserve.protocol.messages import CostCurve, Failed
 from streamserve.protocol.reports import RemoteReport, StepParts
 from tests.api.reports import REPORT

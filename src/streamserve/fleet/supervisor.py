@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from streamserve.fleet.availability import Availability, Where
 from streamserve.fleet.events import Heartbeat, Kill, Retire, Start
 from streamserve.fleet.process_state import SupervisionPolicy, Watch
-from streamserve.fleet.worker_state import Topology, WorkerState, counted, total
+from streamserve.fleet.report_totals import counted, total
+from streamserve.fleet.worker_state import Topology, WorkerState
 from streamserve.protocol.messages import Failed, Ready
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint

@@ -1,11 +1,9 @@
 """What the fleet knows of a worker, and the topology of workers: unified ones, stream pairs, uneven pools,
 and mixed fleets."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import chain, zip_longest
-from typing import Any
 
 import msgspec
 
@@ -164,32 +162,6 @@ def _speedup(before: Report, now: Report) -> float | None:
     if plain <= 0 or target <= 0:
         return None
     return tokens / plain * target / (target + draft)
-
-
-def total(reports: Iterable[Report]) -> Report | None:
-    """Return the sum of several workers' reports, count by count; None for no reports."""
-    summed = _sum([msgspec.to_builtins(report) for report in reports])
-    return msgspec.convert(summed, Report) if summed else None
-
-
-def counted(report: Report) -> Report:
-    """Return what a worker that has ended leaves of its report: the counters, without its state."""
-    remote = report.remote and msgspec.structs.replace(report.remote, services=0)
-    return msgspec.structs.replace(
-        report, running=0, waiting=0, blocks_total=0, blocks_live=0, remote=remote, standstill_seconds=0.0
-    )
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    """Return the sum of values, elementwise in dictionaries and lists; None values are ignored."""
-    present = [value for value in values if value is not None]
-    if not present:
-        return None
-    if isinstance(present[0], dict):
-        return {key: _sum([value.get(key) for value in present]) for key in dict.fromkeys(chain(*present))}
-    if isinstance(present[0], list):
-        return [_sum(items) for items in zip_longest(*present)]
-    return present[0] if isinstance(present[0], str) else sum(present)
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ import msgspec
 from streamserve.baselines.routers import parse_router
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
+from streamserve.fleet.report_totals import total
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.fleet.scaling import AddedRole, Removal
 from streamserve.fleet.tracing.recorder import Recorder, Sink
 from streamserve.fleet.tracing.telemetry import Telemetry, exporting
 from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.view import RouterView, router_view
-from streamserve.fleet.worker_state import Topology, role, total
+from streamserve.fleet.worker_state import Topology, role
 from streamserve.llm.adapters import ServedAdapters
 from streamserve.llm.cluster import kv_network, make_launcher
 from streamserve.llm.items import Item, read_items
@@ -169,7 +170,7 @@ class AsyncLLM:
         return self._runtime.incidents()
 
     def report(self) -> Report | None:
-        """Return the sum of the workers' latest reports and of what ended ones had counted, with what the
+        """Return the total of the workers' latest reports and of what ended ones had counted, with what the
         fleet itself withdrew; None if no worker has reported."""
         fleet = self._runtime.fleet
         reports = [fleet.supervisor.ended, *(worker.report for worker in fleet.workers.values())]

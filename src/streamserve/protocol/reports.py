@@ -1,6 +1,39 @@
-"""A worker's reports, sent twice a second: its state, and counters since its start."""
+"""A worker's reports, sent twice a second: its state, and counters since its start.
+
+Each field declares how those of several workers are merged (fleet/report_totals.py).
+"""
+
+from enum import Enum, auto
+from typing import Annotated
 
 import msgspec
+
+
+class Merge(Enum):
+    """How a field of several workers' reports becomes a field of their total. When a worker ends, its
+    counters stay in the total, and its state does not."""
+
+    COUNTER = auto()
+    """The sum."""
+    COMPLETE_COUNTER = auto()
+    """The sum if all workers have it, else None: it is compared with counters that all workers have."""
+    COUNTERS_BY_INDEX = auto()
+    """The sum of each entry of a list; an absent entry is 0."""
+    COUNTERS_BY_KEY = auto()
+    """The sum of each entry of a dictionary; an absent entry is 0."""
+    STATE = auto()
+    """The sum of what each worker has now."""
+    LONGEST_STATE = auto()
+    """The maximum: times that pass at all workers together are not added."""
+    FIELDS = auto()
+    """A report within the report, or None: merged field by field, of the workers that have it."""
+
+
+Count = Annotated[int, Merge.COUNTER]
+Seconds = Annotated[float, Merge.COUNTER]
+Counts = Annotated[list[int], Merge.COUNTERS_BY_INDEX]
+CountsByKey = Annotated[dict[str, int], Merge.COUNTERS_BY_KEY]
+Present = Annotated[int, Merge.STATE]
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -9,16 +42,16 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
     as predicted before verification. `trees_by_nodes[i]` and `trees_by_depth[i]`: verified trees with i + 1
     draft tokens, and those with i + 1 levels of them."""
 
-    drafts: int
-    drafted: int
-    verified: int
-    accepted: int
-    expected: float
-    accepted_at: list[int]
-    trees_by_nodes: list[int]
-    trees_by_depth: list[int]
-    draft_seconds: float
-    select_seconds: float
+    drafts: Count
+    drafted: Count
+    verified: Count
+    accepted: Count
+    expected: Annotated[float, Merge.COUNTER]
+    accepted_at: Counts
+    trees_by_nodes: Counts
+    trees_by_depth: Counts
+    draft_seconds: Seconds
+    select_seconds: Seconds
 
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -30,8 +63,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     `STEP_TOKENS[i]` and more than the bound before; the last count is of larger steps. `total`: all
     tokens."""
 
-    counts: list[int]
-    total: int
+    counts: Counts
+    total: Count
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +72,9 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     `draft` (drafting) and `target` (the executor). The remainder is processing results: updating statistics
     and making events."""
 
-    scheduling: float
-    draft: float
-    target: float
+    scheduling: Seconds
+    draft: Seconds
+    target: Seconds
 
 
 class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,14 +82,14 @@ class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
     choice; `swap_seconds` were spent on copies, `recompute_seconds` on recomputing dropped KV, as a share of
     steps by query tokens."""
 
-    swaps: int
-    recomputes: int
-    blocks_out: int
-    blocks_back: int
-    swap_predicted: float
-    swap_seconds: float
-    recompute_predicted: float
-    recompute_seconds: float
+    swaps: Count
+    recomputes: Count
+    blocks_out: Count
+    blocks_back: Count
+    swap_predicted: Seconds
+    swap_seconds: Seconds
+    recompute_predicted: Seconds
+    recompute_seconds: Seconds
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +97,12 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     dropped. Of the `finished` prompts' `tokens`, `computed_before` had KV when the prompt was finished;
     `withdrawn` tokens of early answers became void."""
 
-    chunks: int
-    invalidated: int
-    finished: int
-    tokens: int
-    computed_before: int
-    withdrawn: int
+    chunks: Count
+    invalidated: Count
+    finished: Count
+    tokens: Count
+    computed_before: Count
+    withdrawn: Count
 
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,23 +118,23 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     `copied_tokens`. `deferred` requests had to wait for their reservation, so that latency targets could be
     met. `refused_writes`: attempts to write into blocks whose reservation was closed."""
 
-    handed_over: int = 0
-    arriving_copies: int = 0
-    writebacks: int = 0
-    failed: int = 0
-    sent_bytes: int = 0
-    arriving_bytes: int = 0
-    writeback_bytes: int = 0
-    wire_seconds: float = 0.0
-    exposed_seconds: float = 0.0
-    hidden_seconds: float = 0.0
-    received: int = 0
-    received_tokens: int = 0
-    hit_tokens: int = 0
-    received_copies: int = 0
-    copied_tokens: int = 0
-    deferred: int = 0
-    refused_writes: int = 0
+    handed_over: Count = 0
+    arriving_copies: Count = 0
+    writebacks: Count = 0
+    failed: Count = 0
+    sent_bytes: Count = 0
+    arriving_bytes: Count = 0
+    writeback_bytes: Count = 0
+    wire_seconds: Seconds = 0.0
+    exposed_seconds: Seconds = 0.0
+    hidden_seconds: Seconds = 0.0
+    received: Count = 0
+    received_tokens: Count = 0
+    hit_tokens: Count = 0
+    received_copies: Count = 0
+    copied_tokens: Count = 0
+    deferred: Count = 0
+    refused_writes: Count = 0
 
 
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,15 +144,15 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
     service to another. Answers that were `rejected`, by fault; `probations` of services that gave several of
     these."""
 
-    services: int
-    trees: int
-    late: int
-    accepted: int
-    fallback_trees: int
-    fallback_accepted: int
-    moves: int
-    rejected: dict[str, int] = {}
-    probations: int = 0
+    services: Present
+    trees: Count
+    late: Count
+    accepted: Count
+    fallback_trees: Count
+    fallback_accepted: Count
+    moves: Count
+    rejected: CountsByKey = {}
+    probations: Count = 0
 
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -131,28 +164,28 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     `standstill_seconds`: for how long its steps have computed nothing although a sequence could be computed;
     0 after any other step."""
 
-    running: int
-    waiting: int
-    blocks_total: int
-    blocks_live: int
-    steps: int
-    prompt_tokens: int
-    generation_tokens: int
-    prefix_queries: int
-    prefix_hits: int
-    preemptions: int
-    copies_on_write: int
-    step_seconds: float
-    step_parts: StepParts | None = None
-    step_tokens: StepTokens | None = None
-    speculation: SpeculationReport | None = None
-    step_floor_seconds: float | None = None
-    evictions: EvictionReport | None = None
-    streams: StreamReport | None = None
-    transfer: TransferReport | None = None
-    remote: RemoteReport | None = None
-    corrupted_requests: int = 0
-    standstill_seconds: float = 0.0
+    running: Present
+    waiting: Present
+    blocks_total: Present
+    blocks_live: Present
+    steps: Count
+    prompt_tokens: Count
+    generation_tokens: Count
+    prefix_queries: Count
+    prefix_hits: Count
+    preemptions: Count
+    copies_on_write: Count
+    step_seconds: Seconds
+    step_parts: Annotated[StepParts | None, Merge.FIELDS] = None
+    step_tokens: Annotated[StepTokens | None, Merge.FIELDS] = None
+    speculation: Annotated[SpeculationReport | None, Merge.FIELDS] = None
+    step_floor_seconds: Annotated[float | None, Merge.COMPLETE_COUNTER] = None
+    evictions: Annotated[EvictionReport | None, Merge.FIELDS] = None
+    streams: Annotated[StreamReport | None, Merge.FIELDS] = None
+    transfer: Annotated[TransferReport | None, Merge.FIELDS] = None
+    remote: Annotated[RemoteReport | None, Merge.FIELDS] = None
+    corrupted_requests: Count = 0
+    standstill_seconds: Annotated[float, Merge.LONGEST_STATE] = 0.0
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):

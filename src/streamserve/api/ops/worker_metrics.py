@@ -163,7 +163,7 @@ class WorkerMetrics(Collector):
             yield self._counter(f"eviction_{name}", text, getattr(report, name))
 
     def _remote(self, report: RemoteReport) -> Iterable[Metric]:
-        yield self._gauge("draft_services", "Draft services with an open session.", report.services)
+        yield self._gauge("draft_services", "Open sessions with draft services.", report.services)
         yield self._counter(
             "draft_service_late_trees",
             "Trees that arrived after their step and were used later.",
