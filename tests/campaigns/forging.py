@@ -52,7 +52,7 @@ def to_fleet(rng: Random, original: bytes) -> list[bytes]:
     """Return forged messages as from the worker that just sent `original`; all can be read."""
     request, attempt = _request_and_attempt(original)
     wrong = rng.choice((attempt + 1000, -1, 2**60))
-    name = rng.choice((request or "none", f"{UNKNOWN}-1", "\0return/x", ""))
+    name = rng.choice((request or "none", f"{UNKNOWN}-1", "\0writeback/1", ""))
     number = rng.choice(LARGE)
     events = [
         Token(name, wrong, number, rng.choice(LARGE), number, finish=rng.choice((None, "stop", "error"))),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
+from streamserve.engine.observer import Observer
 from streamserve.engine.ports import EnginePorts
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Pushed
@@ -26,6 +27,7 @@ def run_prefill(
     twice: bool = False,
     wire: list[Callable[[], None]] | None = None,
     clock: Callable[[], float] = lambda: 0.0,
+    observer: Observer | None = None,
 ) -> tuple[Engine, list[tuple[int, int]], list[Pushed]]:
     """Return a prefill worker that has computed the prompt and received this reservation, the copies that it
     made and its notifications. With a `wire`, copies complete when the test calls them."""
@@ -44,9 +46,8 @@ def run_prefill(
 
     transport = SimulatedTransport(own, lambda path: other if path == "decode" else None, schedule, 0.0)
     speculation = Speculation(parse_policy("off"), default_cost)
-    engine = Engine(
-        CONFIG, model_info(64), own, clock, None, speculation, EnginePorts("prefill", transport)
-    )  # fmt: skip
+    ports = EnginePorts("prefill", transport, observer=observer)
+    engine = Engine(CONFIG, model_info(64), own, clock, None, speculation, ports)
     params = SamplingParams(temperature=0.0, seed=1, max_tokens=5)
     engine.handle(submit("r", PROMPT, params, phase="prefill"))
     engine.step()

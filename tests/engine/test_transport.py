@@ -6,12 +6,14 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from streamserve.protocol.messages import Cancel, Pushed
+from streamserve.engine.observer import LifecycleEvent, NoObserver
+from streamserve.protocol.messages import Cancel, Pushed, RequestKind
 from streamserve.protocol.reports import TransferReport
+from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
 from streamserve.simulate.transport import SimulatedTransport
-from tests.engine.drive import assert_engine_empty
-from tests.engine.prefill import GOOD, run_prefill
+from tests.engine.drive import assert_engine_empty, submit
+from tests.engine.prefill import GOOD, PROMPT, run_prefill
 
 
 def test_a_valid_reservation_is_served() -> None:
@@ -106,6 +108,51 @@ def test_the_hidden_time_of_a_transfer_is_what_it_took_beyond_what_was_waited_fo
     transfer = engine.report().transfer
     assert transfer is not None
     assert (transfer.exposed_seconds, transfer.hidden_seconds) == (exposed, hidden)
+
+
+class Recorded(NoObserver):
+    """The events that an observer received."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[LifecycleEvent, str]] = []
+
+    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
+        self.events.append((name, request))
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted"),
+    [
+        (RequestKind.CLIENT, {}),
+        (RequestKind.WRITEBACK, {"writebacks": 1, "writeback_bytes": 2}),
+        (RequestKind.STREAM_PUSH, {"arriving_copies": 1, "arriving_bytes": 2}),
+    ],
+)
+def test_a_copy_is_counted_by_its_kind_and_not_observed(kind: RequestKind, counted: dict[str, int]) -> None:
+    """Its name says nothing: a client's may have any."""
+    observer = Recorded()
+    engine, _, _ = run_prefill(GOOD, observer=observer)
+    before = engine.report().transfer
+    assert before is not None
+    assert (before.handed_over, before.writebacks, before.arriving_copies) == (1, 0, 0)
+    assert next(name for name, request in observer.events if request == "r") == "submitted"
+    observer.events.clear()
+    params = SamplingParams(temperature=0.0, seed=1, max_tokens=0)
+    assert not engine.handle(submit("return/1", PROMPT[:8], params, phase="return", kind=kind))
+    engine.handle(Push(replace(GOOD, id="decode/1", request="return/1", tokens=8, blocks=[4, 5])))
+    (update,) = engine.transfers.take_updates()
+    assert isinstance(update, Pushed)
+    assert update.error == ""
+    after = engine.report().transfer
+    assert after is not None
+    grown = {
+        name: getattr(after, name) - getattr(before, name)
+        for name in ("handed_over", "writebacks", "writeback_bytes", "arriving_copies", "arriving_bytes")
+    }
+    assert {name: count for name, count in grown.items() if count} == counted
+    observed = [name for name, _ in observer.events]
+    client = kind is RequestKind.CLIENT
+    assert observed == (["submitted", "mid-layer push", "last layer landed"] if client else [])
 
 
 def test_a_missing_receiver_is_a_transfer_failure() -> None:

@@ -9,7 +9,7 @@ from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.view import router_view
 from streamserve.fleet.worker_state import costs_of, pairs, pools, unified
-from streamserve.protocol.messages import Cancel, Events, Progress, Submit
+from streamserve.protocol.messages import Cancel, Events, Progress, RequestKind, Submit
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.routing import Arrival, Decision, RouteCandidate
 from tests.fleet.fakes import READY
@@ -144,6 +144,7 @@ def pushing() -> tuple[Fleet, str]:
     ((worker, submit),) = submitted(computed(fleet, 1, 300))
     assert worker == fleet.requests["s"].decode
     assert list(fleet.transfers.copies.open) == [submit.request]
+    assert submit.kind is RequestKind.STREAM_PUSH
     return fleet, submit.request
 
 

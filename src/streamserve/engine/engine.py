@@ -13,7 +13,7 @@ from streamserve.engine.commit import StepCommitter
 from streamserve.engine.drafting import Drafting
 from streamserve.engine.invariants import check_advance, check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer
+from streamserve.engine.observer import NoObserver, NullJournal, Observer
 from streamserve.engine.pipeline import StepPipeline
 from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
@@ -40,6 +40,7 @@ from streamserve.protocol.messages import (
     Finished,
     LoadAdapter,
     ModelInfo,
+    RequestKind,
     Submit,
     ToEngine,
     UnloadAdapter,
@@ -80,7 +81,7 @@ class Engine:
         groups = 1 + (drafter is not None and drafter.group == DRAFT)
         costs = CostModel(speculation.step_cost, ports.swap_cost)
         self.scheduler = Scheduler(config, groups, drafter is not None, costs)
-        self._observer = ClientObserver(ports.observer) if ports.observer else NoObserver()
+        self._observer = ports.observer or NoObserver()
         self._journal = ports.journal or NullJournal()
         self.averages = RunningAverages()
         self._drafting = Drafting(
@@ -346,7 +347,8 @@ class Engine:
             return final_events(message, error)
         if missing := self.adapters.refusal(message.adapter):
             return final_events(message, missing, 503)
-        self._observer.on_event("submitted", message.request)
+        if message.kind is RequestKind.CLIENT:
+            self._observer.on_event("submitted", message.request)
         for sequence in self.scheduler.of(message.request):
             self.transfers.remove(sequence)  # an earlier attempt: only the latest one is served
         fresh = not any(message.outputs.values())

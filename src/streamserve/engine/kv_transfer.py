@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import asdict
 
-from streamserve.engine.observer import Observer
+from streamserve.engine.observer import LifecycleEvent, Observer
 from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.transport import Incoming, Outgoing, Transport
-from streamserve.protocol.messages import Deferred, Phase, Pushed, Reserved, TransferUpdate
+from streamserve.protocol.messages import Deferred, Phase, Pushed, RequestKind, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
 
@@ -98,13 +98,13 @@ class KVTransferManager:
             taken = self._scheduler.take_reserved()
             self._updates += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
             for sequence in taken:
-                self._observer.on_event("reserved", sequence.request)
+                self._observe("reserved", sequence)
 
     def advance(self, sequence: Sequence, coming: int = 0) -> None:
         """Send more KV of a sequence, including the next `coming` tokens that the step about to run
         computes."""
         if self._outgoing and sequence.transfer.role.sends and self._outgoing.advance(sequence, coming):
-            self._observer.on_event("mid-layer push", sequence.request)
+            self._observe("mid-layer push", sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; blocks that other workers read or write are kept until they no longer do."""
@@ -141,10 +141,10 @@ class KVTransferManager:
         if self._outgoing is not None:
             closed, finished = self._outgoing.poll()
             self._updates += closed
-            for update in closed:
-                if not update.error:
-                    self._observer.on_event("last layer landed", update.request)
-            for sequence in finished:
+            for sequence, error in finished:
+                if not error:
+                    self._observe("last layer landed", sequence)
+            for sequence, _ in finished:
                 self._scheduler.remove(sequence)
         updates, self._updates = self._updates, []
         return updates
@@ -172,6 +172,11 @@ class KVTransferManager:
         totals = {key: sum(side[key] for side in sides) for key in sides[0]}
         return TransferReport(**totals | {"deferred": self._deferred})
 
+    def _observe(self, name: LifecycleEvent, sequence: Sequence) -> None:
+        """Pass the event on if it is of a client's request."""
+        if sequence.kind is RequestKind.CLIENT:
+            self._observer.on_event(name, sequence.request)
+
     def _push(self, message: Push) -> None:
         reservation = message.reservation
         if self._outgoing is None:
@@ -183,8 +188,9 @@ class KVTransferManager:
             for sequence in self._scheduler.of(reservation.request)
             if sequence.attempt == reservation.attempt and set(sequence.choices) & set(reservation.choices)
         )
-        if self._outgoing.grant(reservation, next(matching, None)):
-            self._observer.on_event("mid-layer push", reservation.request)
+        sequence = next(matching, None)
+        if self._outgoing.grant(reservation, sequence) and sequence is not None:
+            self._observe("mid-layer push", sequence)
 
     def _join(self, message: Join) -> None:
         """Let a sequence decode here: the KV of its prompt has landed."""

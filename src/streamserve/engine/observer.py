@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
-from streamserve.protocol.messages import COPY, ToEngine
+from streamserve.protocol.messages import ToEngine
 
 LifecycleEvent = Literal[
     "submitted",
@@ -76,7 +76,8 @@ class NullJournal:
 
 
 class Observer(Protocol):
-    """Observes an engine: receives events when they happen."""
+    """Observes an engine: receives the events of clients' requests when they happen, not those of cache
+    copies."""
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
         """Receive a lifecycle event of a request; `request` is empty for an event that all in a step
@@ -96,19 +97,3 @@ class NoObserver:
 
     def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
         """Do nothing."""
-
-
-class ClientObserver:
-    """Passes the events of clients' requests on to `observer`, without those of cache copies."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def on_event(self, name: LifecycleEvent, request: str = "") -> None:
-        """Pass the event on if it is of a client's request."""
-        if not request.startswith(COPY):
-            self._observer.on_event(name, request)
-
-    def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Pass the step on, with its clients' requests only."""
-        self._observer.on_step([row for row in query_tokens if not row[0].startswith(COPY)], seconds)

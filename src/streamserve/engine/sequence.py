@@ -8,7 +8,7 @@ from math import inf
 
 from streamserve.engine.plan import TARGET
 from streamserve.engine.status import TRANSITIONS, SequenceStatus, TransferRole
-from streamserve.protocol.messages import Finished, FinishReason, Token
+from streamserve.protocol.messages import Finished, FinishReason, RequestKind, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.slo import MISSED_REQUIREMENT, NO_REQUIREMENT, LatencyRequirement
 
@@ -125,7 +125,8 @@ class Sequence:
 
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
     choices; they fork when its prompt is computed, and then each has one. `adapter`: the LoRA adapter that
-    computes it; empty: none. With `check` an illegal change of status raises.
+    computes it; empty: none. `kind`: what its request is for. With `check` an illegal change of status
+    raises.
     """
 
     id: int
@@ -163,6 +164,7 @@ class Sequence:
     state_stale: bool = False
     """Whether the executor's sampling state is of an earlier prompt."""
     check: bool = False
+    kind: RequestKind = RequestKind.CLIENT
 
     def become(self, status: SequenceStatus) -> None:
         """Change the status. Raises StatusError, with `check`, if it may not follow the present one."""
@@ -343,4 +345,5 @@ class Sequence:
             ),
             lookup_counted=True,
             check=self.check,
+            kind=self.kind,
         )

@@ -16,7 +16,7 @@ from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.reservations import take_reservation
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.messages import COPY, RETURN, STREAM, Pushed
+from streamserve.protocol.messages import Pushed, RequestKind
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, TransferReservation
 
@@ -86,11 +86,12 @@ class Landing(Protocol):
 @dataclass
 class _Sending:
     """A transfer reservation being served. `sequence` is None once it has been removed: only pushes in flight
-    are waited for. The KV of the first `groups` groups is complete in all that was sent. `waited`: whether a
-    request is to decode after the transfer. `error`: of the transport."""
+    are waited for; it was of a request of `kind`. The KV of the first `groups` groups is complete in all that
+    was sent. `waited`: whether a request is to decode after the transfer. `error`: of the transport."""
 
     reservation: TransferReservation
     sequence: Running | None
+    kind: RequestKind
     sent_tokens: int
     groups: int
     waited: bool
@@ -158,6 +159,7 @@ class Outgoing:
         self._sending[sequence.id] = _Sending(
             reservation,
             sequence,
+            sequence.kind,
             reservation.start,
             len(sequence.kv.computed),
             sequence.transfer.role is not TransferRole.COPY,
@@ -222,9 +224,9 @@ class Outgoing:
         """Whether there is anything that `poll` will report."""
         return bool(self._refused or self._closing or any(s.in_flight for s in self._sending.values()))
 
-    def poll(self) -> tuple[list[Pushed], list[Running]]:
+    def poll(self) -> tuple[list[Pushed], list[tuple[Running, str]]]:
         """Return the notifications of reservations that are done with, and the sequences no longer needed
-        here."""
+        here, each with the error of its transfer."""
         owners = {job: s for s in [*self._sending.values(), *self._closing] for job in s.in_flight}
         for landed in self._transport.landed():
             sending = owners[landed.job]
@@ -232,21 +234,21 @@ class Outgoing:
             sending.sent += landed.sent
             sending.wire_seconds += landed.seconds
             sending.error = sending.error or landed.error
-            counts, request = self._counts, sending.reservation.request
+            counts, kind = self._counts, sending.kind
             self._counts = replace(
                 counts,
                 sent_bytes=counts.sent_bytes + landed.sent,
-                arriving_bytes=counts.arriving_bytes + request.startswith(STREAM) * landed.sent,
-                writeback_bytes=counts.writeback_bytes + request.startswith(RETURN) * landed.sent,
+                arriving_bytes=counts.arriving_bytes + (kind is RequestKind.STREAM_PUSH) * landed.sent,
+                writeback_bytes=counts.writeback_bytes + (kind is RequestKind.WRITEBACK) * landed.sent,
                 wire_seconds=counts.wire_seconds + landed.seconds,
             )
         closed, self._refused = self._refused, []
-        free: list[Running] = []
+        free: list[tuple[Running, str]] = []
         done = [s for s in self._sending.values() if not s.in_flight and (s.error or _complete(s))]
         for sending in done:
             closed.append(self._closed(sending))
             if sending.sequence is not None:
-                free.append(sending.sequence)
+                free.append((sending.sequence, sending.error))
                 del self._sending[sending.sequence.id]
         closed += [self._closed(sending) for sending in self._closing if not sending.in_flight]
         self._closing = [sending for sending in self._closing if sending.in_flight]
@@ -257,12 +259,12 @@ class Outgoing:
         error = sending.error or ("the request was removed" if sending.sequence is None else "")
         exposed_to_client = since is not None and sending.waited and not error
         exposed = self._clock() - since if since is not None and exposed_to_client else 0.0
-        writeback = reservation.request.startswith(RETURN)
+        writeback, push = sending.kind is RequestKind.WRITEBACK, sending.kind is RequestKind.STREAM_PUSH
         hidden = 0.0 if writeback else max(0.0, sending.wire_seconds - exposed)
         self._counts = replace(
             counts,
             handed_over=counts.handed_over + (not error and sending.waited),
-            arriving_copies=counts.arriving_copies + (not error and reservation.request.startswith(STREAM)),
+            arriving_copies=counts.arriving_copies + (not error and push),
             writebacks=counts.writebacks + (not error and writeback),
             failed=counts.failed + bool(sending.error),
             exposed_seconds=counts.exposed_seconds + exposed,
@@ -373,7 +375,7 @@ class Incoming:
             if self._landing:
                 self._landing.take(self._uncached(sequence))
             counts, tokens, cached = self._counts, len(sequence.tokens), sequence.kv.computed[0]
-            if sequence.request.startswith(COPY):
+            if sequence.kind is not RequestKind.CLIENT:
                 self._counts = replace(
                     counts,
                     received_copies=counts.received_copies + 1,

@@ -106,4 +106,5 @@ def make_sequence(
         or message.phase == "decode",
         lookup_counted=message.rescheduled or message.phase == "decode",
         check=check,
+        kind=message.kind,
     )

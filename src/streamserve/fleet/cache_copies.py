@@ -14,9 +14,11 @@ from itertools import count
 
 from streamserve.fleet.events import Open, Send
 from streamserve.fleet.requests import OpenRequest
-from streamserve.protocol.messages import Cancel
+from streamserve.protocol.messages import Cancel, RequestKind
 from streamserve.protocol.sampling import SamplingParams
 
+NAMES = "\0"
+"""First character of the names of copies; no client's request has such a name."""
 PRIORITY = 1 << 30
 """The lowest priority."""
 PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=0)
@@ -31,7 +33,7 @@ class CacheCopies:
 
     def begin(
         self,
-        prefix: str,
+        kind: RequestKind,
         tokens: list[int],
         cache_salt: str,
         writer: str,
@@ -40,15 +42,14 @@ class CacheCopies:
         adapter: str = "",
     ) -> tuple[str, Send]:
         """Begin a copy of the KV of `tokens`, which fill whole blocks and were computed with this LoRA
-        adapter (empty: none); returns its name, which starts with `prefix`, and what to send."""
+        adapter (empty: none); returns its name and what to send."""
         number = next(self._numbers)
-        opened = Open(
-            f"{prefix}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter
-        )
-        copy = OpenRequest(opened, now, -number, writer, owner)
+        name = f"{NAMES}{kind.value}/{number}"
+        opened = Open(name, tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter)
+        copy = OpenRequest(opened, now, -number, writer, owner, kind=kind)
         copy.open_choices = copy.transferring = frozenset({0})
-        self.open[opened.request] = copy
-        return opened.request, Send(owner, copy.submit("decode"))
+        self.open[name] = copy
+        return name, Send(owner, copy.submit("decode"))
 
     def reserved(self, name: str) -> Iterator[Send]:
         """Ask the worker that has the KV to send it, now that the blocks are reserved."""
@@ -56,6 +57,10 @@ class CacheCopies:
         if copy and copy.worker:
             copy.planned = True
             yield Send(copy.worker, copy.submit("return"))
+
+    def count(self, kind: RequestKind) -> int:
+        """Return the number of copies of a kind."""
+        return sum(copy.kind is kind for copy in self.open.values())
 
     def complete(self, name: str) -> None:
         """Record that a copy is complete."""

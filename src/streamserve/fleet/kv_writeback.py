@@ -8,7 +8,7 @@ from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Send
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import WorkerState
-from streamserve.protocol.messages import RETURN
+from streamserve.protocol.messages import RequestKind
 
 MAX_WRITEBACKS = 16
 """The maximum number of concurrent write-backs; further ones are skipped."""
@@ -28,12 +28,11 @@ class WritebackManager:
         writer = request.decode or request.worker
         owner = request.worker if request.decode else self._availability.topology.prefill_of(writer or "")
         outputs = list(request.outputs.values())
-        open_writebacks = sum(name.startswith(RETURN) for name in self._copies.open)
         if (
             not writer
             or not owner
             or len(outputs) != 1
-            or open_writebacks >= MAX_WRITEBACKS
+            or self._copies.count(RequestKind.WRITEBACK) >= MAX_WRITEBACKS
             or request.isolated
         ):
             return
@@ -44,4 +43,7 @@ class WritebackManager:
         tokens = tokens[: len(tokens) // size * size]
         if len(tokens) // size > len(prompt) // size:
             opened = request.opened
-            yield self._copies.begin(RETURN, tokens, opened.cache_salt, writer, owner, now, opened.adapter)[1]
+            _, send = self._copies.begin(
+                RequestKind.WRITEBACK, tokens, opened.cache_salt, writer, owner, now, opened.adapter
+            )
+            yield send

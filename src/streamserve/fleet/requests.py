@@ -22,6 +22,7 @@ from streamserve.protocol.messages import (
     Pooled,
     Progress,
     PromptLogprobs,
+    RequestKind,
     Submit,
     Token,
     Withdrawn,
@@ -95,6 +96,7 @@ class OpenRequest:
     `opened` holds the latest prompt, which was complete at `completed_at`; `arriving` says how far a prompt
     stream is computed. After an edit of a prompt that is answered early, the worker's tokens
     belong to an older version until the worker confirms version `awaited_version`, which is then cleared.
+    `kind`: a cache copy is a request too, of no client.
     """
 
     opened: Open
@@ -123,6 +125,7 @@ class OpenRequest:
     completed_at: float | None = None
     hold: bool = False
     arriving: Arriving = field(default_factory=Arriving)
+    kind: RequestKind = RequestKind.CLIENT
 
     @property
     def name(self) -> str:
@@ -273,6 +276,7 @@ class OpenRequest:
             self.hold and phase == "prefill",
             opened.keep,
             self.admitted,
+            self.kind,
         )
 
     def accept(self, event: Event, now: float) -> Event | None:

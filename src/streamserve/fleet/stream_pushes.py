@@ -16,7 +16,7 @@ from streamserve.fleet.cache_copies import CacheCopies
 from streamserve.fleet.events import Send
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.worker_state import WorkerState
-from streamserve.protocol.messages import STREAM
+from streamserve.protocol.messages import RequestKind
 
 MIN_PUSH_BLOCKS = 4
 """Blocks that must be new for another push."""
@@ -62,7 +62,7 @@ class StreamPushes:
         tokens = blocks * size
         prompt = opened.prompt[:tokens]
         name, send = self._copies.begin(
-            STREAM, prompt, request.cache_salt, writer, owner, now, request.opened.adapter
+            RequestKind.STREAM_PUSH, prompt, request.cache_salt, writer, owner, now, opened.adapter
         )
         arriving.push, arriving.push_end = name, tokens
         self._pushes[name] = _Push(request, request.attempt)

@@ -6,6 +6,7 @@ worker  → control   Ready, Failed, Events, Transfers, Traced, Report, AdapterL
 agent   → worker    Leave, Adopt: between two heads; answered by Left
 """
 
+from enum import Enum
 from hashlib import blake2b
 from typing import Annotated, Literal
 
@@ -31,16 +32,20 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-COPY = "\0"
-"""First character of the request names of cache copies; no client's request has such a name."""
-RETURN = f"{COPY}return/"
-"""Prefix of the names of KV write-backs."""
-STREAM = f"{COPY}stream/"
-"""Prefix of the names of copies of a prompt stream's KV that are made while the prompt arrives."""
 Phase = Literal["both", "prefill", "decode", "return"]
 """The part of a request that a worker does: all of it; the prompt and the next token, for another worker;
 decoding, after another worker has sent the KV; or sending the KV of all these tokens, which it has cached, as
 a cache copy."""
+
+
+class RequestKind(Enum):
+    """What a request is for: a client, or a cache copy between two workers, for which no client waits."""
+
+    CLIENT = "client"
+    WRITEBACK = "writeback"
+    """Copies the KV of a finished request to its prefill worker."""
+    STREAM_PUSH = "stream_push"
+    """Copies the KV of a prompt stream to its decode worker while the prompt arrives."""
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
@@ -62,7 +67,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     does not.
 
     `adapter`: the LoRA adapter that computes it, which was loaded by a LoadAdapter before; empty: none.
-    `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt.
+    `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt. `kind`: what the
+    request is for.
     """
 
     request: str
@@ -83,6 +89,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
     hold: bool = False
     keep: bytes = b""
     rescheduled: bool = False
+    kind: RequestKind = RequestKind.CLIENT
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
