@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from streamserve.protocol.field_errors import InvalidField
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError
@@ -31,9 +32,8 @@ def sampling_params(max_tokens: int, temperature: float, top_p: float, seed: int
     model is loaded."""
     try:
         return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    except ValueError as error:
-        name, _, reason = str(error).partition(" ")
-        raise SettingsError(f"--{name.replace('_', '-')} {reason}") from error
+    except InvalidField as error:
+        raise SettingsError(error.message(f"--{error.field.replace('_', '-')}")) from error
 
 
 def only_adapter(settings: Settings) -> str:

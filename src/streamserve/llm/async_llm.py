@@ -34,6 +34,7 @@ from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
 from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import InvalidField, mismatch_of
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.kept import digest_of
 from streamserve.protocol.messages import ModelInfo, Ready
@@ -341,8 +342,12 @@ class AsyncLLM:
         try:
             msgspec.convert(msgspec.to_builtins(params, builtin_types=(bytes,)), SamplingParams)
             check_sampling(params, model.vocab_size, model.eos_token_ids)
+        except InvalidField as error:
+            raise RequestError(str(error), field=error.field) from error
+        except msgspec.ValidationError as error:
+            raise RequestError(str(error), field=mismatch_of(error).field) from error
         except (TypeError, ValueError) as error:
-            raise RequestError(str(error), field=str(error).split("[")[0].split(" ")[0]) from error
+            raise RequestError(str(error)) from error
         if not prompt:
             raise RequestError("the prompt is empty", field="prompt")
         if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= model.vocab_size:

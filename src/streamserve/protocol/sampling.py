@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from streamserve.protocol.field_errors import InvalidField, InvalidFieldType
 from streamserve.protocol.grammar import Grammar, check_grammar
 from streamserve.protocol.numbers import plain
 
@@ -96,21 +97,21 @@ class SamplingParams(
     pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the first field that is out of range for every vocabulary, TypeError one
-        of another type."""
+        """Raise InvalidField for the first field that is out of range for every vocabulary, InvalidFieldType
+        for one of another type."""
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
             if not isinstance(value, tuple):
                 try:
                     items = (value,) if isinstance(value, str) else tuple(value or ())
                 except TypeError:
-                    raise TypeError(f"{name} must be a list, got {value!r}") from None
+                    raise InvalidFieldType(name, f"must be a list, got {value!r}") from None
                 msgspec.structs.force_setattr(self, name, items)
         if self.logit_bias is None:
             msgspec.structs.force_setattr(self, "logit_bias", {})
         for name, kind in (("logit_bias", dict), ("speculation", SpeculationLimits), ("slo", Slo)):
             if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+                raise InvalidFieldType(name, f"must be a {kind.__name__}, got {getattr(self, name)!r}")
         _check_ranges(self)
 
     @property
@@ -125,19 +126,19 @@ class SamplingParams(
 
 def _whole(name: str, value: float | None) -> None:
     if isinstance(value, float):
-        raise ValueError(f"{name} must be an integer, got {value}")
+        raise InvalidField(name, f"must be an integer, got {value}")
 
 
-def _between(name: str, value: float, low: float, high: float) -> None:
+def _between(name: str, value: float, low: float, high: float, entry: str = "") -> None:
     if not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise InvalidFieldType(name, f"must be a number, got {value!r}", entry)
     finite = isinstance(value, int) or math.isfinite(value)
     if not (finite and low <= value <= high):
-        raise ValueError(f"{name} must be between {plain(low)} and {plain(high)}, got {value}")
+        raise InvalidField(name, f"must be between {plain(low)} and {plain(high)}, got {value}", entry)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
-    """Raise ValueError naming the first field out of range for a vocabulary of `vocab_size` tokens."""
+    """Raise InvalidField for the first field out of range for a vocabulary of `vocab_size` tokens."""
     _check_ranges(params)
     _check_tokens(params, vocab_size)
     _check_allowed(params, vocab_size, eos_token_ids)
@@ -146,18 +147,18 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    """Raise ValueError naming the first field that is out of range whatever the vocabulary, or has a fraction
-    where it must be an integer; TypeError if one that must be a number is none."""
+    """Raise InvalidField for the first field that is out of range whatever the vocabulary, or has a fraction
+    where it must be an integer; InvalidFieldType if one that must be a number is none."""
     for name in INTEGERS:
         _whole(name, getattr(params, name))
     _between("n", params.n, 1, MAX_CHOICES)
     _between("temperature", params.temperature, 0.0, 100.0)
     if 0.0 < params.temperature < 1e-3:
-        raise ValueError(f"temperature must be 0 (greedy) or at least 0.001, got {params.temperature}")
+        raise InvalidField("temperature", f"must be 0 (greedy) or at least 0.001, got {params.temperature}")
     _between("top_k", params.top_k, -1, 2**31)
     _between("top_p", params.top_p, 0.0, 1.0)
     if params.top_p == 0.0:
-        raise ValueError("top_p must be above 0; use temperature 0 for greedy decoding")
+        raise InvalidField("top_p", "must be above 0; use temperature 0 for greedy decoding")
     _between("min_p", params.min_p, 0.0, 1.0)
     _between("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _between("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
@@ -174,9 +175,9 @@ def _check_ranges(params: SamplingParams) -> None:
     _check_stops(params)
     _check_bias(params)
     if params.pooling and (params.max_tokens, params.n, params.prompt_logprobs) != (0, 1, None):
-        raise ValueError("pooling has no output: max_tokens must be 0, n 1, and prompt_logprobs None")
+        raise InvalidField("pooling", "has no output: max_tokens must be 0, n 1, and prompt_logprobs None")
     if params.pooling and (params.pooling.kind == "logits") != bool(params.pooling.tokens):
-        raise ValueError("pooling must have tokens if its kind is logits, and only then")
+        raise InvalidField("pooling", "must have tokens if its kind is logits, and only then")
     for name in ("max_depth", "max_nodes"):
         _whole(f"speculation.{name}", getattr(params.speculation, name))
     _between("speculation.max_depth", params.speculation.max_depth, 1, MAX_SPECULATION)
@@ -184,39 +185,45 @@ def _check_ranges(params: SamplingParams) -> None:
     for name in ("tpot_ms", "ttft_ms"):
         target = getattr(params.slo, name)
         if target is not None and not 0.0 < target < math.inf:
-            raise ValueError(f"slo.{name} must be above 0 and finite, got {target}")
+            raise InvalidField(f"slo.{name}", f"must be above 0 and finite, got {target}")
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     for token in params.stop_token_ids:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"stop_token_ids contains {token}, but the vocabulary has {vocab_size} tokens")
+            raise InvalidField(
+                "stop_token_ids", f"contains {token}, but the vocabulary has {vocab_size} tokens"
+            )
     for token in params.pooling.tokens if params.pooling else ():
         if not 0 <= token < vocab_size:
-            raise ValueError(f"pooling contains token {token}, but the vocabulary has {vocab_size} tokens")
+            raise InvalidField(
+                "pooling", f"contains token {token}, but the vocabulary has {vocab_size} tokens"
+            )
     for token in params.logit_bias:
         if not 0 <= token < vocab_size:
-            raise ValueError(f"logit_bias contains token {token}, but the vocabulary has {vocab_size} tokens")
+            raise InvalidField(
+                "logit_bias", f"contains token {token}, but the vocabulary has {vocab_size} tokens"
+            )
 
 
 def check_biases(count: int) -> None:
-    """Raise ValueError for a logit_bias of too many tokens."""
+    """Raise InvalidField for a logit_bias of too many tokens."""
     if count > MAX_LOGIT_BIAS:
-        raise ValueError(f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {count}")
+        raise InvalidField("logit_bias", f"may contain at most {MAX_LOGIT_BIAS} tokens, got {count}")
 
 
 def _check_bias(params: SamplingParams) -> None:
     check_biases(len(params.logit_bias))
     for token, bias in params.logit_bias.items():
-        _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        _between("logit_bias", bias, -100.0, 100.0, f"[{token}]")
 
 
 def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
     if params.allowed_token_ids:
-        raise ValueError("allowed_token_ids cannot be combined with a grammar")
+        raise InvalidField("allowed_token_ids", "cannot be combined with a grammar")
     complaint = _complaint(grammar)
     if complaint:
-        raise ValueError(f"grammar {complaint}")
+        raise InvalidField("grammar", complaint)
 
 
 @lru_cache(maxsize=16)
@@ -233,13 +240,19 @@ def _complaint(grammar: Grammar) -> str:
 def _check_allowed(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
     allowed = params.allowed_token_ids
     if len(allowed) > MAX_ALLOWED_TOKENS:
-        raise ValueError(f"allowed_token_ids may contain at most {MAX_ALLOWED_TOKENS}, got {len(allowed)}")
+        raise InvalidField(
+            "allowed_token_ids", f"may contain at most {MAX_ALLOWED_TOKENS}, got {len(allowed)}"
+        )
     if allowed and (min(allowed) < 0 or max(allowed) >= vocab_size):
         wrong = next(token for token in allowed if not 0 <= token < vocab_size)
-        raise ValueError(f"allowed_token_ids contains {wrong}, but the vocabulary has {vocab_size} tokens")
+        raise InvalidField(
+            "allowed_token_ids", f"contains {wrong}, but the vocabulary has {vocab_size} tokens"
+        )
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     if params.min_tokens > 0 and allowed and ends.issuperset(allowed):
-        raise ValueError("allowed_token_ids contains only tokens that end the text, which min_tokens forbids")
+        raise InvalidField(
+            "allowed_token_ids", "contains only tokens that end the text, which min_tokens forbids"
+        )
 
 
 def _is_unicode(text: str) -> bool:
@@ -252,13 +265,15 @@ def _is_unicode(text: str) -> bool:
 
 def _check_stops(params: SamplingParams) -> None:
     if len(params.stop) > MAX_STOP_STRINGS:
-        raise ValueError(f"stop may contain at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
+        raise InvalidField("stop", f"may contain at most {MAX_STOP_STRINGS} strings, got {len(params.stop)}")
     for text in params.stop:
         if isinstance(text, str) and not _is_unicode(text):
-            raise ValueError(f"stop strings must have no lone surrogates, got {text!r}")
+            raise InvalidField("stop", f"strings must have no lone surrogates, got {text!r}")
         if not 0 < len(text) <= MAX_STOP_LENGTH:
-            raise ValueError(f"stop strings must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}")
+            raise InvalidField(
+                "stop", f"strings must have 1 to {MAX_STOP_LENGTH} characters, got {len(text)}"
+            )
     if len(params.stop_token_ids) > MAX_STOP_TOKENS:
-        raise ValueError(
-            f"stop_token_ids may contain at most {MAX_STOP_TOKENS}, got {len(params.stop_token_ids)}"
+        raise InvalidField(
+            "stop_token_ids", f"may contain at most {MAX_STOP_TOKENS}, got {len(params.stop_token_ids)}"
         )

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from streamserve.protocol.config import ModelConfig
+from streamserve.protocol.field_errors import mismatch_of
 from streamserve.protocol.numbers import plain
 from streamserve.protocol.server_config import ServerConfig
 
@@ -154,10 +155,10 @@ def convert(values: Mapping[str, Any], struct: type[S]) -> S:
         _check_numbers(values)
         return msgspec.convert({k: v for k, v in values.items() if k in known}, struct, strict=False)
     except msgspec.ValidationError as error:
-        reason, _, location = str(error).partition(" - at ")
-        name = location.strip("`$.") or "settings"
+        mismatch = mismatch_of(error)
+        name = mismatch.path or "settings"
         allowed = _allowed(struct, name)
-        reason = f"must be one of {', '.join(allowed)}" if allowed else _in_words(reason)
+        reason = f"must be one of {', '.join(allowed)}" if allowed else _in_words(mismatch.reason)
         raise SettingsError(f"{name} = {values.get(name)!r}: {reason}") from error
 
 

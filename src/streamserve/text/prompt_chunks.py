@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import field_of
 
 CONTEXT, QUERY = "{context}", "{query}"
 _ID = "chunk-"
@@ -201,7 +202,7 @@ class Template:
         if source.count(CONTEXT) != 1 or source.count(QUERY) > 1:
             raise RequestError(
                 f"{field} must hold {CONTEXT} once, and {QUERY} at most once",
-                field=field.partition("[")[0],
+                field=field_of(field),
             )
         before, _, after = source.partition(CONTEXT)
         parts: list[str] = []

@@ -8,6 +8,7 @@ from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.schemas import ChatRequest, SamplingFields
 from streamserve.api.openai.thinking import checked_effort
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import field_of
 
 NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -128,7 +129,7 @@ def _system(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) 
 
 def _blocks(content: Any, where: str, kinds: tuple[str, ...], ignored: IgnoredFields) -> list[dict[str, Any]]:
     """Return a message's content as blocks of these `kinds`."""
-    field = where.partition("[")[0]
+    field = field_of(where)
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -257,7 +258,7 @@ def _output_config(body: MessagesRequest | CountTokensRequest, ignored: IgnoredF
 def _text(entry: dict[str, Any], name: str, where: str) -> str:
     value = entry.get(name)
     if not isinstance(value, str):
-        _refuse(f"{where}.{name} must be a string", where.partition("[")[0].partition(".")[0])
+        _refuse(f"{where}.{name} must be a string", field_of(where))
     return value
 
 

@@ -3,7 +3,6 @@
 The memory that a decoded body takes is known before decoding (json_scan.py), and charged (memory.py).
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -16,13 +15,11 @@ from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import Mismatch, mismatch_of
 
 _LARGE_BYTES = 64 << 10
 _LARGE_VALUES = 4096
 """Larger bodies are decoded outside of the event loop."""
-
-_LOCATION = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -112,15 +109,22 @@ def checked(
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _located(_with_choices(str(error), kind)) from error
+        raise _refused(mismatch_of(error), kind) from error
 
 
-def _with_choices(message: str, kind: type[msgspec.Struct]) -> str:
-    """Return msgspec's message with the allowed values of a field that has only some."""
-    match = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(\w+)`", message, re.DOTALL)
-    choices = get_args(get_type_hints(kind).get(match[2])) if match else ()
+def _refused(mismatch: Mismatch, kind: type[msgspec.Struct]) -> RequestError:
+    """Return the error about a field that msgspec cannot convert: "Expected `int`, got `str` - at `$.n`"
+    becomes "n: expected `int`, got `str`"."""
+    if mismatch.missing:
+        return RequestError(f"{mismatch.field} is required", field=mismatch.field)
+    if not mismatch.path:
+        return RequestError(mismatch.text, field=mismatch.field)
+    reason = f"{mismatch.reason[:1].lower()}{mismatch.reason[1:]}"
+    choices = get_args(get_type_hints(kind).get(mismatch.path))
     texts = [choice for choice in choices if isinstance(choice, str)]
-    return f"Must be one of {', '.join(texts)} - at `$.{match[2]}`" if match and texts else message
+    if texts and mismatch.reason.startswith("Invalid enum value "):
+        reason = f"must be one of {', '.join(texts)}"
+    return RequestError(f"{mismatch.path}: {reason}", field=mismatch.field)
 
 
 def _check_other(
@@ -151,17 +155,3 @@ def _accepted_values(accepted: tuple[Any, ...]) -> str:
     """Return the part of an error message that lists the accepted values of an unsupported field."""
     values = " or ".join(msgspec.json.encode(value).decode() for value in accepted)
     return f": leave it out, or set it to {values}" if values else ": leave it out"
-
-
-def _located(message: str) -> RequestError:
-    """Convert msgspec's "Expected `int`, got `str` - at `$.n`" to an error about the field n."""
-    match = _LOCATION.match(message)
-    path = match["path"] if match else None
-    if match is None or not path:
-        missing = re.search(r"missing required field `(\w+)`", message)
-        return (
-            RequestError(f"{missing[1]} is required", field=missing[1]) if missing else RequestError(message)
-        )
-    name = _NAME.match(path)
-    text = match["text"]
-    return RequestError(f"{path}: {text[:1].lower()}{text[1:]}", field=name[0] if name else None)

@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import field_of
 
 HEADER = "Warning"
 OTHER = "other"
@@ -79,7 +80,7 @@ class IgnoredFields:
     def add(self, name: str, hint: str = "") -> None:
         """Add a known field. `hint` says what has the effect. Raises RequestError if fields are strict."""
         if self.strict:
-            raise RequestError(f"{name} has no effect{hint}", field=name.partition(".")[0].partition("[")[0])
+            raise RequestError(f"{name} has no effect{hint}", field=field_of(name))
         self._without_effect[name] = hint
 
     def add_unknown(self, name: str, known: Iterable[str] = (), what: str = "field") -> None:

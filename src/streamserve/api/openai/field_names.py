@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import field_of
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
@@ -14,5 +15,5 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     for chat_name, name in names.items():
         if chat_name == field or "." in chat_name:
             message = message.replace(chat_name, name, 1)
-    field = names.get(field, field).partition(".")[0] if field else None
+    field = field_of(names.get(field, field)) if field else None
     return RequestError(message, field=field, status=error.status, retry_after=error.retry_after)

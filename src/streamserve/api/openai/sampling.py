@@ -7,6 +7,7 @@ import msgspec
 
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest, SamplingFields
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import InvalidField
 from streamserve.protocol.sampling import SamplingParams, check_biases, check_sampling
 
 _SAME_NAMES = (
@@ -93,8 +94,8 @@ def _common(request: SamplingFields) -> dict[str, Any]:
 def _biases(requested: Mapping[str, float]) -> dict[int, float]:
     try:
         check_biases(len(requested))
-    except ValueError as error:
-        raise RequestError(str(error), field="logit_bias") from error
+    except InvalidField as error:
+        raise RequestError(str(error), field=error.field) from error
     return {_token_id(name): bias for name, bias in requested.items()}
 
 
@@ -114,9 +115,7 @@ def _checked(
     try:
         params = msgspec.structs.replace(SamplingParams(**defaults), **values)
         check_sampling(params, vocab_size)
-    except ValueError as error:
-        message = str(error)
-        field = message.split(" ")[0].split("[")[0]
-        name = named.get(field, field)
-        raise RequestError(name + message.removeprefix(field), field=name) from error
+    except InvalidField as error:
+        name = named.get(error.field, error.field)
+        raise RequestError(error.message(name), field=name) from error
     return params

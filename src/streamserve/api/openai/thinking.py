@@ -7,6 +7,7 @@ import msgspec
 from streamserve.api.http.ignored_fields import IgnoredFields
 from streamserve.api.openai.schemas import ChatRequest, Effort
 from streamserve.protocol.errors import RequestError
+from streamserve.protocol.field_errors import field_of
 from streamserve.text.chat import Renderer
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -52,7 +53,5 @@ def with_thinking(
 def checked_effort(value: Any, name: str) -> str | None:
     """Return the effort of a request that calls it `name`. Raises RequestError if it is none of `Effort`."""
     if value is not None and value not in get_args(Effort):
-        raise RequestError(
-            f"{name} must be one of {', '.join(get_args(Effort))}", field=name.partition(".")[0]
-        )
+        raise RequestError(f"{name} must be one of {', '.join(get_args(Effort))}", field=field_of(name))
     return value  # type: ignore[no-any-return]

@@ -1,0 +1,32 @@
+"""A request that AsyncLLM refuses names the field, also where msgspec found the wrong type."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamserve.llm.async_llm import AsyncLLM
+from streamserve.protocol.errors import RequestError
+from streamserve.protocol.sampling import SamplingParams
+from tests.engine.drive import model_info
+
+LLM: Any = SimpleNamespace(model=model_info(64), _check_served=lambda params: None)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "message"),
+    [
+        ({"stop_token_ids": (4000,)}, "stop_token_ids", "stop_token_ids contains 4000, but the vocabulary"),
+        ({"logit_bias": {4000: 1.0}}, "logit_bias", "logit_bias contains token 4000"),
+        ({"max_tokens": 5000}, "max_tokens", "max_tokens is 5000, but after a prompt of 1"),
+        ({"ignore_eos": "yes"}, "ignore_eos", "Expected `bool`, got `str` - at `$.ignore_eos`"),
+        ({"stop_token_ids": ("x",)}, "stop_token_ids", "Expected `int`, got `str`"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias", "Expected `int`, got `str`"),
+        ({"ignore_eos": object()}, None, "Encoding objects of type object is unsupported"),
+    ],
+)
+def test_refused_parameters_are_named(values: dict[str, Any], field: str | None, message: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        AsyncLLM.complete(LLM, [1], SamplingParams(**values))
+    assert refused.value.field == field
+    assert refused.value.message.startswith(message)
