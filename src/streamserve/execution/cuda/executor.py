@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,11 +27,13 @@ from streamserve.execution.branches import (
 )
 from streamserve.execution.cuda.decoding import Decoding, DecodingStep
 from streamserve.execution.cuda.draws import Draw, pack_draws, pack_outputs, pack_params
+from streamserve.execution.cuda.graphs import Graphs
 from streamserve.execution.cuda.passes import Nodes
-from streamserve.execution.cuda.runner import Fetch, Runner
+from streamserve.execution.cuda.runner import Fetch
 from streamserve.execution.cuda.swap import DeviceHostPool, Swapping
 from streamserve.execution.grammar import Grammars
-from streamserve.execution.layout import Layout, SpanRows, lay_out
+from streamserve.execution.kv_cache import KVCache
+from streamserve.execution.layout import Ints, Layout, SpanRows, lay_out
 from streamserve.execution.logprobs import token_logprobs
 from streamserve.execution.sampling import Sampler
 from streamserve.execution.verify import Walk
@@ -62,13 +65,40 @@ class _Decoded:
     compiled: bool
 
 
+class StepRunner(Protocol):
+    """What an executor needs of its runner: Runner, or where a model has several ranks LeadingRunner
+    (cuda/ranks.py). The methods are those of Runner."""
+
+    waits: int
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    @property
+    def graphs(self) -> Graphs: ...
+
+    def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor: ...
+
+    def sample(self, nodes: Nodes) -> Tensor: ...
+
+    def fetch(self, rows: Tensor | None) -> Fetch: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None: ...
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class DeviceExecutor:
     """Runs steps (engine.plan.Executor) with `runner`. Up to two steps may be launched before the first is
     finished."""
 
     def __init__(
         self,
-        runner: Runner,
+        runner: StepRunner,
         eos_token_ids: Sequence[int],
         grammars: Grammars | None = None,
         host: DeviceHostPool | None = None,

@@ -369,7 +369,7 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
         raise
     finally:
         shutil.rmtree(store.parent)
-    leading: Any = LeadingRunner(runner, ranks, children)
+    leading = LeadingRunner(runner, ranks, children)
     grammars = make_grammars(vocabulary, spec)
     drafter = NGramDrafter(spec.eos_token_ids, grammars) if source.draft.kind == "ngram" else None
     host = LeadingHostPool([runner.cache], sizes.swap_blocks, children.send) if sizes.swap_blocks else None

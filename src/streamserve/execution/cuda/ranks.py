@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from streamserve.engine.plan import Span
 from streamserve.execution.cuda.collectives import Ranks
+from streamserve.execution.cuda.graphs import Graphs
 from streamserve.execution.cuda.passes import Nodes
 from streamserve.execution.cuda.runner import Fetch, Runner
 from streamserve.execution.cuda.swap import Copies, DeviceHostPool, Swapping
@@ -90,7 +91,7 @@ class Swap(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = Forward | Sample | Logits | Copy | Move | Swap
-NODE_ARRAYS = ("rows", "tokens", "parents", "slots", "firsts", "draws")
+NODE_ARRAYS = tuple(field.name for field in fields(Nodes) if field.name != "depth")
 
 
 def write(stream: IO[bytes], message: msgspec.Struct) -> None:
@@ -172,7 +173,7 @@ class LeadingRunner:
         return self._runner.cache
 
     @property
-    def graphs(self) -> Any:
+    def graphs(self) -> Graphs:
         return self._runner.graphs
 
     @property
