@@ -210,6 +210,6 @@ _CODES = {c_void_p: "P", c_uint64: "Q", c_double: "d", c_int32: "i", c_uint32: "
 def packer(structure: type[ctypes.Structure]) -> Struct:
     """Return what packs the fields of a structure of plain numbers, which takes a fraction of the time of
     making one with ctypes."""
-    packed = Struct("".join(_CODES[kind] for _, kind in structure._fields_))  # type: ignore[index, misc]
+    packed = Struct("".join(_CODES[kind] for _, kind in structure._fields_))  # type: ignore[misc]
     assert packed.size == ctypes.sizeof(structure)
     return packed
