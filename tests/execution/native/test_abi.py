@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from streamserve.cli.findings import Verdict
+from streamserve.cli.kernel_findings import _library_finding
 from streamserve.execution.native import abi, library
 from streamserve.execution.native.abi import LibraryMismatch
 from streamserve.execution.native.structures import DrawStruct, SpanStruct, packer
@@ -58,6 +60,13 @@ def test_an_enum_changed_in_python_alone_refuses_the_library(path, monkeypatch):
     monkeypatch.setitem(library._VALUES, "Path", {**library._VALUES["Path"], "AMX": 5})
     with pytest.raises(LibraryMismatch, match=r"Path\.AMX is 5 in Python, and 4 in the library"):
         library.load_library(path)
+
+
+def test_the_doctor_says_that_such_kernels_fail(path, monkeypatch):
+    monkeypatch.setitem(library._STRUCTURES, "Span", span_with(*SWAPPED))
+    finding = _library_finding(path, "compiled on this machine")
+    assert finding.verdict is Verdict.FAIL
+    assert "Span.start" in finding.text
 
 
 def test_every_structure_of_the_module_is_compared():
