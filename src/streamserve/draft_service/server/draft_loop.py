@@ -1,5 +1,5 @@
-"""What the drafting thread asks a draft service for: the next batch or dummy pass, and the answers to
-targets when it is done."""
+"""The drafting thread's calls to a draft service: the next batch or dummy pass, and the answers to targets
+when it is done."""
 
 from collections.abc import Mapping
 

@@ -51,7 +51,8 @@ class Memory:
         sequence.blocks, sequence.computed = [], 0
 
     def _victims(self, idle: list[DraftedSequence]) -> Iterator[DraftedSequence]:
-        """Yield sequences in eviction order: first those of accounts with more than their share."""
+        """Yield sequences in eviction order: first the sequences of accounts that have more than an equal
+        share of the blocks."""
         share = self.pool.size / max(len({holder.account for holder in self._holders}), 1)
         spared = []
         for sequence in idle:

@@ -69,7 +69,7 @@ class DraftCollector(Collector):
             PREFIX + "restarts", "Restarts of the worker after it died.", value=self.restarts
         )
         for name, text in GAUGES.items():
-            field = name.removeprefix("mean_")  # a sum of the same name exists
+            field = name.removeprefix("mean_")  # the counter has the name without `mean_`
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(report, field))
         for name, text in COUNTERS.items():
             shown = f"{name}_seconds" if name in SECONDS else name

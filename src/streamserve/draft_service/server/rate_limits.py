@@ -29,7 +29,7 @@ class Bucket:
     at: float
 
     def wait(self, amount: float, now: float, rate: float | None = None) -> float:
-        """Return the seconds until `amount` is available; 0 if it is now."""
+        """Return the seconds until `amount` is available; 0 if it is available now."""
         grown = (now - self.at) * (self.rate if rate is None else rate)
         self.level, self.at = min(self.burst, self.level + max(grown, 0.0)), now
         missing = min(amount, self.burst) - self.level
@@ -70,8 +70,8 @@ class RateLimiter:
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()
 
     def charge(self, source: bytes, size: int, now: float) -> RateExceeded | None:
-        """Charge for a message of `size` bytes; None if it fits the limits, else the refusal. A refused
-        message costs nothing."""
+        """Charge for a message of `size` bytes; return None if it fits the limits, else why it does not. A
+        refused message costs nothing."""
         known = self._source(source, now)
         total = self._total(now)
         waits: list[tuple[float, Reason]] = [
@@ -84,15 +84,15 @@ class RateLimiter:
             wait, reason = max(waits, key=lambda one: one[0])
             share = self._limits.total_byte_rate / self._recent(now)
             if wait and not known.share.wait(size, now, share):
-                wait = 0.0  # the other clients use up the total, and this is within its share
+                wait = 0.0  # other clients use up the total, but this client is within its share
         if wait:
             notify = now - known.notified >= NOTIFY_SECONDS
             known.notified = now if notify else known.notified
             return RateExceeded(reason, min(max(wait, NOTIFY_SECONDS), self._limits.longest_retry), notify)
         for charged, amount in ((known.messages, 1.0), (known.bytes, size), (known.share, size)):
             charged.level -= amount
-        # What clients use within their share leaves a debt in the total, so that others get no more than the
-        # remainder.
+        # Messages within a client's share are accepted even if the total is used up. Charge the total for
+        # them all the same: the debt limits the other clients to the remainder.
         total[0].level = max(total[0].level - 1.0, -total[0].burst)
         total[1].level = max(total[1].level - size, -total[1].burst)
         return None
