@@ -18,7 +18,7 @@ from streamserve.protocol.messages import Cancel
 from streamserve.protocol.sampling import SamplingParams
 
 PRIORITY = 1 << 30
-"""The lowest priority."""
+"""The lowest priority: requests of clients come first."""
 PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=0)
 
 
@@ -39,8 +39,9 @@ class CacheCopies:
         now: float,
         adapter: str = "",
     ) -> tuple[str, Send]:
-        """Begin a copy of the KV of `tokens`, which fill whole blocks and were computed with this LoRA
-        adapter (empty: none); returns its name, which starts with `prefix`, and what to send."""
+        """Begin a copy of the KV of `tokens`, which fill whole blocks. `adapter` is the LoRA adapter they
+        were computed with, or "". Return the copy's name, which starts with `prefix`, and the message to
+        send."""
         number = next(self._numbers)
         opened = Open(
             f"{prefix}{number}", tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter
