@@ -4,7 +4,7 @@
 
 All launchers of a process share one fork server. It runs while any launcher holds it, and LINGER_SECONDS
 longer for the next one. It is replaced if it has died, or if its children would differ from newly started
-processes: in their environment, or in the files of their libraries.
+processes: in their surroundings (environment, limits, users, …), or in the files of their libraries.
 """
 
 import contextlib

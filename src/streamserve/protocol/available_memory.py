@@ -9,23 +9,27 @@ from streamserve.protocol.errors import CheckpointError
 MB = 10**6
 
 SERVER_BYTES = 170 * MB
-"""What a server and its first worker need without a model, at least (torch 2.13, Linux x86-64)."""
+"""Minimum bytes of a server and its first worker without a model (torch 2.13, Linux x86-64)."""
 FORKED_BYTES, STARTED_BYTES = 10 * MB, 100 * MB
-"""What each further worker needs, where it shares what it imports, and where not."""
+"""Bytes of each further worker: if it shares its imports with the others (forked), and if not (started)."""
 ADDRESS_BYTES = 1000 * MB
-"""Addresses that a worker's libraries need: far more than they use."""
+"""Bytes of addresses that a worker's libraries reserve: far more than they use."""
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes available without swapping: the machine's, or what a control group or the limit of
-    this process's addresses leaves if less."""
+    """Return the bytes that this process can use without swapping: the least of the machine's available
+    memory, the headroom of its control groups, and the rest of its address limit."""
     return max(0, min([_machine_bytes(proc), *_group_bytes(proc, groups), *_address_bytes(proc)]))
 
 
 def check_processes(workers: int, forked: bool, free: int, addresses: int | None) -> None:
-    """Raise CheckpointError unless the processes of a server fit in `free` bytes, before it has started any.
-    `workers`: their number, whatever their model. `forked`: they share what they import. `addresses`: the
-    limit of each process's addresses in bytes, if there is one."""
+    """Raise CheckpointError unless the processes of a server fit in `free` bytes. Checked before any is
+    started.
+
+    - `workers`: the number of worker processes of all models.
+    - `forked`: whether they share their imports.
+    - `addresses`: each process's limit of addresses in bytes (`ulimit -v`); None without one.
+    """
     if addresses is not None and addresses < ADDRESS_BYTES:
         raise CheckpointError(
             f"ulimit -v allows {addresses / MB:.0f} MB of addresses, and a worker's libraries need "
@@ -41,13 +45,13 @@ def check_processes(workers: int, forked: bool, free: int, addresses: int | None
 
 
 def address_limit() -> int | None:
-    """Return how many bytes of addresses this process may have (`ulimit -v`); None without a limit."""
+    """Return the limit of this process's addresses in bytes (`ulimit -v`); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _address_bytes(proc: Path) -> list[int]:
-    """Return what the limit of this process's addresses leaves, if it has one."""
+    """Return the bytes that the limit of this process's addresses leaves; an empty list without a limit."""
     limit = address_limit()
     try:
         pages = int((proc / "self/statm").read_text(encoding="utf-8").split()[0])
@@ -58,14 +62,14 @@ def _address_bytes(proc: Path) -> list[int]:
 
 def _machine_bytes(proc: Path) -> int:
     available = _entry(proc / "meminfo", "MemAvailable:")
-    if available is None:  # not Linux: half of the installed memory
+    if available is None:  # not Linux: assume half of the installed memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return available * 1024
 
 
 def _group_bytes(proc: Path, groups: Path) -> list[int]:
-    """Return what each control group of this process leaves, all along its path: of version 2, and of version
-    1, whose groups are mounted under `memory`."""
+    """Return the headroom of each control group of this process, from its group up to the mount: of version
+    2, and of version 1, whose groups are mounted under `memory`."""
     headroom = [
         _group_headroom(group, "memory.limit_in_bytes", "memory.usage_in_bytes")
         for group in _along(groups / "memory", _version_1_path(proc))
@@ -77,7 +81,7 @@ def _group_bytes(proc: Path, groups: Path) -> list[int]:
 
 
 def _version_1_path(proc: Path) -> str:
-    """Return the path of this process's memory group of version 1, "/" where there is none."""
+    """Return the path of this process's memory control group of version 1; "/" if there is none."""
     try:
         lines = os.fsdecode((proc / "self/cgroup").read_bytes()).splitlines()
     except OSError:
@@ -87,19 +91,20 @@ def _version_1_path(proc: Path) -> str:
 
 
 def _along(mount: Path, path: str) -> list[Path]:
-    """Return the group of this path, and those above it up to where they are mounted."""
+    """Return the control group of this path, and the groups above it up to the mount."""
     group = mount / path.lstrip("/")
     ancestors = [group, *group.parents]
     return ancestors[: ancestors.index(mount) + 1]
 
 
 def _group_headroom(group: Path, limit: str, usage: str) -> int | None:
-    """Return limit minus usage, where inactive file pages do not count as used."""
+    """Return the limit minus the usage of a control group, in bytes. Inactive file pages do not count as
+    used. None without a limit."""
     try:
         headroom = int((group / limit).read_text()) - int((group / usage).read_text())
     except (OSError, ValueError):
         return None  # no such group, or no limit ("max")
-    stat = group / "memory.stat"  # those of version 1 are of the group alone, and in total
+    stat = group / "memory.stat"  # version 1 counts the group alone, and in `total_` all groups below
     return headroom + (_entry(stat, "total_inactive_file ") or _entry(stat, "inactive_file ") or 0)
 
 

@@ -1,7 +1,7 @@
 """Settings: plain structs, complete and validated before anything starts.
 
-The descriptions and bounds here are the only ones: flags, environment variables, TOML files, the arguments of
-`LLM` and `--help` are made from these fields (settings/options.py).
+Descriptions and bounds are written only here: flags, environment variables, TOML files, the arguments of
+`LLM` and `--help` are derived from these fields (settings/options.py).
 """
 
 from typing import Annotated, Literal
@@ -34,16 +34,19 @@ Eviction = Literal["recompute", "swap", "cost"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Resolved limits of one engine's step and cache: the result of a model's configuration on this machine.
+    """Resolved limits of one engine's steps and cache: the result of a model's configuration on this machine.
 
-    `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is the
-    step's budget of query tokens over all requests; `max_chunk` limits one prompt's share of it.
-    `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_nodes` limits the draft tokens for one request in a step, if there is a drafter. `order` and
-    `prefill_share` set the order and the share of prompts in a step (baselines/orders.py,
-    scheduling/prefill.py); with `slo_admission`, requests whose latency targets are infeasible are refused
-    (scheduling/feasibility.py). `eviction` selects what happens to the KV of preempted sequences, with
-    `swap_blocks` blocks in the host pool. With `check` every step is checked (engine/invariants.py).
+    - `num_blocks`: the size of the KV pool in blocks of `block_size` tokens.
+    - `max_num_batched_tokens`: query tokens of a step over all requests; `max_chunk`: query tokens of one
+      prompt.
+    - `preempt_every`: preempt the lowest-ranked running sequence every this many steps (for tests; 0: never).
+    - `draft_nodes`: maximum number of draft tokens for one request in a step.
+    - `order`, `prefill_share`: the order of requests and the share of prompts in a step (baselines/orders.py,
+      scheduling/prefill.py).
+    - `slo_admission`: refuse requests whose latency targets are infeasible (scheduling/feasibility.py).
+    - `eviction`: what happens to the KV of preempted sequences; `swap_blocks`: blocks of the host pool for
+      it.
+    - `check`: check every step (engine/invariants.py).
     """
 
     num_blocks: int
@@ -261,7 +264,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 DRAFTERS = ("none", "ngram")
-"""Values of `draft` that are not models; there are also auto, self:K and draft services."""
+"""Values of `draft` that name no model, besides auto, self:K and draft services."""
 
 
 def is_draft_model(draft: str) -> bool:
@@ -270,17 +273,24 @@ def is_draft_model(draft: str) -> bool:
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration that a worker process reads from its standard input, as msgpack. `worker` is its
-    name, with the number of times it was started; it is number `host_number` of the `host_workers` of its
-    machine, which share memory and GPUs evenly. It `reports_prefixes` that it has cached if requests can also
-    go to other workers. With `trace` it reports what it does and when. With `leased` it reads from there,
-    after this, until when it may run. Its times are those of the server, `clock_offset` seconds later than
-    this machine's. `journal`: the inherited descriptor of the memory for its journal; -1: none. `weights`:
-    those of the memory that all workers of the host share, for the weights of the target and of a draft
-    model; without them it has its own copy. `host` names its machine; `kv_network` is how KV goes over TCP.
-    `crash_folder` is the folder for its crash report; without it none is written. `peer` is its name at the
-    endpoint, if that is another one: it stays the same for all heads that a worker serves. `expected` is the
-    fingerprint of the model that the others have loaded; empty: none has."""
+    """The configuration that a worker process reads from its standard input, as msgpack.
+
+    - `worker`: its name, with the number of times it was started. `peer`: its name at the endpoint, if that
+      differs; it stays the same for all heads that the worker serves.
+    - `host`: the name of its machine. It is number `host_number` of `host_workers` workers there, which share
+      memory and GPUs evenly.
+    - `reports_prefixes`: report cached prefixes, because requests can also go to other workers.
+    - `kv_network`: how KV goes over TCP.
+    - `trace`: report lifecycle events and steps with their times.
+    - `leased`: read from standard input, after this configuration, until when the worker may run.
+    - `clock_offset`: seconds by which the server's clock, in which the worker reports times, is ahead of this
+      machine's.
+    - `journal`: inherited descriptor of the memory for its journal; -1: none.
+    - `weights`: inherited descriptors of the memory for the weights of the target and of a draft model,
+      shared by all workers of the host; empty: the worker keeps a separate copy.
+    - `crash_folder`: the folder for its crash report; empty: none is written.
+    - `expected`: fingerprint of the model that the other workers have loaded; empty: none has.
+    """
 
     worker: str
     role: Role

@@ -12,6 +12,6 @@ MAX_REPORT_BYTES = 256 << 10
 
 
 def crash_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of crash reports: $XDG_STATE_HOME/streamserve/crashes, by default in
-    ~/.local/state."""
+    """Return the folder of crash reports: $XDG_STATE_HOME/streamserve/crashes, by default
+    ~/.local/state/streamserve/crashes."""
     return state_folder(environ) / "crashes"

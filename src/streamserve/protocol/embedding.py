@@ -1,4 +1,4 @@
-"""How a checkpoint makes embeddings of hidden states."""
+"""Settings of a checkpoint for embeddings."""
 
 from typing import Literal
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class EmbeddingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Pooling and what follows it. `max_tokens`: the longest text; None: what the context holds.
-    `dimensions`: those that an embedding may be shortened to; empty: any."""
+    """How an embedding is made from hidden states. `max_tokens`: the length of the longest text; None: the
+    context length. `dimensions`: the sizes that an embedding may be shortened to; empty: any."""
 
     pooling: Literal["last", "mean"] = "last"
     normalize: bool = True

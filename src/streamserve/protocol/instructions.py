@@ -1,9 +1,9 @@
-"""The newest instructions that a process takes its processor to have: STREAMSERVE_KERNEL_PATH bounds them.
+"""The newest instructions that this process may use: the variable STREAMSERVE_KERNEL_PATH bounds them.
 
 A bounded process behaves as on a processor without later instructions: its kernels are compiled for the
-lesser processor, or taken from the package for it, and PyTorch's own are limited to match. A server's workers
-inherit the bound; each machine of a cluster has its own. It is no setting of a model: `--kernel-path` forces
-a model's path among those that are left.
+lesser processor, or taken from the package for it, and PyTorch's kernels are limited to match. A server's
+workers inherit the bound; each machine of a cluster has a separate one. The bound is no setting of a model:
+`--kernel-path` chooses a model's path among the paths within the bound.
 """
 
 import os
@@ -21,13 +21,13 @@ _PYTORCH: dict[str, tuple[str, str, str]] = {
     "avx512": ("avx512", "AVX512_CORE", "AVX512"),
     "avx512_bf16": ("avx512", "AVX512_CORE_BF16", "AVX512"),
 }
-"""By bound: the limits that PyTorch, oneDNN and MKL know, in the order of `_PYTORCH_VARIABLES`."""
+"""By bound: the limits for PyTorch, oneDNN and MKL, in the order of `_PYTORCH_VARIABLES`."""
 _PYTORCH_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
 
 def kernel_bound(environ: Mapping[str, str] | None = None) -> KernelPath:
-    """Return the newest instructions that may be detected, "auto" for no bound. Raises CheckpointError for a
-    value that names none."""
+    """Return the newest instructions that may be detected; "auto" without a bound. Raises CheckpointError for
+    an unknown value."""
     text = (os.environ if environ is None else environ).get(KERNEL_PATH_VARIABLE) or "auto"
     names = get_args(KernelPath)
     if text not in names:
@@ -36,6 +36,6 @@ def kernel_bound(environ: Mapping[str, str] | None = None) -> KernelPath:
 
 
 def pytorch_bounds(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that bound PyTorch in the same way. It reads them when it first computes."""
+    """Return the variables that bound PyTorch in the same way. PyTorch reads them when it first computes."""
     limits = _PYTORCH.get(kernel_bound(environ), ())
     return dict(zip(_PYTORCH_VARIABLES, limits, strict=False))

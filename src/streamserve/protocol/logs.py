@@ -18,7 +18,7 @@ _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 
 def configure_logging(level: str, form: LogFormat, source: str = "", access_log: bool = False) -> None:
-    """Log to standard error from `level` on. `source` names the process, if it is not the server's main
+    """Log to standard error from `level` on. `source` names the process, unless it is the server's main
     process."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(source) if form == "json" else TextFormatter(source))

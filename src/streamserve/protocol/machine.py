@@ -1,4 +1,4 @@
-"""What identifies a machine, for processes that want to share memory, and where others reach it."""
+"""A machine's identity, for processes that want to share memory, and its address for other machines."""
 
 import os
 import socket
@@ -8,7 +8,8 @@ from streamserve.protocol.curve import Endpoint
 
 
 def identity() -> str:
-    """Return what processes have in common that can open each other's memory: boot, processes, user."""
+    """Return a value that is equal for processes which can open each other's memory: boot, process namespace,
+    user."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.geteuid()}"
@@ -17,9 +18,9 @@ def identity() -> str:
 
 
 def own_address(head: Endpoint) -> str:
-    """Return this machine's address on the way to another one. Raises OSError if there is no way."""
+    """Return the address of this machine on its route to the head. Raises OSError if there is no route."""
     host = head.host.strip("[]")
     family, kind, protocol, _, address = socket.getaddrinfo(host, head.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
+        probe.connect(address)  # a datagram socket: sends nothing
         return str(probe.getsockname()[0])

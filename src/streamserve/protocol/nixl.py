@@ -8,5 +8,5 @@ NIXL_MISSING = 'NIXL is not installed: pip install "streamserve[nixl]"'
 
 
 def nixl_package() -> str | None:
-    """Return the installed package of PACKAGES; None without one."""
+    """Return the installed package among PACKAGES; None if there is none."""
     return next((package for package in PACKAGES if find_spec(package)), None)

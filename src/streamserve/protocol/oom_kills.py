@@ -1,15 +1,15 @@
-"""Count the processes that the kernel has killed for want of memory, as it counts them: in this process's
-control groups, and on the whole machine."""
+"""Counts of the processes that the kernel has killed for lack of memory, in this process's control groups and
+on the whole machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 OomKills = tuple[int, ...]
-"""The kernel's counters, each of which only grows, in a fixed order."""
+"""The kernel's counters in a fixed order. A counter only grows."""
 
 
 def oom_kills(root: Path = Path("/")) -> OomKills:
-    """Return the counters that can be read; `root` is that of /proc and /sys."""
+    """Return the counters that can be read. `root` is the folder that contains /proc and /sys."""
     return tuple(count for file in _files(root) if (count := _count(file)) is not None)
 
 
@@ -21,8 +21,8 @@ def rose(earlier: OomKills, later: OomKills) -> bool:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Yield the files with counters: of the machine, and of the control groups of versions 1 and 2, whose
-    paths may be those outside of a container."""
+    """Yield the files with counters: of the machine, and of the control groups of versions 1 and 2. In a
+    container, the paths of groups may be valid only outside, so the groups' root is read as well."""
     yield root / "proc/vmstat"
     groups = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -36,7 +36,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _count(file: Path) -> int | None:
-    """Return the value of the line `oom_kill` of a file; None without one."""
+    """Return the value of a file's line `oom_kill`; None if there is none."""
     for line in _text(file).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.strip().isdecimal():

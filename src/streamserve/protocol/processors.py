@@ -1,8 +1,8 @@
-"""Count the processors that this process may use: those of its affinity mask, within the CPU quota of its
-control groups.
+"""Count the processors that this process may use: its affinity mask, within the CPU quota of its control
+groups.
 
-A quota stops all threads of a process at once when it is used up: with more threads than the quota pays for,
-each step waits for the one that was stopped.
+When a quota is used up, the kernel stops all threads of the process at once. With more threads than the quota
+pays for, each step waits for a thread that was stopped.
 """
 
 import os
@@ -13,8 +13,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Processors:
-    """The processors in `cpus`, one of each core before its siblings, of which as many run as `quota` says;
-    None: all. `nodes`: their NUMA nodes, in the order of `cpus`; empty where there is one node."""
+    """The processors in `cpus`: one of each core, then their siblings. `quota` limits how many can run at the
+    same time; None: no limit. `nodes`: the NUMA node of each processor in `cpus`; empty if there is only one
+    node."""
 
     cpus: tuple[int, ...]
     quota: float | None = None
@@ -22,7 +23,7 @@ class Processors:
 
     @property
     def threads(self) -> int:
-        """How many threads can run at the same time."""
+        """The number of threads that can run at the same time."""
         return len(self.cpus) if self.quota is None else min(len(self.cpus), max(1, int(self.quota)))
 
     def by_node(self) -> list[tuple[int, ...]]:
@@ -40,7 +41,7 @@ class Processors:
 
 
 def usable_processors(root: Path = Path("/")) -> Processors:
-    """Return the processors that this process may use; `root` is that of /proc and /sys."""
+    """Return the processors that this process may use. `root` is the folder that contains /proc and /sys."""
     cpus = _cores_first(sorted(os.sched_getaffinity(0)), root)
     quotas = [quota for quota in _quotas(root) if quota < len(cpus)]
     nodes = tuple(_node(cpu, root) for cpu in cpus)
@@ -48,13 +49,13 @@ def usable_processors(root: Path = Path("/")) -> Processors:
 
 
 def _node(cpu: int, root: Path) -> int:
-    """Return the NUMA node of a processor; 0 where the system does not say."""
+    """Return the NUMA node of a processor; 0 if the system does not say."""
     links = (root / f"sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*")
     return min((int(link.name.removeprefix("node")) for link in links), default=0)
 
 
 def _cores_first(cpus: list[int], root: Path) -> tuple[int, ...]:
-    """Return `cpus` in an order in which siblings of a core come after the first of each core."""
+    """Return `cpus` ordered so that one processor of each core comes first, then their siblings."""
     rank: dict[int, int] = {}
     seen: dict[str, int] = {}
     for cpu in cpus:
@@ -65,14 +66,15 @@ def _cores_first(cpus: list[int], root: Path) -> tuple[int, ...]:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quotas of this process's control groups, in processors: of versions 1 and 2, all along the
-    path."""
+    """Yield the quotas of this process's control groups, in processors: of versions 1 and 2, from its group
+    up to the mount."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, separator, path = rest.partition(":")
         if not separator or (controllers and "cpu" not in controllers.split(",")):
             continue
-        # Version 1 is mounted under its controllers' names, perhaps in another order; each is a link to that.
+        # Version 1 is mounted under its controllers' names, maybe in another order; "cpu" is then a link to
+        # the mount.
         for name in {"cpu", controllers} if controllers else {""}:
             mount = root / "sys/fs/cgroup" / name
             group = mount / path.lstrip("/")
@@ -82,7 +84,8 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _quota(group: Path) -> float | None:
-    """Return the quota of a control group: `cpu.max` of version 2, two files of version 1."""
+    """Return the quota of a control group in processors: `cpu.max` of version 2, two files of version 1. None
+    without one."""
     quota, _, period = _text(group / "cpu.max").partition(" ")
     try:
         if not quota:

@@ -3,8 +3,8 @@
     $TMPDIR/streamserve-XXXXXXXX/   lock      locked (flock) by the owner for as long as it lives
                                     control   the socket that its workers connect to
 
-The folder of a dead owner is removed by its workers when they notice, else by the next start that uses the
-same base folder.
+A dead owner's folder is removed by its workers when they notice the death, or by the next start in the same
+base folder.
 """
 
 import contextlib
@@ -20,18 +20,20 @@ from pathlib import Path
 PREFIX = "streamserve-"
 LOCK = "lock"
 EMPTY_SECONDS = 60.0
-"""Age, in seconds, from which a folder without a lock is stale: its owner died within the microseconds of
-making it."""
+"""Age, in seconds, from which a folder without a lock is stale: its owner died within microseconds of
+creating it."""
 
 MAX_BASE_BYTES = 78
-"""Longest path of a folder for runtime folders: a socket's has at most 107 bytes, 29 of them below it."""
+"""Maximum bytes of the path of the base folder: a socket's path has at most 107 bytes, 29 of them below the
+base folder."""
 
 IPC = "ipc://"
 
 
 @dataclass(frozen=True)
 class RuntimeFolder:
-    """This process's folder at `path`; `handle` is its lock, which is released when this process ends."""
+    """A runtime folder of this process at `path`. `handle` is its lock, which is released when this process
+    ends."""
 
     path: Path
     handle: int
@@ -43,7 +45,7 @@ class RuntimeFolder:
 
 
 def make_runtime_folder(base: Path | None = None) -> RuntimeFolder:
-    """Make a locked folder in `base`, by default the temporary folder, after removing those of dead owners.
+    """Create a locked folder in `base`, by default `socket_base()`, after removing folders of dead owners.
     Raises OSError if that is not possible."""
     base = base or socket_base()
     sweep(base)
@@ -52,12 +54,12 @@ def make_runtime_folder(base: Path | None = None) -> RuntimeFolder:
         handle = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if _lock(handle) and (path / LOCK).exists():
             return RuntimeFolder(path, handle)
-        os.close(handle)  # another process's sweep came between making and locking it
+        os.close(handle)  # another process's sweep removed the folder before it was locked
 
 
 def socket_base() -> Path:
-    """Return the folder for runtime folders: the temporary one, unless paths of sockets in it would be longer
-    than the kernel takes, else another one for temporary files."""
+    """Return the base folder for runtime folders: the temporary folder, unless the paths of sockets in it
+    would be longer than the kernel allows; then another folder for temporary files."""
     folders = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"]
     short = (f for f in folders if os.path.isabs(f) and len(os.fsencode(f)) <= MAX_BASE_BYTES)
     usable = (folder for folder in short if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK))
@@ -70,8 +72,8 @@ def sweep(base: Path) -> list[Path]:
 
 
 def remove_if_dead(path: Path) -> bool:
-    """Remove a runtime folder if its lock is free; return whether it was removed. A folder of another user,
-    or one that has no lock and is not empty, is left alone."""
+    """Remove a runtime folder if its lock is free; return whether it was removed. Folders of other users
+    stay, and so do folders without a lock that are not empty."""
     try:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -91,10 +93,10 @@ def remove_if_dead(path: Path) -> bool:
 
 
 def remove_own() -> None:
-    """Remove the runtime folders whose locks this process has open, when it is about to end. Their owner in
-    this process need not know of it."""
+    """Remove the runtime folders whose locks this process has open. Called when the process is about to end;
+    their owners in this process need not be known."""
     locks = list[Path]()
-    with contextlib.suppress(FileNotFoundError):  # there is no /proc
+    with contextlib.suppress(FileNotFoundError):  # without /proc
         for descriptor in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # it was closed meanwhile
                 locks.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))

@@ -1,5 +1,5 @@
-"""Rate limit for log lines that clients can cause: one in a second, or other time, of each kind, with a count
-of those left out."""
+"""Rate limit for log lines that clients can cause: one line of each kind in a second or another time, with
+the number of lines left out."""
 
 import logging
 import time
@@ -11,9 +11,9 @@ SECONDS = 1.0
 
 
 class Throttle(logging.Filter):
-    """Passes one record of each message in `seconds`. For loggers whose lines are caused by clients and whose
-    messages are constants with arguments, since the message identifies the kind. Up to `apart` messages with
-    different arguments are kinds of their own."""
+    """Passes one record of each kind in `seconds`. For loggers whose lines are caused by clients, and whose
+    messages are constants with arguments: the message identifies the kind. For the first `apart` different
+    lines, the arguments identify the kind as well."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, seconds: float = SECONDS, apart: int = 0
@@ -25,7 +25,8 @@ class Throttle(logging.Filter):
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log `record`; its message then says how many like it were left out before."""
+        """Return whether to log `record`. If so, its message is extended by the number of records of its kind
+        that were left out since the last one."""
         kind, now = self._kind(record), self._clock()
         last, left_out = self._kinds.get(kind, (-inf, 0))
         if now - last < self._seconds:

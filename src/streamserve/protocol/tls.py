@@ -9,10 +9,10 @@ class _Encrypted(Exception):
 
 
 def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """Return the server's side of TLS (1.2 or later), with the `certificate` in a PEM file, and its private
-    `key` in another one or in the same.
+    """Return the server's side of TLS (1.2 or later) with the `certificate` in a PEM file. Its private `key`
+    is in another PEM file; None: in the same file.
 
-    Raises ValueError, which names the setting and what is wrong with its file.
+    Raises ValueError, which names the setting and the fault of its file.
     """
     _check_block("ssl_certfile", certificate, "certificate")
     if key is None:
@@ -48,7 +48,7 @@ def _check_block(setting: str, file: str, name: str, advice: str = "") -> None:
 
 
 def _reason(certificate: str, key: str, error: ssl.SSLError) -> str:
-    """Return why a certificate and a key that are both there are not accepted."""
+    """Return why a certificate and a key, which both exist, are not accepted."""
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"ssl_keyfile = {key!r}: this is not the key of the certificate in {certificate}"
     reason = (error.reason or str(error)).replace("_", " ").lower()
