@@ -52,7 +52,7 @@ from streamserve.protocol.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class OnDemand:
-    """A model that is loaded on demand, its settings of the API, and the length of its context."""
+    """A model that is loaded on demand: its API settings, and its context length in tokens."""
 
     llm: Generator
     settings: ApiSettings
@@ -69,9 +69,10 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette
 
 
 def create_app_on_demand(models: Mapping[str, OnDemand], pool: Pool) -> Starlette:
-    """Build the application over the models of a pool, by their names in it; the first one is the default.
+    """Build the application over the models of a pool, by their names in the pool. The first one is the
+    default.
 
-    Its settings are those of the server. Raises TypeError and FolderError as `create_app` does.
+    The server's settings are the default model's. Raises TypeError and FolderError as `create_app` does.
     """
     first, *others = models
     default = app_context(models[first].llm, models[first].settings)
@@ -81,7 +82,8 @@ def create_app_on_demand(models: Mapping[str, OnDemand], pool: Pool) -> Starlett
 
 
 def _further(default: AppContext, model: OnDemand) -> AppContext:
-    """Return the context of a further model, which has the memory and threads of the `default` one's."""
+    """Return the context of a further model. It shares memory and threads with the `default` model's
+    context."""
     context = app_context(model.llm, model.settings)
     return replace(default, llm=model.llm, settings=model.settings, metrics=context.metrics)
 

@@ -1,4 +1,4 @@
-"""Run a request: submit its prompts to the engine concurrently, and pass each item to its sink."""
+"""Runs a request: submits its prompts to the engine concurrently, and passes each item to its sink."""
 
 import asyncio
 import secrets
@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 class AppContext:
     """The application context that every route needs.
 
-    `side_thread` runs work that takes more than a few milliseconds; `grammar_thread` converts grammars, each
-    of which may take a second, so that they delay only each other. `stored` are the responses that are kept.
-    With `models`, these are loaded on demand, and `llm` is the default one (on_demand.py).
+    - `side_thread`: runs work that takes more than a few milliseconds.
+    - `grammar_thread`: converts grammars. Each may take a second; in a separate thread, they delay only each
+      other.
+    - `stored`: responses that are kept.
+    - `models`: if set, models are loaded on demand, and `llm` is the default model (on_demand.py).
     """
 
     llm: Generator
@@ -53,8 +55,8 @@ class AppContext:
     models: "Models | None" = None
 
     def cache_salt(self, caller: str, requested: str | None) -> str:
-        """Return the cache salt of a caller's request that has the salt `requested`: several tenants have
-        separate cached prefixes, unless the operator lets them share these."""
+        """Return the cache salt of a caller's request with the salt `requested`. With several tenants, each
+        has separate cached prefixes, unless the operator lets them share prefixes."""
         salt = requested or ""
         if self.settings.share_prefixes or not self.settings.several_tenants:
             return salt
@@ -67,14 +69,14 @@ class AppContext:
 
     @property
     def max_characters(self) -> int:
-        """The maximum number of characters in a string of a request: a prompt that fits in the context has no
-        more, and every other string has a far lower limit."""
+        """The maximum number of characters in a string of a request: no prompt that fits in the context is
+        longer. All other strings have far lower limits."""
         longest = [length * llm.tokenizer.longest_token for length, llm in self._contexts]
         return max([MIN_CHARACTERS, *longest]) if longest else sys.maxsize
 
     @property
     def _contexts(self) -> list[tuple[int, Generator]]:
-        """The context lengths of all models; none while the only one is not loaded."""
+        """The context lengths of all models. Empty if the only model is not loaded."""
         if self.models is not None:
             lengths = self.models.max_model_len
             return [(lengths[name], context.llm) for name, context in self.models.contexts.items()]
@@ -88,9 +90,9 @@ class AppContext:
 class GenerationTask:
     """The generation task of the `number`-th prompt of a request.
 
-    Its choice indices follow those of the prompts before it. `prompt_stream` is its prompt stream, if there
-    is one; the request's latency then counts from that stream's creation. `adapter` is the name of its LoRA
-    adapter, `idempotency_key` that of the request, if it has one.
+    Its choice indices follow the indices of the prompts before it. `prompt_stream` is its prompt stream, if
+    there is one; the request's latency then counts from the stream's creation. `adapter` is the name of its
+    LoRA adapter. `idempotency_key` is the request's key, if it has one.
     """
 
     number: int
@@ -104,7 +106,7 @@ class GenerationTask:
     idempotency_key: str = ""
 
     def index(self, choice: int) -> int:
-        """Return the index of one of its choices in the reply."""
+        """Return the index in the reply of one of its choices."""
         return self.number * self.params.n + choice
 
 
@@ -119,7 +121,7 @@ def new_id(kind: str) -> str:
 async def generate(context: AppContext, tasks: Sequence[GenerationTask], sink: Sink) -> None:
     """Run all tasks concurrently and pass their items to `sink`. The first failure cancels the others.
 
-    Raises RequestError if one is refused, lost or times out. Cancelling this cancels all of them in the
+    Raises RequestError if a task is refused, lost or times out. Cancelling this call cancels all tasks in the
     engine.
     """
     check_choices([task.params for task in tasks])
@@ -143,9 +145,9 @@ async def _generate_all(context: AppContext, tasks: Sequence[GenerationTask], si
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(_generate_one(context, task, sink))
-                await asyncio.sleep(0)  # starting one takes a while: let other tasks run in between
+                await asyncio.sleep(0)  # starting a task takes a while: let other tasks run in between
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others were cancelled because of this one
+        raise errors.exceptions[0] from None  # the other errors are cancellations
 
 
 async def _generate_one(context: AppContext, task: GenerationTask, sink: Sink) -> None:
@@ -179,14 +181,14 @@ def _items(context: AppContext, task: GenerationTask) -> AsyncGenerator[Item, No
 
 
 def _check(delta: Delta) -> None:
-    """Raise RequestError (503) for finish reasons that OpenAI does not have: they are server errors."""
+    """Raise RequestError (503) for finish reasons that OpenAI's API lacks: they are server errors."""
     if delta.finish in ("abort", "error"):
         raise RequestError("the server ended this request before it was complete", status=503)
 
 
 @dataclass
 class Piece:
-    """The output of a choice: all of it, or one delta."""
+    """The output of a choice: complete, or one delta."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -222,7 +224,7 @@ class GenerationOutput:
 
 
 def charged_reply(context: AppContext, tasks: Sequence[GenerationTask], whole: bool) -> Charge:
-    """Return the charge for a reply to `tasks`, with the log-probabilities of prompts; see
+    """Return the charge for a reply to `tasks`, including log-probabilities of prompts; see
     scores.reply_charge."""
     return reply_charge(
         context.memory,
@@ -241,8 +243,8 @@ async def collect(
 ) -> bytes:
     """Run all tasks to their end; return the reply that `write` builds from their outputs, as JSON.
 
-    The reply repeats so many characters of the prompts (reply_size.py). A large one is built and encoded
-    outside of the event loop.
+    `repeated` is the number of characters of prompts in the reply (reply_size.py). A large reply is built and
+    encoded outside of the event loop.
     """
     outputs = [GenerationOutput(task, [Piece() for _ in range(task.params.n)]) for task in tasks]
     with charged_reply(context, tasks, whole=True) as charge:
@@ -258,7 +260,7 @@ async def collect(
 
 
 _LARGE_REPLY = 256 << 10
-"""Bytes charged to a reply that takes more than a millisecond to encode."""
+"""A reply with a larger charge, in bytes, takes more than a millisecond to encode."""
 
 
 @dataclass(frozen=True)

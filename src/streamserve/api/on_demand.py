@@ -1,4 +1,4 @@
-"""Models that are loaded on demand: the model that a request names stays loaded while it is needed."""
+"""Models that are loaded on demand: a model stays loaded while a request that names it is open."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -39,15 +39,15 @@ class Pool(Protocol):
     async def acquire(self, name: str, patient: bool = False) -> None:
         """Wait until a model is loaded, and keep it loaded until `release`.
 
-        Raises RequestError if it cannot be loaded, or not in time, unless `patient`.
+        Raises RequestError if it cannot be loaded, or not in time. `patient`: wait without a time limit.
         """
 
     def release(self, name: str) -> None:
-        """End what `acquire` began."""
+        """End one `acquire` of a model."""
 
 
 class Lease(NamedTuple):
-    """The context of a model that is loaded until `release`."""
+    """The context of a model, which stays loaded until `release` is called."""
 
     context: AppContext
     release: Callable[[], None]
@@ -65,7 +65,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a server, by their names in the pool: the first one is the default."""
+    """The models of a server by their names in the pool. The first one is the default."""
 
     contexts: Mapping[str, AppContext]
     pool: Pool
@@ -73,7 +73,7 @@ class Models:
     _reserved: set[str] = field(default_factory=set)
 
     def find(self, requested: str | None) -> str:
-        """Return the pool's name of the requested model, or of the model of the requested LoRA adapter.
+        """Return the pool's name of the requested model, or of the model that has the requested LoRA adapter.
 
         Raises RequestError (404) for unknown names.
         """
@@ -86,13 +86,14 @@ class Models:
         )
 
     def owner_of(self, adapter: str) -> str | None:
-        """Return the pool's name of the model of a LoRA adapter; None if there is no such adapter."""
+        """Return the pool's name of the model that has a LoRA adapter; None if there is no such adapter."""
         owners = (name for name, context in self.contexts.items() if adapter in context.llm.adapters)
         return next(owners, None)
 
     @contextmanager
     def reserved(self, adapter: str) -> Iterator[None]:
-        """Keep a name for an adapter that is loaded meanwhile. Raises RequestError if it is in use."""
+        """Reserve a name for an adapter that is loaded within the block. Raises RequestError if the name is
+        in use."""
         if adapter in self._reserved or adapter in self._names():
             raise RequestError(f"lora_name: the name {adapter!r} is in use", field="lora_name")
         self._reserved.add(adapter)
@@ -105,8 +106,8 @@ class Models:
         return [name for context in self.contexts.values() for name in _names_of(context.llm)]
 
     def health(self) -> Health:
-        """Return whether requests are served: not until the default model was loaded once, or while a loaded
-        one is not served."""
+        """Return whether requests are served. They are not before the default model was loaded once, or while
+        a loaded model has no healthy workers."""
         first = next(iter(self.contexts))
         if not self.pool.models[first].loads:
             return self.contexts[first].llm.health()
@@ -119,7 +120,8 @@ class Models:
         return {name: model.state for name, model in self.pool.models.items()}
 
     def cards(self) -> list[ModelCard]:
-        """Return all names of all models and of their LoRA adapters, and what is known of each model now."""
+        """Return a card for each name of each model and for each LoRA adapter, with the model's present
+        state."""
         return [
             self._card(name, served, context.llm)
             for name, context in self.contexts.items()
@@ -131,7 +133,7 @@ class Models:
         length = self.max_model_len[name]
         try:
             card = card_of(llm, served)
-        except RequestError:  # not loaded
+        except RequestError:  # the model is not loaded
             card = unloaded_card_of(llm, served, length)
         memory = UNSET if served in llm.adapters else state.size
         return msgspec.structs.replace(card, state=state.state, memory=memory)
@@ -144,8 +146,8 @@ class Models:
     async def lease(self, requested: str | None, patient: bool = False) -> Lease:
         """Return the context of a model, loaded.
 
-        Raises RequestError: 404 for unknown names, 503 if it cannot be loaded, or not in time, unless
-        `patient`, or if the server drains.
+        Raises RequestError: 404 for unknown names, 503 if the server drains, or if the model cannot be
+        loaded, or not in time (`patient`: without a time limit).
         """
         name = self.find(requested)
         context = self.contexts[name]
@@ -175,7 +177,7 @@ class Models:
             drained.cancel()
             await asyncio.gather(loading, drained, return_exceptions=True)
             if not (acquired or loading.cancelled() or loading.exception()):
-                self.pool.release(name)  # it was loaded in the moment in which this ended
+                self.pool.release(name)  # the model was loaded just when this call was interrupted
         raise RequestError(
             "the server is draining: it takes no new requests", status=503, retry_after=drain.seconds_left
         )
@@ -187,7 +189,7 @@ def _names_of(llm: Generator) -> tuple[str, ...]:
 
 
 async def lease_of(context: AppContext, requested: str | None) -> Lease:
-    """Return the context of the model that a request names, kept loaded until it is released.
+    """Return the context of the model that a request names. It stays loaded until the lease is released.
 
     Raises RequestError as `Models.lease` does.
     """
@@ -198,9 +200,10 @@ async def lease_of(context: AppContext, requested: str | None) -> Lease:
 
 
 async def routed(context: AppContext, request: Request, requested: str | None) -> AppContext:
-    """Return the context of the model that `request` names, which stays loaded until the reply is sent.
+    """Return the context of the model that `request` names. It stays loaded until the reply is sent.
 
-    Raises RequestError as `Models.lease` does, ClientDisconnect if the client does not wait for it.
+    Raises RequestError as `Models.lease` does, and ClientDisconnect if the client disconnects while the model
+    loads.
     """
     models = context.models
     if models is None:
@@ -228,9 +231,9 @@ MODEL_PARAMETER: dict[str, Any] = {
 
 
 def named_context(context: AppContext, request: Request, loaded: bool = False) -> AppContext:
-    """Return the context of the model that the query parameter `model` names; by default the first one.
+    """Return the context of the model that the query parameter `model` names, by default the first model.
 
-    Raises RequestError: 404 for unknown names, 409 if it must be `loaded` and is not.
+    Raises RequestError: 404 for unknown names, 409 if the model must be `loaded` and is not.
     """
     requested, models = request.query_params.get("model"), context.models
     if models is None:
@@ -243,7 +246,7 @@ def named_context(context: AppContext, request: Request, loaded: bool = False) -
 
 
 class HeldModels:
-    """Middleware that releases the models which a request has leased, once it has ended (`held_by`)."""
+    """Middleware that releases the models leased by a request once the request has ended (`held_by`)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -258,10 +261,10 @@ class HeldModels:
 
 
 def held_by(connection: HTTPConnection) -> ExitStack:
-    """Return what is released when a request has ended."""
+    """Return the stack that is unwound when a request has ended."""
     held: ExitStack = connection.scope["state"][_HELD]
     return held
 
 
 def _nothing() -> None:
-    """Release nothing."""
+    """Do nothing: the only model is never unloaded."""

@@ -49,7 +49,8 @@ from streamserve.protocol.errors import RequestError
 from streamserve.text.output import Delta, Usage
 
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Versions of the API. They differ in fields that the later one removes; here it has them, too."""
+"""Supported versions of the API. The later version removes fields; this server accepts them in both
+versions."""
 VERSION_HEADER, BETA_HEADER = "anthropic-version", "anthropic-beta"
 
 _HEADERS: tuple[dict[str, Any], ...] = (
@@ -139,7 +140,7 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
 
 
 def _ignored_headers(request: Request) -> IgnoredFields:
-    """Return the request's ignored fields, with the headers that have no effect."""
+    """Return the request's ignored fields, to which the headers without effect are added."""
     ignored = ignored_of(request)
     if request.headers.get(VERSION_HEADER, VERSIONS[0]) not in VERSIONS:
         ignored.add(VERSION_HEADER, f" with other values than {' and '.join(VERSIONS)}")
@@ -151,7 +152,7 @@ def _ignored_headers(request: Request) -> IgnoredFields:
 async def _chat(
     context: AppContext, request: Request, body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields
 ) -> ChatRequest:
-    """Convert a request to a chat request, with its reasoning as variables of the template."""
+    """Convert a request to a chat request. Its thinking becomes variables of the chat template."""
     large = charge_of(request).held > LARGE_REQUEST
     chat = await context.side_thread.run_if(large, lambda: as_chat(body, ignored))
     thinking = thinking_type(body, ignored)
@@ -187,7 +188,7 @@ class _Message:
         return Content(emit, omit_thinking=(self._body.thinking or {}).get("display") == "omitted")
 
     async def _stream(self, emit: Any) -> None:
-        """Stream the message. An error after the first event is sent as an event."""
+        """Stream the message. After the first event, an error is sent as an event."""
         content = self._content(emit)
         try:
             await self._run(content)
@@ -252,4 +253,4 @@ class _Message:
 
 
 async def _discard(event: MessageEvent) -> None:
-    """Discard an event, for a message that is not streamed."""
+    """Discard an event of a message that is not streamed."""

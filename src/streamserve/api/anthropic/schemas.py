@@ -34,7 +34,7 @@ OutputConfig = Annotated[
 
 
 class MessagesRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages. The fields of other routes that select tokens are obeyed, too."""
+    """POST /v1/messages. Sampling fields of the other routes are obeyed, too."""
 
     max_tokens: Annotated[
         int,
@@ -64,7 +64,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages/count_tokens: the fields of a message that its prompt is made of."""
+    """POST /v1/messages/count_tokens: the fields of a message that determine its prompt."""
 
     model: Model = None
     messages: Messages
@@ -109,13 +109,14 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class ThinkingTokens(msgspec.Struct, frozen=True):
-    """How many output tokens were reasoning."""
+    """The number of output tokens that are reasoning."""
 
     thinking_tokens: int
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts. The prompt has `input_tokens` and `cache_read_input_tokens`, those found in the cache."""
+    """Token counts. The prompt has `input_tokens` tokens, and `cache_read_input_tokens` more that were found
+    in the cache."""
 
     input_tokens: int
     output_tokens: int

@@ -1,4 +1,4 @@
-"""Call routes within this process: requests of batches take the same path to the engine as others."""
+"""Calls routes within this process, so that a batch's requests take the same path to the engine as others."""
 
 import asyncio
 import logging
@@ -30,17 +30,18 @@ _log = logging.getLogger(__name__)
 
 _BUSY, _UNAVAILABLE = 429, 503
 _MAX_RETRIES = 10
-"""How often a request is sent again that a server, which can serve others, ended without an answer."""
+"""Maximum number of times that a request is sent again after a server, which is healthy, ended it without an
+answer."""
 _MAX_WAIT = 30.0
 _PIECE = 32 << 10
-"""Bytes of a body that a route gets at a time. All open requests of batches may get one in the same iteration
-of the event loop."""
+"""Bytes of a body that a route gets at a time: all open requests of batches may get a piece in the same
+iteration of the event loop."""
 _FAILED = RequestError("the server failed to handle this request", status=500)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The answer of a route; `healthy`: of a server that can serve others."""
+    """The answer of a route. `healthy`: whether its server can serve other requests."""
 
     status: int
     headers: Headers
@@ -49,12 +50,12 @@ class _Answer:
 
     @property
     def wait(self) -> float:
-        """After how many seconds to try again."""
+        """Seconds until the next attempt."""
         return min(float(self.headers.get("retry-after", "1")), _MAX_WAIT)
 
 
 class Caller:
-    """Answers the requests of batches by the routes of one context."""
+    """Answers requests of batches by calling the routes of one context."""
 
     def __init__(self, context: AppContext) -> None:
         routes = bound((*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES), context)
@@ -96,7 +97,8 @@ class Caller:
             await asyncio.sleep(answer.wait)
 
     async def _answer(self, path: str, body: bytes, owner: str) -> _Answer:
-        """Return the answer of the model that the body names, however long that takes to load."""
+        """Return the answer of the model that the body names. Waits until the model is loaded, without a
+        limit."""
         if self._context.models is None:
             return await self._call(path, body, owner, self._context)
         try:
@@ -127,7 +129,7 @@ class Caller:
 
 
 def _model_of(body: bytes) -> str | None:
-    """Return the model that a request names; None if it names none, or in a way that its route refuses."""
+    """Return the model that a request names. None if it names none, or if its route refuses the field."""
     try:
         return msgspec.json.decode(body, type=_Named).model
     except ValueError:
@@ -139,7 +141,8 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def _check_cancelled() -> None:
-    """Raise CancelledError if this task is cancelled: routes reply to that as to a server's shutdown."""
+    """Raise CancelledError if this task is cancelled. The routes turn a cancellation into a reply, as for a
+    shutdown."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -164,7 +167,8 @@ def _scope(path: str, body: bytes, owner: str) -> Scope:
 
 
 def _receiving(body: bytes) -> Callable[[], Awaitable[Message]]:
-    """Return a function that receives `body`, piece by piece, and then never a disconnection."""
+    """Return a function that receives `body` in pieces, and afterwards waits for ever: there is no
+    disconnection."""
     pieces = [body[start : start + _PIECE] for start in range(0, len(body), _PIECE)]
     rest = iter(enumerate(pieces, start=1))
 

@@ -1,6 +1,6 @@
-"""Request bodies: read within limits and parsed strictly; each error names the field.
+"""Request bodies: read within limits and parsed strictly. Each error names the field.
 
-The memory that a decoded body takes is known before decoding (json_scan.py), and charged (memory.py).
+The memory of a decoded body is computed before decoding (json_scan.py), and charged (memory.py).
 """
 
 import re
@@ -19,7 +19,7 @@ from streamserve.protocol.errors import RequestError
 
 _LARGE_BYTES = 64 << 10
 _LARGE_VALUES = 4096
-"""Larger bodies are decoded outside of the event loop."""
+"""Larger bodies are decoded in the side thread."""
 
 _LOCATION = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -32,9 +32,9 @@ async def read_request(
 ) -> T:
     """Read the body of `request` as `kind`.
 
-    `others` says what becomes of fields that `kind` does not have. Raises RequestError if the body is larger
-    than a limit or is not a JSON object, or naming the first field that is refused or of the wrong type; 429
-    if there is no memory for it.
+    `others` says how to treat fields that `kind` does not have. Raises RequestError if the body is larger
+    than a limit or is not a JSON object, if a field is refused or has a wrong type (the error names the first
+    one), or with status 429 if there is no memory for it.
     """
     ignored = IgnoredFields(strict=True) if others.strict else ignored_of(request)
     charge = charge_of(request)
@@ -79,7 +79,7 @@ async def _read(request: Request, limit: int, charge: Charge, scan: JsonScan) ->
 
 
 def parse(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object from text that passed JsonScan. Raises RequestError if it is not one."""
+    """Parse a JSON object from text that passed JsonScan. Raises RequestError if it is not a JSON object."""
     try:
         content = msgspec.json.decode(body)
     except RecursionError as error:
@@ -97,7 +97,8 @@ def checked(
     others: OtherFields = STRICT,
     ignored: IgnoredFields | None = None,
 ) -> T:
-    """Convert `content` to `kind`; null means that a field is left out. Without `ignored`, fields are strict.
+    """Convert `content` to `kind`. A field that is null counts as left out. Without `ignored`, fields are
+    strict.
 
     Raises RequestError as `read_request` does.
     """
@@ -116,7 +117,7 @@ def checked(
 
 
 def _with_choices(message: str, kind: type[msgspec.Struct]) -> str:
-    """Return msgspec's message with the allowed values of a field that has only some."""
+    """Return msgspec's message. If the field has only some allowed values, the message lists them."""
     match = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(\w+)`", message, re.DOTALL)
     choices = get_args(get_type_hints(kind).get(match[2])) if match else ()
     texts = [choice for choice in choices if isinstance(choice, str)]
@@ -126,7 +127,7 @@ def _with_choices(message: str, kind: type[msgspec.Struct]) -> str:
 def _check_other(
     name: str, value: Any, others: OtherFields, ignored: IgnoredFields, known: tuple[str, ...]
 ) -> None:
-    """Refuse a field that would change the result; add one that is ignored to `ignored`."""
+    """Refuse a field that would change the result. Add a field without effect to `ignored`."""
     values = others.refused.get(name)
     if values is None and ignored.strict:
         values = others.without_effect.get(name)

@@ -18,18 +18,18 @@ class ConnectionLimits:
     per_address: int = 2048
 
     def within(self, descriptors: int) -> "ConnectionLimits":
-        """Return these limits, reduced for a process with `descriptors` file descriptors for clients."""
+        """Return these limits, reduced to `descriptors`, the number of file descriptors for clients."""
         total = min(self.total, descriptors)
         return ConnectionLimits(total, min(self.per_address, total))
 
 
 def address(client: tuple[str, int] | None) -> str:
-    """Return the address that a client's connections are counted under; empty if it is unknown."""
+    """Return the address under which a client's connections are counted; "" if it is unknown."""
     return client[0] if client else ""
 
 
 class Connections:
-    """Counts the open connections by address, each of which holds one of `descriptors`."""
+    """Counts the open connections by address. Each connection takes one of `descriptors`."""
 
     def __init__(self, limits: ConnectionLimits, descriptors: Descriptors) -> None:
         self.limits = limits.within(descriptors.limit)

@@ -1,4 +1,4 @@
-"""Routes of OpenAI and vLLM that this server does not have; the error says what to use instead."""
+"""Routes of OpenAI and vLLM that this server does not support. The error says which route to use instead."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +32,7 @@ _UNSUPPORTED = {
     "/invocations": "use /v1/completions or /v1/chat/completions",
 }
 _SUPPORTED = {"/v1/batches", "/v1/files", "/v1/messages", "/v1/responses"}
-"""Paths that are supported themselves, while those below them are not."""
+"""Supported paths with unsupported paths below them."""
 
 _OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")
 """The methods that are refused in addition to GET."""
@@ -44,9 +44,9 @@ async def refuse(reason: str, request: Request) -> Response:
 
 
 def unsupported_endpoints() -> list[Endpoint]:
-    """Return the endpoints.
+    """Return the endpoints of unsupported routes.
 
-    They come after the supported routes: a path below a supported one may be listed here.
+    They must come after the supported routes: a path below a supported one may be listed here.
     """
     return [
         endpoint for path, reason in _UNSUPPORTED.items() for endpoint in bound(_routes_below(path), reason)
@@ -54,6 +54,6 @@ def unsupported_endpoints() -> list[Endpoint]:
 
 
 def _routes_below(path: str) -> list[Route[str]]:
-    """Return the routes of `path`, unless it is supported, and of all paths below it."""
+    """Return the routes of all paths below `path`, and of `path` itself unless it is supported."""
     paths = [path + "/{rest:path}"] if path in _SUPPORTED else [path, path + "/{rest:path}"]
     return [Route("GET", each, refuse, also=_OTHER_METHODS) for each in paths]

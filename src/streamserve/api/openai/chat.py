@@ -151,7 +151,7 @@ class Chat:
     def _piece(
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> ChatChoice | None:
-        """Build a streamed choice from a delta; None if all new text is held back."""
+        """Build a choice of the stream from a delta; None if all new text is held back."""
         part = self._read(number, piece.text, piece.finish is not None)
         delta = ChatDelta(
             role="assistant" if first else UNSET,
@@ -175,7 +175,7 @@ class Chat:
         return {"reasoning": text, "reasoning_content": text}
 
     def _choice(self, number: int, piece: Piece) -> ChatChoice:
-        """Return the fields that a whole choice and a delta have in common."""
+        """Return the fields common to a complete choice and a delta."""
         called = number in self._readers and self._readers[number].called
         return ChatChoice(
             index=number,

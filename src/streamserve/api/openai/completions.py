@@ -1,4 +1,4 @@
-"""POST /v1/completions: OpenAI's legacy API to continue a text; also scores texts."""
+"""POST /v1/completions: OpenAI's legacy API, which continues a text. It also scores texts."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -76,7 +76,7 @@ COMPLETION_ROUTES: tuple[Route[AppContext], ...] = (
 
 
 _LARGE_PROMPT = 2048
-"""Tokens that take about a millisecond to decode."""
+"""Prompts with more tokens take over a millisecond to decode."""
 
 
 class Completion:
@@ -127,7 +127,7 @@ class Completion:
             self._params = msgspec.structs.replace(self._params, grammar=requested.grammar)
 
     async def tasks(self, prompts: list[Prompt]) -> list[GenerationTask]:
-        """Build the tasks for the request's prompts, and decode those that the reply echoes."""
+        """Build the tasks for the request's prompts; decode the prompts if the reply echoes them."""
         skip, side_thread = self._params.skip_special_tokens, self._context.side_thread
         for prompt in prompts:
             echo = partial(prompt.echo, self._tokenizer, skip)
@@ -149,7 +149,8 @@ class Completion:
         )  # fmt: skip
 
     def _repeated(self, tasks: list[GenerationTask]) -> int:
-        """Return how many characters of the prompts the reply repeats. Raises RequestError for too many."""
+        """Return the number of characters of prompts that the reply repeats. Raises RequestError if they are
+        too many."""
         n = self._params.n
         echoed = n * sum(map(len, self._echoes))
         check_repeated(echoed, "echo")
@@ -197,7 +198,8 @@ class Completion:
     def _choice(
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionChoice:
-        """Build a choice of `task`, whole or a delta. The `first` delta carries the fields of the prompt."""
+        """Build a choice of `task`, complete or a delta. The `first` delta carries the fields of the
+        prompt."""
         ids = self._body.return_token_ids
         count = self._body.prompt_logprobs
         return CompletionChoice(

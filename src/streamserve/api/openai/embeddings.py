@@ -31,9 +31,9 @@ from streamserve.protocol.errors import RequestError
 from streamserve.text.embedding import check_dimensions, embedding, embedding_params
 
 NUMBER_BYTES = 64
-"""Memory of a number of an embedding until the reply is sent, in bytes: as a float in a list, and as JSON."""
+"""Bytes of one number of an embedding until the reply is sent: a float in a list, and its JSON."""
 _LARGE_REPLY = 1 << 15
-"""Numbers that take several milliseconds to encode."""
+"""A reply with more numbers takes several milliseconds to encode."""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The embeddings of all inputs, in their order."""
+    """The embeddings of all inputs, in the order of the inputs."""
 
     id: str
     object: str = "list"
@@ -123,7 +123,7 @@ EMBEDDING_ROUTES: tuple[Route[AppContext], ...] = (
 
 
 def embedding_config(context: AppContext) -> EmbeddingConfig:
-    """Return how the model embeds. Raises RequestError if that is not its task."""
+    """Return the model's embedding settings. Raises RequestError if its task is not to embed."""
     config = context.llm.embedding
     if config is None:
         raise RequestError(

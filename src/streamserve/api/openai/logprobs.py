@@ -1,4 +1,5 @@
-"""Log-probabilities in three formats: OpenAI's for completions and for chats, and vLLM's for prompts."""
+"""Log-probabilities in three formats: OpenAI's for completions, OpenAI's for chats, and vLLM's for
+prompts."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -116,7 +117,8 @@ def _append(
 ) -> None:
     """Append a token to `table`.
 
-    The token is always among its alternatives; of two tokens with the same text the more likely is retained.
+    The token is always among its alternatives. Of two tokens with equal text, the more likely one is
+    retained.
     """
     likely: dict[str, float] = {}
     for text, value in [*tops, (token, logprob)]:

@@ -1,7 +1,8 @@
-"""POST /v1/rerank and /v1/score: how relevant texts are to each other, as in Jina, Cohere and vLLM.
+"""POST /v1/rerank and /v1/score: the relevance of texts to each other, as in the APIs of Jina, Cohere and
+vLLM.
 
-A model that scores (--task score) judges each pair by its logits of yes and no. Of one that embeds, the score
-is the cosine similarity of the embeddings.
+A model that scores (--task score) judges each pair by its logits of yes and no. With an embedding model, the
+score is the cosine similarity of the embeddings.
 """
 
 import math
@@ -37,7 +38,7 @@ from streamserve.text.embedding import embedding, embedding_params, similarity
 from streamserve.text.reranker import Scoring
 
 Pairs = list[tuple[str, str]]
-"""Queries with documents."""
+"""Pairs of a query and a document."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/score. One `text_1` is compared with each `text_2`; as many as those, pair by pair."""
+    """POST /v1/score. A single `text_1` is compared with each `text_2`; several are compared pair by pair."""
 
     model: Model = None
     text_1: Annotated[str | list[str], about("a text, or texts: the queries", examples=["the quick fox"])]
@@ -103,7 +104,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of all pairs, in their order."""
+    """The scores of all pairs, in the order of the pairs."""
 
     id: str
     object: str = "list"
@@ -114,7 +115,7 @@ class ScoreReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rerank(context: AppContext, request: Request) -> Response:
-    """Return the documents by their relevance. Raises RequestError naming the field at fault."""
+    """Return the documents in the order of their relevance. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, RerankRequest, OTHER_IN_POOLING)
     context = await routed(context, request, body.model)
     name = served_name(context.llm, body.model)
@@ -170,7 +171,7 @@ async def _scores(
     kind: str,
     field: str,
 ) -> tuple[list[float], Vectors]:
-    """Return the scores of `pairs`, and the vectors that they are made of."""
+    """Return the scores of `pairs`, and the vectors from which they were computed."""
     encoder = Encoder(context.llm, context.side_thread, charge_of(request), field)
     salt = context.cache_salt(caller_of(request), None)
     scoring = context.llm.scoring
@@ -195,7 +196,7 @@ async def _judged(
     salt: str,
     scoring: Scoring,
 ) -> tuple[list[float], Vectors]:
-    """Return the probabilities of yes, of yes and no, after the prompts of all pairs."""
+    """Return for each pair the probability of yes rather than no after its prompt."""
     texts = [scoring.prompt(query, document, body.instruction) for query, document in pairs]
     prompts = await encoder.encode(texts, False, encoder.field)
     params = SamplingParams(
@@ -234,7 +235,7 @@ async def _compared(
 
 
 def probability(logit: float) -> float:
-    """Return the logistic function, without overflow."""
+    """Return the logistic function of `logit`, without overflow."""
     return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
 
 

@@ -1,4 +1,5 @@
-"""Responses that are kept in memory: bounded in number, bytes and age, each for the caller that made it."""
+"""Responses kept in memory, bounded in number, bytes and age. Each is accessible only to the caller that
+created it."""
 
 import time
 from collections import OrderedDict
@@ -8,15 +9,15 @@ from dataclasses import dataclass
 from streamserve.protocol.errors import RequestError
 
 _ITEM_BYTES = 64
-"""Memory of an item besides its text."""
+"""Memory of an item in bytes, besides its text."""
 
 
 @dataclass(frozen=True)
 class StoredResponse:
     """A response and its conversation, as JSON texts.
 
-    `input` are all items that its prompt was made of, those of earlier responses included: a response can be
-    continued when those are gone. `owner` is the id of the caller that made it.
+    `input` has all items that led to the response, including the items of earlier responses: so it can be
+    continued even when those are gone. `owner` is the id of the caller that created it.
     """
 
     owner: str
@@ -31,13 +32,13 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """The memory that it takes, in bytes. Texts that it shares with earlier responses count again."""
+        """The bytes that it is counted as. Texts that it shares with earlier responses are counted again."""
         return len(self.reply) + sum(len(item) + _ITEM_BYTES for item in self.items)
 
 
 class ResponseStore:
-    """Stored responses by id. `held` are the bytes of all of them. When a limit is reached, the oldest are
-    dropped; so are those older than `ttl` seconds."""
+    """Stored responses by id. `held` is the sum of their bytes. At a limit, the oldest responses are dropped;
+    responses older than `ttl` seconds are dropped, too."""
 
     def __init__(
         self,
@@ -58,11 +59,12 @@ class ResponseStore:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything can be stored."""
+        """Whether any response can be stored."""
         return self._max_responses > 0 and self._max_bytes > 0
 
     def put(self, response_id: str, response: StoredResponse) -> bool:
-        """Store a response. Returns False, and stores nothing, if it is larger than all may be together."""
+        """Store a response. Return False, without storing it, if it is larger than the limit for all
+        responses."""
         if not self.enabled or response.size > self._max_bytes:
             return False
         self._drop_expired()

@@ -72,7 +72,7 @@ async def responses(context: AppContext, request: Request) -> Response:
 async def _chat(
     context: AppContext, request: Request, body: ResponseRequest, previous: StoredResponse | None
 ) -> ChatRequest:
-    """Convert a request, after the conversation of the `previous` response, to a chat request."""
+    """Convert a request to a chat request. The conversation of the `previous` response comes first."""
     charge = charge_of(request)
     large = charge.held + (previous.size if previous else 0) > LARGE_REQUEST
 
@@ -133,7 +133,7 @@ class _Response:
         return json_response(reply)
 
     async def _stream(self, emit: Emit) -> None:
-        """Stream the response. An error after the first event is sent as an event."""
+        """Stream the response. After the first event, an error is sent as an event."""
         output = Output(emit)
         try:
             await self._run(output)
@@ -166,7 +166,8 @@ class _Response:
             adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:
-            with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them
+            # The last event has all log-probabilities.
+            with charged_reply(self._context, [task], whole=True) as charge:
                 await generate(self._context, [task], collect_item)
         except RequestError as error:
             raise renamed(error, NAMES) from error
@@ -185,7 +186,7 @@ class _Response:
         return reply
 
     async def _keep(self, reply: ResponseReply) -> ResponseReply:
-        """Store a response, if it is to be stored; return it with `store` as it was done."""
+        """Store a response if requested. Return it with `store` saying whether it was stored."""
         if not self._stored:
             return reply
         conversation = len(self._conversation.prompt.text or "")
@@ -235,4 +236,4 @@ def _usage(usage: Usage, reasoning: int) -> ResponseUsage:
 
 
 async def _discard(event: ResponseEvent) -> None:
-    """Discard an event, for a reply that is not streamed."""
+    """Discard an event of a reply that is not streamed."""

@@ -19,7 +19,7 @@ from streamserve.protocol.sampling import (
 
 
 def about(text: str, **schema: Any) -> Meta:
-    """Describe a field for the OpenAPI description.
+    """Return the description of a field for the OpenAPI document.
 
     It does not validate: values are checked where they are used, with messages that name the field and the
     limit.
@@ -34,7 +34,7 @@ Model = Annotated[str | None, about("one of the names in /v1/models; by default 
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream carries besides text."""
+    """Additional events and values of a stream."""
 
     include_usage: Annotated[bool, about("a final event with the usage")] = False
     continuous_usage_stats: Annotated[bool, about("with include_usage: the current usage in every event")] = (
@@ -44,7 +44,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that all generating routes have in common. None means not set."""
+    """Fields common to all generating routes. None means not set."""
 
     model: Model = None
     stream: Annotated[bool, about("server-sent events as the text is generated, instead of one reply")] = (
@@ -155,7 +155,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that completions and chats have in common."""
+    """Fields common to completions and chats."""
 
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, about("number of outputs", minimum=1, maximum=MAX_CHOICES)] = None
@@ -198,7 +198,8 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. `prompt` is a text, a list of texts, token ids, or a list of lists of them."""
+    """POST /v1/completions. `prompt` is a text, a list of texts, token ids, or a list of lists of token
+    ids."""
 
     prompt: Annotated[
         str | list[str | int | list[int]],
@@ -214,7 +215,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions. The chat template includes special tokens, so none are added by default."""
+    """POST /v1/chat/completions. The chat template includes special tokens, so by default none are added."""
 
     messages: Annotated[
         list[dict[str, Any]],

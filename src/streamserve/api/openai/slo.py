@@ -19,7 +19,7 @@ T = TypeVar("T", bound=SamplingFields)
 
 
 def with_header_targets(body: T, headers: Mapping[str, str]) -> T:
-    """Return `body` with the targets that `headers` set and its body does not.
+    """Return `body` with the latency targets from `headers`. Targets in the body take precedence.
 
     Raises RequestError if a header is not a positive number.
     """
@@ -49,7 +49,7 @@ def header_parameters() -> list[dict[str, Any]]:
 
 
 def strictness(slo: Slo) -> str:
-    """Return the SLO class in which a request with these targets is counted."""
+    """Return the SLO class under which a request with these targets is counted."""
     if slo.tpot_ms is None:
         return "ttft"
     end = next((end for end in CLASSES if slo.tpot_ms <= end), None)

@@ -1,4 +1,4 @@
-"""Convert a request's items to stream events, including the usage in each event or at the end."""
+"""Converts a request's items to stream events, with the usage in each event or at the end."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,8 +16,8 @@ from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
 from streamserve.text.output import Delta, Usage
 
 Reply = Callable[[list[Any], UsageReply | UnsetType | None, GenerationTask | None], msgspec.Struct]
-"""Builds an event from its choices, the usage, and the task if the event is the first of one of its
-choices."""
+"""Builds an event from its choices, the usage, and the task. The task is None unless the event is the first
+of one of its choices."""
 
 MakeChoice = Callable[[GenerationTask, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
 """Builds an event's choice from a task, the number of its choice, the delta, whether it is the choice's first
@@ -69,7 +69,8 @@ class StreamWriter:
                 await self._emit(self._reply([choice], self._usage(), task if first else None))
 
     def _usage(self) -> UsageReply | UnsetType | None:
-        """Return the usage so far if every event carries it; null if only the last event does."""
+        """Return the usage so far if every event has it; null if only the last event does; UNSET if none
+        does."""
         if not self._options.include_usage:
             return UNSET
         if not self._options.continuous_usage_stats:

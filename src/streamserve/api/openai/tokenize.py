@@ -21,12 +21,12 @@ from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
 _THREAD_ABOVE = 4096
-"""Tokens that take about a millisecond to decode; more are decoded outside of the event loop."""
+"""More tokens take over a millisecond to decode: this is done in the side thread."""
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize. Either `prompt`, a text, or `messages`, a conversation rendered by the chat
-    template."""
+    """POST /tokenize. Either `prompt`, a text, or `messages`, a conversation that the chat template
+    renders."""
 
     model: Model = None
     prompt: Annotated[str | None, about("the text", examples=["Once upon a time"])] = None
@@ -64,7 +64,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of the tokens, including special ones."""
+    """The text of the tokens, including special tokens."""
 
     prompt: str
 

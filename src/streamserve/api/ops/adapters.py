@@ -1,5 +1,5 @@
-"""vLLM's routes that load and unload LoRA adapters while the server runs; `model` says for which of several
-models. `auth.Authentication` checks the admin keys."""
+"""vLLM's routes that load and unload LoRA adapters while the server runs. If there are several models,
+`model` says which one. `auth.Authentication` checks the admin keys."""
 
 from contextlib import nullcontext
 from typing import Annotated
@@ -45,7 +45,8 @@ class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 async def load(context: AppContext, request: Request) -> Response:
-    """Load an adapter, and its model if that is not loaded. Raises RequestError if it cannot be served."""
+    """Load an adapter, and its model if that is not loaded. Raises RequestError if the adapter cannot be
+    served."""
     body = await read_request(request, context, LoadAdapterRequest)
     models = context.models
     if models is not None and body.model is None and len(models.contexts) > 1:
@@ -58,14 +59,14 @@ async def load(context: AppContext, request: Request) -> Response:
 
 
 async def unload(context: AppContext, request: Request) -> Response:
-    """Unload an adapter. Raises RequestError (404) if there is none of this name, or not of the model."""
+    """Unload an adapter. Raises RequestError (404) if the model has no adapter with this name."""
     body = await read_request(request, context, UnloadAdapterRequest)
     await _owner(context, body).llm.unload_adapter(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
 def _owner(context: AppContext, body: UnloadAdapterRequest) -> AppContext:
-    """Return the context of the model that an adapter is of; it need not be loaded."""
+    """Return the context of the model that has an adapter. The model need not be loaded."""
     models = context.models
     if models is None:
         served_name(context.llm, body.model)

@@ -1,4 +1,4 @@
-"""Admin routes: drain a server, or one of its workers, and resume it, without stopping it; add and remove
+"""Admin routes, none of which stops the server: drain and resume it or one of its workers; add and remove
 workers."""
 
 from math import inf
@@ -18,14 +18,14 @@ from streamserve.protocol.setting_types import about
 
 
 class DrainReply(msgspec.Struct, frozen=True):
-    """Whether the server is draining, and how many requests are open."""
+    """Whether the server is draining, and the number of open requests."""
 
     draining: bool
     open_requests: int
 
 
 class WorkerDrainReply(msgspec.Struct, frozen=True):
-    """Whether a worker is draining, and how many requests are open on it or on its prefill/decode peer."""
+    """Whether a worker is draining, and the number of open requests at it or its partner in a stream pair."""
 
     worker: str
     draining: bool
@@ -46,8 +46,8 @@ class AddWorkersReply(msgspec.Struct, frozen=True):
 
 
 class RemoveWorkersReply(msgspec.Struct, frozen=True):
-    """The workers that are leaving, and how many requests are open at them. They are gone when /v1/router
-    does not list them any more."""
+    """The workers that are leaving, and the number of their open requests. They are gone when /v1/router no
+    longer lists them."""
 
     workers: list[str]
     open_requests: int
@@ -68,7 +68,7 @@ async def remove_workers(context: AppContext, request: Request) -> Response:
 
 
 def _seconds(request: Request) -> float:
-    """Return the query parameter `within`. Raises RequestError if it is no number of seconds."""
+    """Return the query parameter `within`. Raises RequestError if it is not a number of seconds."""
     given = request.query_params.get("within")
     if given is None:
         return inf

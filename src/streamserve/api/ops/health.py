@@ -15,8 +15,8 @@ from streamserve.api.routes import JSON, Operation, Route, json_response
 
 
 class HealthReply(msgspec.Struct, frozen=True):
-    """Whether requests are served. If not, or only by a part of the workers ("degraded"), `detail` is the
-    reason. `models`: the states of models that are loaded on demand."""
+    """Whether requests are served. `detail` is the reason if they are not, or if only some of the workers
+    serve ("degraded"). `models`: the states of models that are loaded on demand."""
 
     status: Literal["ready", "degraded", "not ready"]
     detail: str
@@ -36,8 +36,8 @@ class LoadReply(msgspec.Struct, frozen=True):
 
 
 async def health(context: AppContext, request: Request) -> Response:
-    """Return whether requests are served: 200, also if some workers are missing, which are named; or 503 with
-    the reason, and with Retry-After if known."""
+    """Return whether requests are served. Status 200 if they are; workers that are missing are named.
+    Otherwise status 503 with the reason, and with Retry-After if it is known."""
     models = context.models
     now = context.llm.health() if models is None else models.health()
     ready = now.ready and not context.drain.draining

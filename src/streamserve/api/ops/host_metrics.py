@@ -1,7 +1,7 @@
-"""The workers and the machines that they run on as Prometheus metrics.
+"""Workers and the machines that they run on, as Prometheus metrics.
 
-A scrape has one line for each present worker and machine. Both are bounded, by --max-workers and by the
-number of agents that can join.
+A scrape has one line for each present worker and machine. Both numbers are bounded: by --max-workers, and by
+the number of agents that can join.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ _MACHINES: Mapping[str, tuple[str, Callable[[MachineView], float | None]]] = {
 
 
 class HostMetrics(Collector):
-    """Which worker is ready, and on which machine, read at each scrape."""
+    """The readiness of each worker and its machine, read at each scrape."""
 
     def __init__(self, model_name: str, routing: Callable[[], RouterView]) -> None:
         self._model_name = model_name

@@ -1,4 +1,4 @@
-"""The fleet's incidents as Prometheus metrics; available even when no worker is."""
+"""The fleet's incidents as Prometheus metrics. They are available even if no worker runs."""
 
 from collections.abc import Callable, Iterable
 

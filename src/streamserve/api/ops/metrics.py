@@ -1,7 +1,7 @@
-"""Prometheus metrics of one server: requests as clients see them, and the worker's reports.
+"""Prometheus metrics of one server: requests as clients see them, and the workers' reports.
 
-All names begin with `streamserve:`. Metrics that vLLM has too are also exported under `vllm:`
-(VLLM_NAMES), so that its dashboards and autoscalers work unchanged.
+All names begin with `streamserve:`. Metrics that also exist in vLLM (VLLM_NAMES) are exported under `vllm:`,
+too, so that vLLM's dashboards and autoscalers work unchanged.
 """
 
 import asyncio
@@ -59,10 +59,10 @@ VLLM_NAMES = {
     "spec_decode_num_accepted_tokens_per_pos",
 }
 """Families that vLLM has with the same name and meaning (in its v1/metrics/loggers.py and
-v1/spec_decode/metrics.py); the labels differ."""
+v1/spec_decode/metrics.py). Their labels differ."""
 
 SUCCESSES = ("stop", "length", "abort")
-"""Finish reasons that vLLM counts as success, under its label name (finished_reason)."""
+"""Finish reasons that vLLM counts as success. Its name of the label is finished_reason."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
@@ -97,7 +97,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 
 
 class Metrics:
-    """The metrics of one server, in a separate registry, labelled with the model's name."""
+    """The metrics of one server in a separate registry, labelled with the model's name."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Metrics:
         self._ignored_fields.labels(self._model_name, kind, field).inc(count)
 
     def count_slo(self, slo: Slo, met: bool, tokens: int) -> None:
-        """Count a request that had latency targets, and its `tokens` if it met them."""
+        """Count a request with latency targets; if it met them, also count its `tokens` as goodput."""
         labels = (self._model_name, strictness(slo))
         self._attainment.labels(*labels, str(met).lower()).inc()
         self._goodput.labels(*labels).inc(tokens if met else 0)
@@ -174,10 +174,11 @@ class Metrics:
     def request(
         self, prompt_tokens: int, choices: int, max_tokens: int, created: float | None = None
     ) -> Iterator["RequestRecorder"]:
-        """Record the metrics of one request; `created` is its prompt stream's creation time, if any.
+        """Record the metrics of one request. `created` is the creation time of its prompt stream, if it has
+        one.
 
-        Choices that are open when it ends count as aborted, or as failed if an error ended it; a request that
-        was refused is not counted.
+        Choices that are still open when the request ends count as aborted, or as failed if an error ended it.
+        A refused request is not counted.
         """
         recorder = RequestRecorder(self, prompt_tokens, choices, max_tokens, created)
         try:
@@ -245,7 +246,7 @@ class RequestRecorder:
             self._metrics.finished(delta.finish)
 
     def usage(self, usage: Usage, slo: Slo = NO_SLO) -> None:
-        """Record the latencies and token counts of a request that completed."""
+        """Record the latencies and token counts of a completed request."""
         observe = self._metrics.observe
         if usage.slo is not None:
             self._metrics.count_slo(slo, usage.slo.met, usage.completion_tokens)
@@ -266,7 +267,7 @@ class RequestRecorder:
             observe("request_time_per_output_token_seconds", (last - self._first_token) / (tokens - 1))
 
     def close(self, reason: str) -> None:
-        """End the request, and count the choices that are still open under `reason`."""
+        """End the request. Choices that are still open are counted under `reason`."""
         for _ in self._open:
             self._metrics.finished(reason)
         self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._start)
@@ -306,7 +307,7 @@ class _Successes(Collector):
 
 
 class _WithVllmNames(Collector):
-    """All families of a registry, and copies under vLLM's names where it has them."""
+    """All families of a registry. Families that also exist in vLLM are copied under its names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""GET /v1/models: the names under which this server serves its model, and its LoRA adapters."""
+"""GET /v1/models: the names under which this server serves its model, and the names of its LoRA adapters."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,13 +12,21 @@ from streamserve.protocol.errors import RequestError
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One name of the model. `root` is where its tokenizer can be loaded from. `row_invariant`: the backend
-    guarantees that the output of a request does not depend on co-batched requests. `precision`: of weights
-    and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings. `notice`:
-    what users should know of it. Of models that are loaded on demand also the `state` (loaded, loading,
-    unloading, not loaded) and the bytes that each takes while it is loaded, `memory`; those that are not
-    loaded lack what is known then. `parent` is the model that a LoRA adapter is of; its `root` is the
-    adapter's folder, its `state` that of the model."""
+    """One name of a model.
+
+    - `root`: where its tokenizer can be loaded from; for a LoRA adapter, its folder.
+    - `row_invariant`: whether the backend guarantees that the output of a request does not depend on
+      co-batched requests.
+    - `precision`: of weights and KV cache.
+    - `numerics`: all properties on which the bits of a text depend, besides weights and settings.
+    - `notice`: information about the model for users.
+    - `state`: of a model that is loaded on demand: loaded, loading, unloading, not loaded; for a LoRA
+      adapter, its model's.
+    - `memory`: the bytes that the model takes while it is loaded.
+    - `parent`: the model of a LoRA adapter.
+
+    Fields that are only known of a loaded model are left out otherwise.
+    """
 
     id: str
     object: str = "model"
@@ -43,7 +51,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def served_name(llm: Generator, requested: str | None) -> str:
-    """Return the name of a request's model or LoRA adapter, by default the first model's.
+    """Return the served name of a request's model or LoRA adapter. By default, it is the model's first name.
 
     Raises RequestError (404) for unknown names.
     """
@@ -58,7 +66,7 @@ def served_name(llm: Generator, requested: str | None) -> str:
 
 
 def adapter_named(llm: Generator, name: str) -> str:
-    """Return the LoRA adapter that a served name means; empty for a name of the model."""
+    """Return the LoRA adapter with a served name; "" if it is a name of the model."""
     return name if name in llm.adapters else ""
 
 
@@ -80,7 +88,7 @@ async def model(context: AppContext, request: Request) -> Response:
 
 
 def card_of(llm: Generator, name: str) -> ModelCard:
-    """Return what is known of a loaded model under one of its names. Raises RequestError (503) if it is not
+    """Return the card of a loaded model under one of its names. Raises RequestError (503) if it is not
     loaded."""
     model = llm.model
     return msgspec.structs.replace(
@@ -93,7 +101,7 @@ def card_of(llm: Generator, name: str) -> ModelCard:
 
 
 def unloaded_card_of(llm: Generator, name: str, max_model_len: int) -> ModelCard:
-    """Return what is known of a model that is not loaded, or of an adapter, under one of its names."""
+    """Return the card, under one of its names, of a model that is not loaded, or of an adapter."""
     adapter = llm.adapters.get(name)
     return ModelCard(
         id=name,

@@ -1,4 +1,5 @@
-"""The OpenAPI document (/openapi.json), made from the route tables and the structs that validate requests."""
+"""The OpenAPI document (/openapi.json), derived from the route tables and from the structs that validate
+requests."""
 
 import re
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ _KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's 
 
 
 def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Schema:
-    """Return the OpenAPI document of those `routes` that have an operation. `strict`: ignored fields are
+    """Return the OpenAPI document of the `routes` that have an operation. `strict`: ignored fields are
     refused."""
     paths: dict[str, Schema] = {}
     schemas: dict[str, Schema] = {}
@@ -56,7 +57,7 @@ def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Sche
 
 
 def component_schemas(operation: Operation, strict: bool = False) -> dict[str, Schema]:
-    """Return the schemas of the structs that `operation` refers to, by name. `strict`: ignored fields are
+    """Return the schemas, by name, of the structs to which `operation` refers. `strict`: ignored fields are
     refused."""
     request = operation.request
     kinds = [request, operation.reply, operation.event, *operation.other_replies.values(), operation.error]
@@ -96,8 +97,8 @@ def _path_parameter(match: re.Match[str]) -> Schema:
 
 
 def _responses(operation: Operation, path: str, strict: bool) -> Schema:
-    """Return the responses of an operation by status. `strict`: unknown query parameters are refused
-    everywhere."""
+    """Return the responses of an operation by status. `strict`: all routes refuse unknown query
+    parameters."""
     reply: Schema = {"description": "The reply"}
     if operation.media:
         reply["content"] = _content(operation.media, _reference(operation.reply))
@@ -134,7 +135,7 @@ def _reference(kind: type[msgspec.Struct] | None) -> Schema:
 
 
 def _without_null_defaults(schema: Schema) -> Schema:
-    """Return `schema` without the defaults that are null: they mean that the field is left out."""
+    """Return `schema` without defaults that are null: they mean that the field is left out."""
     if "properties" not in schema:
         return schema
     properties = {
@@ -147,7 +148,7 @@ def _without_null_defaults(schema: Schema) -> Schema:
 def _of_request(schema: Schema, others: OtherFields, strict: bool) -> Schema:
     """Return `schema` as requests are parsed.
 
-    A null means that the field is left out; refused fields accept only some values.
+    A null value means that the field is left out. Refused fields accept only some values.
     """
     strict = strict or others.strict
     required = schema.get("required", ())

@@ -1,4 +1,5 @@
-"""The models of a server that are loaded on demand, as Prometheus metrics, and the metrics of all of them."""
+"""Models that are loaded on demand, as Prometheus metrics, and the exposition of all models' metrics
+together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -11,7 +12,7 @@ from streamserve.api.ops.worker_metrics import LABEL, PREFIX
 
 
 class ModelState(Protocol):
-    """One model of a pool: its state in a word, its bytes once loaded, and counts."""
+    """One model of a pool: its state in a word, its bytes once it is loaded, and counts."""
 
     @property
     def state(self) -> str: ...
@@ -27,7 +28,7 @@ class ModelState(Protocol):
 
     @property
     def load_seconds(self) -> float:
-        """The seconds of the last load."""
+        """The seconds that the last load took."""
         ...
 
 
@@ -73,13 +74,13 @@ def exposition_of_all(collectors: Sequence[Collector]) -> bytes:
 
 
 class _Merged(Collector):
-    """The families of all collectors; those of the same name are one."""
+    """The families of all collectors. Families with the same name are merged."""
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
 
     def describe(self) -> Iterable[Metric]:
-        """Yield nothing: names are not checked, and nothing is collected for it."""
+        """Yield nothing, so that the registry neither checks names nor collects for this."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -11,8 +11,8 @@ from streamserve.fleet.view import RouterView
 
 
 async def routing(context: AppContext, request: Request) -> Response:
-    """Return the workers' current state, and recent routing decisions. Where several tenants share the
-    server, the decisions do not name requests, since they may be another tenant's."""
+    """Return the workers' current state, and recent routing decisions. If several tenants share the server,
+    the decisions do not name requests, which may be another tenant's."""
     view = named_context(context, request).llm.routing()
     return json_response(_unnamed(view) if context.settings.several_tenants else view)
 

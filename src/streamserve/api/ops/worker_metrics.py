@@ -1,4 +1,4 @@
-"""The worker's reports as Prometheus metrics."""
+"""The workers' reports as Prometheus metrics."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -29,7 +29,7 @@ _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 
 class WorkerMetrics(Collector):
-    """The worker's statistics, read from its latest report at each scrape."""
+    """The workers' statistics, read from the latest report at each scrape."""
 
     def __init__(self, model_name: str, report: Callable[[], Report | None]) -> None:
         self._model_name = model_name

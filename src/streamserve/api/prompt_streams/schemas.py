@@ -12,8 +12,8 @@ DEFAULT_TEMPLATE = "{context}{query}"
 
 
 class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/streams: how to answer a prompt that will arrive in chunks. With `messages` it is a chat,
-    whose last message is the template. The fields are those of completions or of chats."""
+    """POST /v1/streams: how to answer a prompt that will arrive in chunks. With `messages` it is a chat, and
+    the last message is the template. The other fields are fields of completions or of chats."""
 
     query: Annotated[str, about("the question about the context; computed last")] = ""
     template: Annotated[
@@ -80,7 +80,7 @@ ONLY_OF_CHATS = (
 
 
 class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """PATCH /v1/streams/{id}: all operations apply in order, or none."""
+    """PATCH /v1/streams/{id}: all operations are applied in order, or none is."""
 
     version: Annotated[int, about("the version that the edit applies to", minimum=0)]
     operations: Annotated[
@@ -95,8 +95,8 @@ class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FinishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/streams/{id}/finish: the prompt is complete. A field that is null keeps the value from the
-    stream's creation."""
+    """POST /v1/streams/{id}/finish: the prompt is complete. A null field keeps its value from the stream's
+    creation."""
 
     version: Annotated[int | None, about("the version to answer; by default the current one")] = None
     stream: Annotated[bool | None, about("server-sent events as the text is generated")] = None
@@ -126,8 +126,8 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WithdrawnReply(msgspec.Struct, frozen=True, kw_only=True):
-    """All events of the early answer so far are void: the context has changed, and is now at `version`. The
-    answer starts again, under another id."""
+    """All events of the early answer so far are void: the context has changed and is now at `version`. The
+    answer starts again with another id."""
 
     id: str
     version: int
@@ -142,8 +142,8 @@ class ChunkState(msgspec.Struct, frozen=True):
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a stream. `tokens` is the length of the whole prompt, including template and query, and
-    `computed` how many of them have KV in the model's cache."""
+    """State of a stream. `tokens` is the length of the whole prompt, including template and query. The first
+    `computed` of them have KV in the model's cache."""
 
     id: str
     object: Literal["prompt_stream"] = "prompt_stream"
