@@ -1,4 +1,5 @@
-"""Options of the load client: plain structs, whose descriptions and bounds make the flags and `--help`."""
+"""Options of the load client: plain structs. Flags and `--help` are derived from their descriptions and
+bounds."""
 
 import math
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ Endpoint = Literal["completions", "chat"]
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The server, and how to reach it."""
+    """The server, and how to connect to it."""
 
     base_url: Annotated[str, Meta(description="URL of the server; any server with OpenAI's API")] = (
         "http://127.0.0.1:8000"
@@ -34,7 +35,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompts, and what requests ask for."""
+    """The prompts, and the parameters of requests."""
 
     dataset: Annotated[Dataset, Meta(description="source of the prompts: random ones, or a file")] = "random"
     dataset_path: Annotated[str, Meta(description="file with the prompts, for sharegpt and jsonl")] | None = (
@@ -95,7 +96,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is printed and written at the end."""
+    """The output at the end: what is printed, and what is written."""
 
     goodput: Annotated[
         tuple[str, ...], Meta(description="latency targets for goodput: ttft:MS tpot:MS e2el:MS")
