@@ -121,7 +121,7 @@ def remove(name: Name, *, yes: Annotated[bool, typer.Option("--yes", help="do no
 
 
 def _hub_name(name: str) -> HubName:
-    """Return a name of the hub. Raises CheckpointError for other ones."""
+    """Return the parsed name. Raises CheckpointError if it is not a name on the hub."""
     hub_name = parse_hub_name(name)
     if hub_name is None:
         raise CheckpointError(f"{name} is not a name on the hub: give owner/model or owner/model:Q4_K_M")
@@ -129,7 +129,7 @@ def _hub_name(name: str) -> HubName:
 
 
 def _local_path(name: str) -> Path:
-    """Return the path of a model that is on this machine. Raises CheckpointError if it is not."""
+    """Return the path of a model on this machine. Raises CheckpointError if the model is not there."""
     from streamserve.hub.cache import cached_path
     from streamserve.settings.checkpoints import locate
 
@@ -143,7 +143,7 @@ def _local_path(name: str) -> Path:
 
 
 def _served(path: Path) -> tuple[str, str]:
-    """Return the architecture of a cached model, and whether it can be served: yes, or why not."""
+    """Return a cached model's architecture, and whether it can be served: "yes", or "no" with the reason."""
     from streamserve.execution.describe import architecture, describe
     from streamserve.settings.embedding import detect_task, read_embedding
     from streamserve.text.tokenizer import Tokenizer
@@ -160,7 +160,7 @@ def _served(path: Path) -> tuple[str, str]:
 
 
 def _without(path: Path, error: CheckpointError) -> str:
-    """Return an error without the path of the model's folder in the cache."""
+    """Return an error's text without the path of the model's folder in the cache."""
     folder = path if path.is_dir() else path.parent
     return str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "")
 

@@ -1,4 +1,5 @@
-"""Findings of `streamserve doctor` about the CPU kernels: where they come from, what they use, how fast."""
+"""Findings of `streamserve doctor` about the CPU kernels: their source, their instructions, and their
+speed."""
 
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 
 
 def kernel_findings() -> list[Finding]:
-    """Return what kernels a server would use, and the findings about the compiler that they may need."""
+    """Return which kernels a server would use, with findings about the compiler that they may need."""
     try:
         if kernel_folder().exists():
             check_owner(kernel_folder())
@@ -49,7 +50,8 @@ def kernel_findings() -> list[Finding]:
 
 
 def _library_finding(library: Path, source: str) -> Finding:
-    """Return the path that a library's kernels use on this processor, and the rates that chose it."""
+    """Return which instructions a library's kernels use on this processor, and the rates that determined the
+    choice."""
     try:
         loaded = load_library(library)
     except OSError as error:
@@ -88,7 +90,7 @@ def _library_finding(library: Path, source: str) -> Finding:
 
 
 def _compiler() -> Finding:
-    """Return which compiler there is; where there are kernels, none is needed."""
+    """Return which compiler is installed. If there are kernels already, none is needed."""
     try:
         return Finding(Verdict.OK, "compiler", find_compiler())
     except BuildFailed:

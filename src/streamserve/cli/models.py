@@ -1,4 +1,4 @@
-"""`streamserve models`: those of the hub, and writing checkpoints, quantized or for benchmarks."""
+"""`streamserve models`: models of the hub, and writing of checkpoints, quantized or for benchmarks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,7 +96,7 @@ def quantize_model(
 
 @contextmanager
 def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows how much of the work is done, on standard error."""
+    """Yield a function that shows the progress of the work on standard error."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -110,7 +110,7 @@ def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _folder(source: str) -> Path:
-    """Return the folder of a model. Raises CheckpointError for GGUF files, which are not rewritten."""
+    """Return the folder of a model. Raises CheckpointError for a GGUF file: these are not rewritten."""
     folder = locate(source)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: a GGUF file is served as it is, and not rewritten: give a folder")

@@ -1,4 +1,4 @@
-"""Find out what a server would meet on this machine, and print it."""
+"""Examines this machine as a server would find it, and prints the findings."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ COLORS = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.FAIL: "red"}
 
 
 def run(host: str, port: int) -> None:
-    """Print the findings, and what to do about each. Raises typer.Exit (1) if a server could not start."""
+    """Print the findings, with advice for each. Raises typer.Exit (1) if a server could not start."""
     findings = find(host, port)
     for finding in findings:
         typer.echo(typer.style(f"{finding.verdict:4}", fg=COLORS[finding.verdict]), nl=False)
@@ -59,7 +59,8 @@ def _by_torch() -> list[Finding]:
 
 
 def gpu_findings() -> list[Finding]:
-    """Return whether compiled GPU kernels can be kept, where there is a GPU, and what that saves a start."""
+    """Return whether compiled GPU kernels can be stored, if there is a GPU, and the time that this saves at a
+    start."""
     import torch
 
     if not torch.cuda.is_available():
@@ -73,7 +74,7 @@ def gpu_findings() -> list[Finding]:
 
 
 def _folders() -> list[Finding]:
-    """Return the findings about the folders that a server writes."""
+    """Return the findings about the folders to which a server writes."""
     cache = cache_folder()
     hub = Path(os.environ.get("HF_HOME") or cache.with_name("huggingface"))
     without = "kernels and profiles are made again at every start"

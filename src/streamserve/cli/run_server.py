@@ -1,4 +1,4 @@
-"""Run the HTTP server over an AsyncLLM, from the bound port to the last request."""
+"""Runs the HTTP server over an AsyncLLM, from the bound port to the last request."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def run(served: ServedModels) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
     Raises OSError if the address is in use, CheckpointError or StartError if the model cannot be served,
-    FleetError if the server itself failed.
+    FleetError if the server failed at run time.
     """
     server = served.first.server
     configure_logging(server.log_level, server.log_format, access_log=server.access_log)
@@ -87,9 +87,9 @@ async def serve_until_stopped(
     failing: Coroutine[Any, Any, None],
     welcome_text: Callable[[], str],
 ) -> None:
-    """Serve `app` until a signal, and print `welcome_text` once `loading` has ended.
+    """Serve `app` until a signal, and print `welcome_text` when `loading` has ended.
 
-    Raises what `loading` raises, and the reason for which `failing` ends.
+    Raises any error of `loading`, and the error with which `failing` ends.
     """
     serving_task = asyncio.create_task(
         serve(
@@ -104,9 +104,9 @@ async def serve_until_stopped(
     try:
         await asyncio.wait({serving_task, loading_task}, return_when=asyncio.FIRST_COMPLETED)
         if loading_task.done():
-            await loading_task  # raises the reason why the model cannot be loaded
+            await loading_task  # raises the error if the model cannot be loaded
             freeze_started()
-            with contextlib.suppress(OSError):  # standard output is closed, or the disk is full
+            with contextlib.suppress(OSError):  # standard output may be closed, or its disk full
                 typer.echo(welcome_text())
             notify(READY)
             await asyncio.wait({serving_task, failing_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +118,7 @@ async def serve_until_stopped(
 
 
 def connection_settings(server: ServerConfig) -> dict[str, Any]:
-    """Return the arguments of `serve` that limit connections, in time and in number."""
+    """Return the arguments of `serve` that limit the time and the number of connections."""
     return {
         "timeouts": Timeouts(server.read_timeout, server.write_timeout),
         "grace_seconds": server.drain_timeout,
@@ -161,7 +161,7 @@ def api_settings(settings: Settings, local_only: bool) -> ApiSettings:
 
 
 def is_local_only(server: ServerConfig, listener: socket.socket) -> bool:
-    """Return whether only this machine can reach a server, and no key protects it."""
+    """Return whether only this machine can reach the server, and the server requires no key."""
     return is_loopback(listener) and not server.api_key
 
 
@@ -171,9 +171,9 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds: float) -> str:
-    """Return the text to print once a server is ready, after `seconds`.
+    """Return the text to print when a server is ready. `seconds` is the time that this took.
 
-    It shows the model, memory, URL and an example command.
+    It shows the model, the memory, the URL and an example command.
     """
     ready, model, url = llm.ready, llm.model, url_of(settings.server, listener)
     return f"""
@@ -195,12 +195,12 @@ def welcome(llm: AsyncLLM, settings: Settings, listener: socket.socket, seconds:
 
 
 def _notice(model: ModelInfo) -> str:
-    """Return a further line if there is something to know of the model."""
+    """Return a line with the model's notice for users; "" without one."""
     return f"\n  notice    {model.notice}" if model.notice else ""
 
 
 def adapters_of(llm: AsyncLLM) -> str:
-    """Return a line with the names of the LoRA adapters; empty without any."""
+    """Return a line with the names of the LoRA adapters; "" without adapters."""
     return f"\n  adapters  {', '.join(llm.adapters)}" if llm.adapters else ""
 
 
@@ -212,7 +212,7 @@ def url_of(server: ServerConfig, listener: socket.socket) -> str:
 
 
 def memory_to_swap(settings: Settings, ready: Ready) -> str:
-    """Return a line with the host memory that swapped KV may take, if there is any."""
+    """Return a line with the limit of host memory for swapped KV; "" if there is none."""
     if not ready.swap_bytes:
         return ""
     workers = len(topology(settings.server).names)
@@ -221,7 +221,7 @@ def memory_to_swap(settings: Settings, ready: Ready) -> str:
 
 
 def memory_together(settings: Settings, ready: Ready) -> str:
-    """Return the memory of all workers together, if there are several."""
+    """Return the memory of all workers together; "" if there is only one."""
     workers, weights = len(topology(settings.server).names), ready.model.weight_bytes
     if workers == 1:
         return ""
@@ -231,13 +231,14 @@ def memory_together(settings: Settings, ready: Ready) -> str:
 
 
 def _threads(settings: Settings) -> int:
-    """Return how many threads all workers have together."""
+    """Return the total number of threads of all workers."""
     workers = worker_bound(settings.server)
     return workers * threads_of_worker(settings.model, workers)
 
 
 def warn_of_threads(settings: Settings) -> None:
-    """Warn if more threads are asked for than can run at the same time: steps then wait for the last one."""
+    """Warn if the settings ask for more threads than can run at the same time: each step would wait for the
+    last thread."""
     threads, usable = _threads(settings), usable_processors()
     if settings.model.threads and threads > usable.threads:
         _log.warning(
@@ -248,15 +249,15 @@ def warn_of_threads(settings: Settings) -> None:
 
 
 def _processors(settings: Settings) -> str:
-    """Return how many threads the workers have together, and on what."""
+    """Return the total number of threads of all workers, and the processors that they run on."""
     usable, threads = usable_processors(), _threads(settings)
     more = f", of which {usable.threads} run at the same time" if threads > usable.threads else ""
     return f": {threads} threads{more} on {usable}"
 
 
 def example(llm: AsyncLLM, url: str) -> str:
-    """Return an example request: an embedding or a score where that is the task, else a stream, of a chat if
-    the model has a chat template."""
+    """Return an example request. It asks for an embedding or a score if that is the model's task, else for a
+    stream: of a chat if the model has a chat template."""
     body: dict[str, Any] = {"model": llm.served_names[0]}
     if llm.task == "generate":
         body["stream"] = True
@@ -270,7 +271,7 @@ def example(llm: AsyncLLM, url: str) -> str:
         route, body["prompt"], body["max_tokens"] = "completions", "Once upon a time", 32
     server = llm.settings.server
     key = "-H 'Authorization: Bearer KEY' " if server.api_key else ""
-    insecure = "k" if server.ssl_certfile else ""  # the certificate is not one for this address
+    insecure = "k" if server.ssl_certfile else ""  # the certificate need not be valid for this address
     return (
         f"curl -N{insecure} {url}/v1/{route} {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
     )

@@ -45,7 +45,7 @@ def serve(
     if server.launcher == "local":
         workers = len(topology(server).names)
         check_processes(workers, forked, available_bytes(), address_limit())
-    # Workers' imports run at the same time as this process's own.
+    # The workers' imports run while this process imports, too.
     with prepared_fork_server(forked and server.launcher == "local"):
         from streamserve.cli.run_server import run
 

@@ -1,9 +1,9 @@
-"""The agent of a machine: it joins a head, and starts the workers that the head asks for as its children.
+"""The agent of a machine: it joins a head, and starts workers for the head as child processes.
 
     head ◀══ TCP, CURVE ══▶ DEALER ── Membership ── Agent ── WorkerHost ◀──▶ worker processes
 
-Workers run only while the agent holds its lease, and are kept for a while for the next head (worker_host.py).
-They are the same program as on the head's own machine.
+Workers run only while the agent holds its lease. Afterwards they are kept for a while for the next head
+(worker_host.py). They run the same program as workers on the head's machine.
 """
 
 import asyncio
@@ -46,15 +46,20 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 BEAT_SECONDS = 0.25
 LOGGED = 50
-"""Failed handshakes of which one is logged."""
+"""Of this many failed handshakes, one is logged."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """The head's address, its public key, this agent's key pair, its machine, and the model's path here, if
-    it is not the head's. A worker has so many `threads`, and shares the memory of its machine as one of
-    `host_workers`; by default (0) both are divided among its slots. Without a head, workers are kept for
-    `keep` seconds."""
+    """The configuration of an agent.
+
+    - `head`, `head_key`: the head's address and public key; `own`: this agent's key pair.
+    - `machine`: this machine, as it is offered to the head.
+    - `model`: the model's path on this machine; None: as at the head.
+    - `threads`: threads of a worker; 0: the processors are divided among the slots.
+    - `host_workers`: number of workers that share the machine's memory; 0: the number of slots.
+    - `keep`: seconds for which workers are kept without a head.
+    """
 
     head: Endpoint
     head_key: bytes
@@ -67,7 +72,7 @@ class AgentConfig:
 
 
 class Agent:
-    """Joins the head and runs workers for it, until `stop`. Made in a running event loop."""
+    """Joins the head and runs workers for it, until `stop`. Must be created in a running event loop."""
 
     def __init__(self, config: AgentConfig, launch: LaunchLeased = start_worker) -> None:
         self.membership = Membership(config.machine, leave=config.keep > 0)
@@ -103,7 +108,7 @@ class Agent:
             self._context.term()
 
     def stop(self) -> None:
-        """End the workers, then this agent."""
+        """End the workers, then the agent."""
         if not self._over.done():
             self._over.set_result(None)
 
@@ -171,7 +176,7 @@ class Agent:
                 case Command(data):
                     await self._execute(data)
                 case _:
-                    with contextlib.suppress(zmq.Again):  # not connected: the session repeats it
+                    with contextlib.suppress(zmq.Again):  # not connected: the session sends it again
                         await self._socket.send(encode(effect), zmq.NOBLOCK)
 
     async def _say(self, message: FromMachine) -> None:
@@ -187,7 +192,7 @@ class Agent:
                 self._host.end(end)
 
     def _localized(self, config: WorkerConfig, slot: int, peer: str) -> WorkerConfig:
-        """Return the configuration of the worker in a slot, with what only this machine knows."""
+        """Return the configuration of the worker in a slot, with the values that only this machine knows."""
         machine, model = self._config.machine, config.model
         threads = self._config.threads or usable_processors().threads // machine.slots
         network = config.kv_network

@@ -5,8 +5,8 @@
     unknown ── Knock ──▶ challenged ── Register ──▶ joined ── lease ends, misbehaves ──▶ left
                                           Resume ──▶   ▲ (from another connection, with the same key)
 
-A peer is one connection; its key was checked by CURVE before its first message. A registration is valid once,
-on the connection that its challenge was sent to.
+A peer is one connection; CURVE has checked its key before its first message. A registration is valid once, on
+the connection to which its challenge was sent.
 """
 
 import logging
@@ -38,12 +38,13 @@ CHALLENGE_SECONDS = 10.0
 MAX_CHALLENGES = 256
 MAX_AGENTS = 256
 JOIN_RATE, JOIN_BURST = 100.0, 1200.0
-"""Messages a second of unregistered peers with the same key. All machines may have one key: after a restart
-of the head, MAX_AGENTS of them come back at once, each with messages of its old session, then two to join."""
+"""Messages per second of all unregistered peers with one key, and in a burst. All machines may have the same
+key: after a restart of the head, MAX_AGENTS of them come back at once, each with messages of its old session,
+then two to join."""
 RATE, BURST = 20_000.0, 40_000.0
-"""Messages a second of an agent."""
+"""Messages per second of an agent, and in a burst."""
 BYTE_RATE, BYTE_BURST = float(256 << 20), float(512 << 20)
-"""Bytes a second of an agent."""
+"""Bytes per second of an agent, and in a burst."""
 
 
 class Bucket:
@@ -54,7 +55,7 @@ class Bucket:
         self._level, self._at = burst, 0.0
 
     def take(self, amount: float, now: float) -> bool:
-        """Take an amount; return False if there is not enough."""
+        """Take an amount; return False, without taking any, if there is not enough."""
         self._level = min(self._burst, self._level + (now - self._at) * self._rate)
         self._at = now
         if amount > self._level:
@@ -65,7 +66,7 @@ class Bucket:
 
 @dataclass(eq=False)
 class Agent:
-    """An agent that has joined, at `joined_at`. `peer` is its present connection; it was last heard at
+    """An agent that joined at `joined_at`. `peer` is its present connection. It was last heard at
     `seen_at`."""
 
     token: bytes
@@ -75,7 +76,7 @@ class Agent:
     seen_at: float
     joined_at: float = 0.0
     kept: list[str] = field(default_factory=list)
-    """The workers of another head that it has kept, and that were not started here yet."""
+    """Workers of another head that it has kept, and that were not started for this head yet."""
     session: Session = field(default_factory=Session)
     messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
     size: Bucket = field(default_factory=lambda: Bucket(BYTE_RATE, BYTE_BURST))
@@ -110,7 +111,8 @@ class Body:
 
 @dataclass(frozen=True)
 class Left:
-    """An agent's session is over. Its workers may still run until its lease and the grace have passed."""
+    """An agent's session is over. Its workers may still run until its lease and the grace period have
+    passed."""
 
     agent: Agent
     reason: str
@@ -120,8 +122,8 @@ Effect = Reply | Joined | Body | Left
 
 
 class Registry:
-    """The agents of the head with this `epoch`, each with a lease of `lease` seconds. `tokens` makes what
-    must be unpredictable."""
+    """The agents of the head with this `epoch`. Each has a lease of `lease` seconds. `tokens` returns
+    unpredictable bytes."""
 
     def __init__(self, epoch: int, lease: float, tokens: Callable[[int], bytes]) -> None:
         self.epoch, self.lease = epoch, lease
@@ -139,7 +141,8 @@ class Registry:
         return peer in self._by_peer
 
     def charge(self, peer: bytes, key: str, size: int, now: float) -> Iterator[Effect]:
-        """Charge a peer for a message before it is decoded; it is refused if this has any effect."""
+        """Charge a peer for a message before it is decoded. If this yields any effect, the message is
+        refused."""
         agent = self._by_peer.get(peer)
         if agent is None:
             bucket = self._buckets.setdefault(key, Bucket(JOIN_RATE, JOIN_BURST))
@@ -152,7 +155,7 @@ class Registry:
             yield from self.end(agent, "it sent too much")
 
     def unreadable(self, peer: bytes, reason: Reason, text: str) -> Iterator[Effect]:
-        """Refuse a message that was not decoded; the session of an agent that sends one is over."""
+        """Refuse a message that cannot be decoded. If an agent sent it, the agent's session is ended."""
         yield self.refuse(peer, reason, text)
         if agent := self._by_peer.get(peer):
             yield from self.end(agent, text)
