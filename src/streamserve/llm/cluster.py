@@ -1,4 +1,4 @@
-"""The launcher that the settings ask for, and the epoch of a head."""
+"""The launcher for the settings, and the epoch of a head."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
-    """Return what makes the launcher of a server of this model."""
+    """Return a function that creates the launcher of a server of this model."""
     if server.launcher == "local":
         return partial(LocalLauncher, fork=server.fork_workers and not may_use_gpu(model.device))
     key = server.join_key
@@ -39,7 +39,7 @@ def make_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
 
 
 def _ray_launcher(join: JoinConfig, server: ServerConfig, model: ModelConfig) -> MakeLauncher:
-    """Return what makes a launcher by Ray. Its agents have a key of their own, new at each start."""
+    """Return a function that creates a launcher by Ray. Its agents have a separate key, new at each start."""
     from streamserve.cluster.ray_launcher import RayConfig, RayLauncher
 
     agents = _new_pair()
@@ -49,7 +49,7 @@ def _ray_launcher(join: JoinConfig, server: ServerConfig, model: ModelConfig) ->
         offer="Ray places an agent where there is space",
     )
     if server.listen == ServerConfig().listen:
-        join = replace(join, endpoint="")  # at the address that Ray knows this machine by
+        join = replace(join, endpoint="")  # empty: at the address by which Ray knows this machine
     gpus = model.tensor_parallel_size if model.device.startswith("cuda") else 0
     resources = ray_resources(server.ray_resources)
     return partial(
@@ -74,8 +74,9 @@ def kv_network(server: ServerConfig) -> KVNetwork | None:
 
 
 def next_epoch(key: Path, clock: float | None = None) -> int:
-    """Return the epoch of a new head, and store it next to its key file: above all earlier ones there, and in
-    the order of time among heads on several machines. Where it cannot be stored, the time alone decides."""
+    """Return the epoch of a new head, and store it next to its key file. It is above all earlier epochs
+    stored there, and heads on several machines are ordered by time. If it cannot be stored, it is the time
+    alone."""
     file = key.with_name(f"{key.name}.epoch")
     stored = file.read_text().strip() if file.exists() else "0"
     now = int(1000 * (time.time() if clock is None else clock))

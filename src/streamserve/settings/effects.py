@@ -1,6 +1,7 @@
-"""What settings need to have an effect: one is refused by name where it would be accepted and not obeyed.
+"""Conditions under which settings have an effect. A setting that would be accepted but not obeyed is refused
+by name.
 
-The rules are data, so that a table of the documentation and a test of every setting are made from them.
+The rules are data: a table of the documentation, and a test of every setting, are derived from them.
 """
 
 from collections.abc import Callable
@@ -20,13 +21,13 @@ from streamserve.settings.commands import Use
 from streamserve.settings.options import SettingsError
 
 NOTHING = ("none", "off")
-"""Values that ask for nothing, and so always have what they need."""
+"""Values that ask for nothing, so that their conditions always hold."""
 
 
 @dataclass(frozen=True)
 class Configured:
-    """All settings together, the workers that they ask for, and the use that they are for. `shared`: other
-    models of the server have the settings of the whole server, too."""
+    """All settings together, the workers that they ask for, and their use. `shared`: other models of the
+    server share the settings of the whole server."""
 
     model: ModelConfig
     server: ServerConfig
@@ -42,8 +43,9 @@ class Configured:
 
 @dataclass(frozen=True)
 class Need:
-    """`settings` have an effect only with others: `needed` in words, `met` in code. `because` is the reason
-    for which they are refused otherwise. It concerns only `values`; by default all that ask for something."""
+    """`settings` have an effect only under a condition: `needed` in words, `met` as code. `because` is the
+    reason of the refusal otherwise. The rule applies only to `values`; by default, to all values that ask for
+    something."""
 
     settings: tuple[str, ...]
     needed: str
@@ -52,7 +54,7 @@ class Need:
     values: tuple[Any, ...] = field(default=())
 
     def unmet(self, configured: Configured) -> list[str]:
-        """Return those of the settings that are given without what they need."""
+        """Return the given settings whose condition does not hold."""
         given = {name: configured.given(name) for name in self.settings}
         wanted = [n for n, value in given.items() if value is not None and self._is_meant(value)]
         return [] if not wanted or self.met(configured) else wanted
@@ -63,7 +65,7 @@ class Need:
 
 @cache
 def defaults() -> dict[str, Any]:
-    """Return the default of every setting but the model's path."""
+    """Return the default of every setting except the model's path."""
     fields = [field for struct in (ModelConfig, ServerConfig) for field in msgspec.structs.fields(struct)]
     return {field.name: field.default for field in fields if field.name != "path"}
 
@@ -284,11 +286,12 @@ NEEDS = (
         "it has no effect without ssl_certfile",
     ),
 )  # fmt: skip
-"""The first need of a setting that is not met is the one that its refusal names."""
+"""A refusal names the first condition of a setting that does not hold."""
 
 
 def check_effect(configured: Configured) -> None:
-    """Raise SettingsError for a setting that would have no effect with the others, with what it needs."""
+    """Raise SettingsError for a setting that would have no effect with the others. The message says what it
+    needs."""
     for need in NEEDS:
         for name in need.unmet(configured):
             because = need.because.format(model=configured.model, server=configured.server)
