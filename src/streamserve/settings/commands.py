@@ -1,4 +1,4 @@
-"""Which settings have an effect in which use: all in a server; elsewhere, only settings that need no connection.
+"""Which settings have an effect in which use: all of them in a server, others only without connections.
 
 `streamserve generate`, `streamserve chat` and `LLM` have prompts and sampling parameters, `streamserve batch`
 has requests in the API's format, and `streamserve profile` loads a model and measures it.
