@@ -1,5 +1,4 @@
-"""Crash reports: the state of a worker when an exception ended it. They contain neither text nor token
-ids."""
+"""Crash reports: the state of a worker when an exception ended it, without any text or token ids."""
 
 import json
 import logging

@@ -1,9 +1,9 @@
 """The draft role: runs draft_service/server/service.py between a socket and a draft model.
 
 receiver and sender   one thread, which owns the sockets      ROUTER ◀──▶ targets, DEALER ◀──▶ parent
-drafting              the main thread: batch after batch, as long as anything waits
+drafting              the main thread: batch after batch, while any request waits
 
-They share the service under one lock, which is not held while the model computes. The threads are in
+The threads share the service under one lock, which is not held while the model computes. They are in
 workers/draft_runtime.py.
 """
 

@@ -1,8 +1,7 @@
-"""The sockets of a target's draft service client: engine.plan.Drafter on top of
-draft_service/target/client.py.
+"""Drafts with draft services: the sockets of draft_service/target/client.py. Implements engine.plan.Drafter.
 
 begin ── deltas ──▶ service            the target continues: other requests' prompts, and steps without trees
-collect ◀── trees ── service           waits as long as it pays, then takes the received trees
+collect ◀── trees ── service           waits while waiting pays, then takes the received trees
         ◀── trees ── fallback drafter  for sequences without a tree: late, slow, busy or unreachable service
 
 Between steps `maintain` keeps the sessions open: a service is connected before the first request, and no
@@ -33,14 +32,17 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_MILLISECONDS = 2000
 MAX_MESSAGES_AT_ONCE, MAX_BYTES_AT_ONCE = 64, 2 * MAX_REPLY_BYTES
-"""Limits of messages, and bytes of them, read from a service before the engine continues."""
+"""Limits of the messages, and of their bytes, that are read from a service before the engine continues."""
 QUEUED = 32
-"""Messages of a service in the receive queue; beyond it, TCP flow control holds the service back."""
+"""Messages of a service in the receive queue; beyond this number, TCP flow control stops the service's
+sending."""
 
 
 def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> "RemoteDrafter | None":
-    """Return the drafter for `--draft tcp://…`, or None for other settings. Raises CheckpointError if the
-    target's tokenizer cannot be read, ValueError for an invalid key file."""
+    """Return the drafter for `--draft tcp://…`, or None for other settings.
+
+    Raises CheckpointError if the target's tokenizer cannot be read, ValueError for an invalid key file.
+    """
     model = config.model
     if not model.draft.startswith("tcp://"):
         return None
@@ -52,8 +54,10 @@ def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> 
 
 
 class RemoteDrafter:
-    """Drafts at the services at `endpoints`; `own` is the key pair of this target. `fallback`, the fallback
-    drafter, drafts locally for sequences without a tree from a service."""
+    """Drafts with the services at `endpoints`; `own` is the key pair of this target.
+
+    `fallback` drafts locally for sequences without a tree from a service.
+    """
 
     group = None
 
@@ -72,15 +76,17 @@ class RemoteDrafter:
         self._collected: float | None = None
         self._had_trees = False
         self._lengths: dict[int, int] = {}
-        """Lengths of the sequences in the latest `begin`, after which trees were returned."""
+        """Lengths of the sequences in the latest `begin`: the returned trees continue them."""
         self._returned_trees: dict[int, TokenTree] = {}
         self._fallback = fallback
         self._fallback_returned: dict[int, TokenTree] = {}
         self._trees = self._accepted = self._fallback_trees = self._fallback_accepted = 0
 
     def maintain(self) -> None:
-        """Read received messages and send the Hellos and Pings that are due. Called between steps, at least
-        twice a second."""
+        """Read received messages and send the Hellos and Pings that are due.
+
+        Must be called between steps, at least twice a second.
+        """
         self._receive(0)
         now = time.monotonic()
         self._reconnect(now)
@@ -92,7 +98,7 @@ class RemoteDrafter:
         self._send(self.client.tick(time.monotonic()))
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Sync the services and request trees."""
+        """Send new tokens to the services and request trees."""
         now = time.monotonic()
         if self._collected is not None:
             self.waiting.worked(now - self._collected, self._had_trees)
@@ -172,12 +178,13 @@ class RemoteDrafter:
                 self._fallback_accepted += len(other.follow(new)) - 1
 
     def _receive(self, seconds: float) -> None:
-        """Process received messages; wait up to `seconds` for the first."""
+        """Process received messages; wait up to `seconds` for the first message."""
         ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
         for ready_socket, _ in ready:
             socket: zmq.Socket[bytes] = ready_socket
             number, size = self._sockets.index(socket), 0
             for _ in range(MAX_MESSAGES_AT_ONCE):
+                # `_hear` closes the socket of a service that it puts on probation.
                 if size >= MAX_BYTES_AT_ONCE or self._sockets[number] is not socket:
                     break
                 try:
@@ -199,7 +206,7 @@ class RemoteDrafter:
                 return
             try:
                 self._send(self.client.heard(number, message, now))
-            except Exception:  # a bug here that this service can trigger: it is not used any more
+            except Exception:  # a bug here that this service can trigger: it is no longer used
                 logger.exception("failed to process an answer of draft service %d", number)
                 self.client.reject(number, "internal", type(message).__name__, now, certain=True)
         self._reconnect(now)

@@ -78,8 +78,10 @@ class _Parts:
 
 
 def run(config: WorkerConfig, journal: StepJournal) -> int:
-    """Load the model and serve until a Stop message arrives; return the exit status. An exception while
-    serving ends the process with a crash report."""
+    """Load the model and serve until a Stop message arrives; return the exit status.
+
+    An exception while serving ends the process with a crash report.
+    """
     with zmq.Context() as context:
         with Link(context, config) as link:
             started = time.monotonic()
@@ -103,8 +105,10 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
 def _run_engine(
     config: WorkerConfig, parts: _Parts, link: Link, journal: StepJournal, started: float
 ) -> None:
-    """Serve with the loaded components until a Stop message arrives, one head after another. `started`: when
-    loading began."""
+    """Serve with the loaded components until a Stop message arrives, one head after another.
+
+    `started` is the time when loading began.
+    """
     fallback = NGramDrafter(parts.loaded.model_info.eos_token_ids)
     vocabulary_size = parts.loaded.model_info.vocab_size
     drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, fallback)
@@ -142,7 +146,7 @@ def _run_engine(
             link.send(loop.report(time.monotonic()))
     except Exception as error:
         _crash(config, error, journal, engine)
-    finally:  # its thread may wait for a step that will never come
+    finally:  # a transport's thread may wait for a step that will never come
         serving.grammar_queue.close()
         parts.kv.close()
     if remote:
@@ -150,8 +154,11 @@ def _run_engine(
 
 
 def _load(config: WorkerConfig) -> _Parts:
-    """Load the model, on reserved cores if possible. A prefill or decode worker's KV is allocated in memory
-    that other workers can reach. Raises CheckpointError or TransferError."""
+    """Load the model, on reserved cores if possible.
+
+    A prefill or decode worker's KV is allocated in memory that other workers can reach. Raises
+    CheckpointError or TransferError.
+    """
     model, disaggregated = config.model, config.role in ("prefill", "decode")
     memory = memory_of(config)
     cores = reserve_cores(model.threads or usable_processors().threads)
@@ -163,7 +170,7 @@ def _load(config: WorkerConfig) -> _Parts:
     fingerprint = kv_fingerprint(
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
-    blocks = loaded.engine_config.num_blocks  # a device's cache has one more, for padding
+    blocks = loaded.engine_config.num_blocks  # a device's cache has one more block, for padding
     pools = Pools([cache.as_bytes()[:, :blocks] for cache in loaded.caches], loaded.cache.written)
     kv = KVPorts(memory, pools, fingerprint, loaded.landing)
     kv.open(config, sends=disaggregated)
@@ -174,8 +181,10 @@ def _load(config: WorkerConfig) -> _Parts:
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
-    """Report the error and exit at once: after it, nothing in this process is reliable, neither threads nor
-    locks."""
+    """Report the error and exit at once.
+
+    After the error, nothing in this process is reliable, neither threads nor locks.
+    """
     reason = f"{type(error).__name__} in phase {journal.phase or 'none'}"
     folder = Path(config.crash_folder)
     name = ""
@@ -258,7 +267,7 @@ def _vocabulary(path: str, size: int, eos_token_ids: Sequence[int]) -> LLTokeniz
 
 
 def _report(engine: Engine, remote: RemoteDrafter | None) -> Report:
-    """Return the engine's report with the draft services' counters; their sessions are kept open."""
+    """Return the engine's report with the draft services' counters, and keep the sessions open."""
     if remote is None:
         return engine.report()
     remote.maintain()
