@@ -96,7 +96,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The output at the end: what is printed, and what is written."""
+    """The metrics that a benchmark prints at its end, and the file to which it writes the results."""
 
     goodput: Annotated[
         tuple[str, ...], Meta(description="latency targets for goodput: ttft:MS tpot:MS e2el:MS")

@@ -1,4 +1,4 @@
-"""`streamserve worker`: offer this machine to a server that runs on another one."""
+"""`streamserve worker`: offers this machine to a server that runs on another machine."""
 
 from typing import Annotated
 

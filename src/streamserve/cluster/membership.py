@@ -94,7 +94,7 @@ class Membership:
         return self.session is not None
 
     def tick(self, now: float) -> Iterator[FromAgent | Lost]:
-        """Yield what is due: a Knock, an Alive, or the end of the lease."""
+        """Yield the events that are due: a Knock, an Alive, or the end of the lease."""
         if self.session is None:
             if now - self._acted >= KNOCK_SECONDS:
                 self._acted = now

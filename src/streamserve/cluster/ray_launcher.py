@@ -244,8 +244,8 @@ class RayLauncher:
 
 
 _connected: set[RayLauncher] = set()
-"""The launchers of this process that share a connection to Ray, which one of them made. The last one to close
-ends the connection, and with it all actors of this process."""
+"""The launchers of this process that share a connection to Ray, which one of them made. The last launcher to
+close ends the connection, and with it all actors of this process."""
 
 
 def made_for(machine: MachineState) -> str:

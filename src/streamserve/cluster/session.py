@@ -2,7 +2,7 @@
 whatever a connection loses.
 
     send ──▶ Packet 1, 2, 3 … kept until the other side has received them
-    take ◀── Packet 1, 2, 4   a gap: dropped; the next Alive shows what is missing, and 3 and 4 come again
+    take ◀── Packet 1, 2, 4   a gap: dropped; the next Alive shows the gap, and 3 and 4 come again
 
 A connection loses packets only at its end. An Alive arrives after the packets that were sent before it, so it
 shows for certain whether some of them were lost.

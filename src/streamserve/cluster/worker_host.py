@@ -164,7 +164,7 @@ class WorkerHost:
 
     async def _run(self, session: Session | None, config: WorkerConfig) -> None:
         """Make a kept worker serve the head with this session, or start a new process. If the kept worker
-        ends before it serves, another one is used."""
+        ends before it serves, another worker is used."""
         try:
             files = await asyncio.to_thread(files_of, self._localize(config, 0, "").model)
             for hosted in nearest(self._kept, config):

@@ -81,5 +81,5 @@ def all_gain(targets: Sequence[TargetRound], batch_seconds: float) -> bool:
 
 def progress(beta: float, depth: int) -> float:
     """Return the tokens of a round, E[l] + 1, with E[l] = β(1 - β^d)/(1 - β): each draft token is accepted
-    with probability `beta` if those before it are."""
+    with probability `beta` if the draft tokens before it are."""
     return depth + 1.0 if beta >= 1.0 else 1.0 + beta * (1.0 - beta**depth) / (1.0 - beta)

@@ -72,7 +72,7 @@ class Delivery:
                 yield Send(request.decode, Cancel(request.name))  # the request ended before its KV transfer
             refused = any(isinstance(event, Finished) and event.error for event in fresh)
             if refused:
-                # the other half of the pair still has the request
+                # The other half of the pair still has the request.
                 yield from self._dispatcher.cancel(request)
             self.finish(request, now)
             if not refused:

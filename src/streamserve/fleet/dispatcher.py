@@ -103,8 +103,10 @@ class Dispatcher:
             yield from self._assign(request, route, now)
 
     def update_load(self, request: OpenRequest, now: float) -> None:
-        """Record at its workers what is left to compute of a request. An idle prompt stream is no load; its
-        deadline counts from the end of its prompt."""
+        """Record at a request's workers how much of it is left to compute.
+
+        An idle prompt stream is no load; its deadline counts from the end of its prompt.
+        """
         front, opened = request.worker, request.opened
         if front is None or any(request.outputs.values()):
             return

@@ -64,7 +64,7 @@ class ForkServer:
     """The fork server of this process, for as long as it is held."""
 
     def __init__(self) -> None:
-        # guards the attributes below; never held while waiting for a fork server
+        # Guards the attributes below; never held while waiting for a fork server.
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._holders = 0
@@ -85,7 +85,7 @@ class ForkServer:
 
     def release(self) -> None:
         """End one hold. Without a holder, the fork server ends after `LINGER_SECONDS`."""
-        # in a fork of this process, another thread's lock may never be released
+        # In a fork of this process, another thread's lock may never be released.
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -159,7 +159,7 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
-# a fork of this process needs a separate fork server
+# A fork of this process needs a separate fork server.
 os.register_at_fork(after_in_child=fork_server.cache_clear)
 
 
@@ -282,7 +282,7 @@ class ForkedProcess:
         with contextlib.suppress(CannotFork):
             reply, _ = self._server.ask(Wait(self.pid))
             return reply.status if isinstance(reply, Ended) else None
-        # after its fork server ended, the program may have become a child of this process
+        # After its fork server ended, the program may have become a child of this process.
         with contextlib.suppress(OSError):
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
             if ended:

@@ -53,8 +53,8 @@ class Isolation:
         yield from self.advance(now)
 
     def _trial_workers(self) -> frozenset[str]:
-        """Return the workers for trials: the workers of the first death, or others if those cannot serve or
-        may not get new requests."""
+        """Return the workers for trials: the workers of the first death, or other workers if these cannot
+        serve or may not get new requests."""
         serving, workers = self._availability.open(), self._quarantine.workers
         placing = self._availability.placing
         if serving.issuperset(workers) and placing.complete(workers):

@@ -233,7 +233,7 @@ class Placement:
         missing = len(request.opened.prompt) - known * self._availability.workers[back].block_size
         if missing > self._continue_tokens or request.opened.open:
             return False
-        # log-probabilities need the whole prompt computed
+        # Log-probabilities need the whole prompt computed.
         whole = request.opened.params.prompt_logprobs is not None
         return not whole and known > self.view.cached(front, hashes)
 

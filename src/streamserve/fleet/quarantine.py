@@ -128,7 +128,7 @@ class Quarantine:
         if not named:
             return False, []
         if min(request.cleared for request in named) >= CLEARED:
-            # all suspects were cleared before: the cause is a request outside the lost step
+            # All suspects were cleared before: the cause is a request outside the lost step.
             named = list(affected)
         self.workers = self.workers or self.candidate_of(worker)
         convicted = self._strike(named, ending, alone=ending == "unclear" and len(affected) == 1)

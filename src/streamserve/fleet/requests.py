@@ -50,7 +50,7 @@ class GapError(Exception):
 
 @dataclass(slots=True)
 class Arriving:
-    """What a fleet knows of a prompt that still arrives; all counts are tokens from its start.
+    """The state of a prompt that still arrives; all counts are tokens from its start.
 
     - `computed`: computed by its worker; `pushed`: in its decode worker's cache.
     - `push`: name of the cache copy in progress; `push_end`: what will be `pushed` once it has landed.
@@ -95,8 +95,8 @@ class OpenRequest:
     first tokens.
 
     Losses, for the quarantine: `strikes` counts the lost steps that the request was in, `tries` the trials in
-    which it ended its worker alone. `killed` of the lost steps ended by a SIGKILL of unclear cause,
-    `killed_alone` of these while no other request was there.
+    which it ended its worker alone. `killed` counts the lost steps that ended by a SIGKILL of unclear cause;
+    `killed_alone` counts only such steps without any other request.
 
     `opened` holds the latest prompt, which was complete at `completed_at`; `arriving` says how far a prompt
     stream is computed. After an edit of a prompt that is answered early, the worker's tokens belong to an

@@ -34,7 +34,7 @@ class WorkerSupervisor:
         self.adopted = 0
         """Number of workers that served another head before."""
         self.served: Ready | None = None
-        """What the worker that joined last has loaded: the same model as in all workers."""
+        """The message of the worker that joined last: all workers have loaded the same model."""
         self.ended: Report | None = None
         """Sum of the counters of workers that have ended: the fleet's sums must never fall."""
         self._policy = SupervisionPolicy(stuck_after)
@@ -50,8 +50,11 @@ class WorkerSupervisor:
         return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
 
     def add(self, names: Collection[str], now: float) -> Iterator[Start]:
-        """Add workers; yield the commands that start them. A reused name continues the incarnations of the
-        earlier worker, so that late messages of the earlier one are not taken for the new one's."""
+        """Add workers; yield the commands that start them.
+
+        A reused name continues the incarnations of the earlier worker, so that late messages of the earlier
+        worker are not taken for messages of the new worker.
+        """
         self.availability.arrange(self.availability.topology.joined_by(names))
         for name in names:
             self.workers[name] = worker = WorkerState(self._next.get(name, 1))

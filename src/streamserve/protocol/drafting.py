@@ -102,8 +102,8 @@ class Busy(msgspec.Struct, tag=True, frozen=True):
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """A request for a tree after a sequence's committed tokens: the first `retained` tokens of delta `base`,
-    followed by `tokens`. `params` come with every delta of base 0. Fields not described here are those of
-    engine.plan.DraftRequest.
+    followed by `tokens`. `params` come with every delta of base 0. Fields not described here have the same
+    meaning as in engine.plan.DraftRequest.
 
     - `epoch`: larger after the sequence was edited or preempted; within an epoch the sequence only grows.
     - `depth`: with 0, the service only reads the tokens ahead of a request for a tree, and does not answer.

@@ -1,10 +1,11 @@
-"""A worker's journal: what it is doing, in memory that it shares with the server. Readable however the worker
-ended.
+"""A worker's journal: its current work, in memory that it shares with the server.
+
+The server can read it even if the worker has crashed.
 
     64 B  beat        times of the worker's last sign of life and of the step's last progress
-    2 x   slot        checksum of what follows, number, phase, count of attempts, when the phase began,
+    2 x   slot        checksum of the rest, number, phase, count of attempts, when the phase began,
                       predicted seconds, attempts
-    512 B last words  why the worker gives up, and the name of its crash report
+    512 B last words  why the worker ends, and the name of its crash report
 
 The two slots are written alternately: if a worker dies while it writes one, the other is intact. Writing a
 slot takes some microseconds. Times are of the clock that all processes of a machine share
@@ -40,7 +41,7 @@ _CODES = {phase: code for code, phase in enumerate(PHASES)}
 class Entry:
     """A worker's state: a phase since `began`, with these attempts (None: all). `predicted`: seconds of the
     longest part of the phase that shows no progress. `beat_at` and `moved_at`: its last signs of life and of
-    progress. `words`: its last words. `report`: the name of its crash report."""
+    progress. `words`: why it ended, as it wrote itself. `report`: the name of its crash report."""
 
     phase: str = ""
     attempts: frozenset[int] | None = frozenset()
@@ -75,7 +76,7 @@ class JournalWriter:
         _BEAT.pack_into(self._memory, 0, now, moved_at)
 
     def say(self, words: str, report: str) -> None:
-        """Write last words, and the name of a crash report."""
+        """Write why the worker ends (its last words), and the name of a crash report."""
         text = f"{report}\n{words}".encode()[:_LAST_WORDS_BYTES]
         self._memory[_LAST_WORDS_OFFSET : _LAST_WORDS_OFFSET + len(text)] = text
 

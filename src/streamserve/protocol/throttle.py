@@ -26,7 +26,7 @@ class Throttle(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log `record`. If so, its message is extended by the number of records of its kind
-        that were left out since the last one."""
+        that were left out since its last record."""
         kind, now = self._kind(record), self._clock()
         last, left_out = self._kinds.get(kind, (-inf, 0))
         if now - last < self._seconds:

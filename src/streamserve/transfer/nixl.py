@@ -256,8 +256,7 @@ class NixlTransport:
 
 
 def _in_rows(blocks: npt.NDArray[np.int32], first: int, last: int, num_blocks: int) -> npt.NDArray[np.int32]:
-    """Return the descriptor indices of these blocks in rows `first` to `last` (exclusive), [rows *
-    blocks]."""
+    """Return the descriptor indices of `blocks` in rows `first` to `last` (exclusive), flat."""
     rows = np.arange(first, last, dtype=np.int32)[:, None]
     return (rows * num_blocks + blocks).ravel().astype(np.int32)
 

@@ -70,7 +70,7 @@ class ProfileRefresher:
         return 0 if self._measuring else milliseconds
 
     def _measure(self, profile: Profile, engine: Engine) -> None:
-        """Measure a piece; after the last one, store the profile and use it from now on."""
+        """Measure a piece; after the last piece, store the profile and use it from now on."""
         if self._measuring is None:
             cost = engine.speculation.step_cost
             if cost.contradicted:

@@ -13,7 +13,7 @@ class ThroughputLog:
         self._since = now
 
     def line(self, report: Report, now: float) -> str | None:
-        """Return the line for the time since the last one.
+        """Return the line for the time since the last line.
 
         None before a minute has passed, and if the engine has made no steps since.
         """

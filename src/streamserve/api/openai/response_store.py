@@ -16,8 +16,8 @@ _ITEM_BYTES = 64
 class StoredResponse:
     """A response and its conversation, as JSON texts.
 
-    `input` has all items that led to the response, including the items of earlier responses: so it can be
-    continued even when those are gone. `owner` is the id of the caller that created it.
+    `input` has all items that led to the response, including the items of earlier responses, so that it can
+    be continued even when the earlier responses are gone. `owner` is the id of the caller that created it.
     """
 
     owner: str

@@ -27,7 +27,7 @@ class Audit:
             logger.info("session %d opened: %s", session.tag, _description(session))
 
     def closed(self, session: Session, now: float, reason: str) -> None:
-        """Log a session that was closed, with what it did."""
+        """Log the end of a session, with its counters."""
         if not self._may("closed", now):
             return
         logger.info(

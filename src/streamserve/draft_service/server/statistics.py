@@ -53,7 +53,7 @@ class Statistics:
 
     @property
     def beta(self) -> float:
-        """The probability that a draft token is accepted if those before it were."""
+        """The probability that a draft token is accepted if the draft tokens before it were."""
         return self.accepted / self.tested
 
     @property

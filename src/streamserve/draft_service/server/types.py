@@ -12,8 +12,8 @@ from streamserve.protocol.drafting import Draft, ToTarget
 
 @dataclass(frozen=True)
 class Identity:
-    """What the service drafts with: fingerprints of model, tokenizer and vocabulary, the size of the
-    vocabulary, and the context length of the model."""
+    """The identity of the service's draft model: fingerprints of model, tokenizer and vocabulary, the size of
+    the vocabulary, and the context length of the model."""
 
     model: str
     tokenizer: str

@@ -28,8 +28,8 @@ MOVED_SHARE = 0.25
 ACTIVE_SECONDS = 2.0
 """A sequence counts as load of its service for this long after its latest request."""
 MIN_REMAINING = 32.0
-"""Minimum of the output tokens that a sequence is expected to add. Otherwise it is expected to add as many
-tokens again as its output has."""
+"""Minimum of the output tokens that a sequence is expected to add. An output longer than this is expected to
+double."""
 ASSUMED_READ = 2e-4
 """Seconds to read one token, until reading is measured at any service."""
 

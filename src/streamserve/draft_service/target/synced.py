@@ -98,7 +98,7 @@ class SyncedSequence:
         self.expected += expected
 
     def reset(self) -> None:
-        """Record that its service has no tokens of it."""
+        """Record that the service has no tokens of the sequence."""
         self.base = self.sent = 0
         self.requested_at = None
 

@@ -113,7 +113,7 @@ class Recorder:
                 self._end(command.request, now)
 
     def record_work(self, worker: str, work: Sequence[Work]) -> None:
-        """Record what a worker did."""
+        """Record the work of a worker."""
         for item in work:
             if item.name == "step":
                 self._add(Span("step", worker, "", item.at, item.at + item.seconds, tokens=item.query_tokens))
