@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,43 @@ def test_packages_import_only_what_their_rule_allows(package: str) -> None:
                 assert any(inside == name or inside.startswith(name + ".") for name in allowed), (
                     f"{file.relative_to(SOURCE)} imports {module}"
                 )
+
+
+def parts(package: str) -> dict[str, set[str]]:
+    """Return the folders and files of a package, and which others of them each one imports: anywhere, in
+    functions and for type checking too."""
+    names = {entry.stem for entry in (SOURCE / package).iterdir() if entry.suffix == ".py" or entry.is_dir()}
+    imported: dict[str, set[str]] = {name: set() for name in names}
+    prefix = f"streamserve.{package}."
+    for file in files(package):
+        own = file.relative_to(SOURCE / package).with_suffix("").parts[0]
+        inside = {name.removeprefix(prefix) for name in imported_names(file) if name.startswith(prefix)}
+        imported[own] |= {name.partition(".")[0] for name in inside} & names - {own}
+    return imported
+
+
+def circle(imported: dict[str, set[str]]) -> list[str]:
+    """Return a path of imports from a module back to that module; empty if there is none."""
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+@pytest.mark.parametrize("package", ["api"])
+def test_no_circles_within_a_package(package: str) -> None:
+    assert circle(parts(package)) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+
+
+def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
+    assert parts("api")["http"] == set()
+    assert "http" in parts("api")["routes"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from streamserve.api.batches.schemas import (
     StoredBatch,
     StoredFile,
 )
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)

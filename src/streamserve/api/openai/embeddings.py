@@ -8,12 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
@@ -24,7 +25,6 @@ from streamserve.api.openai.pooling import (
 )
 from streamserve.api.openai.prompts import Encoder, completion_prompts
 from streamserve.api.openai.schemas import Model, about
-from streamserve.api.ops.models import served_name
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError

@@ -7,16 +7,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.body import read_request
 from streamserve.api.http.ignored_fields import LENIENT, OtherFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
 from streamserve.api.openai.conversation import LARGE_REQUEST, chat_prompt, chat_tools
 from streamserve.api.openai.idle_fields import without_unknown_keys
-from streamserve.api.openai.prompts import Encoder, Prompt
+from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import ChatRequest, Model, about
+from streamserve.api.prompt import Prompt
 from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 

@@ -1,17 +1,16 @@
 """vLLM's routes that load and unload LoRA adapters while the server runs; `model` says for which of several
 models. `auth.Authentication` checks the admin keys."""
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.body import read_request
-from streamserve.api.on_demand import routed
-from streamserve.api.ops.models import served_name
+from streamserve.api.leases import routed
+from streamserve.api.model_table import ModelEntry, ModelTable
 from streamserve.api.routes import Operation, Route
 from streamserve.protocol.adapters import MAX_NAME
 from streamserve.protocol.errors import RequestError
@@ -48,10 +47,11 @@ async def load(context: AppContext, request: Request) -> Response:
     """Load an adapter, and its model if that is not loaded. Raises RequestError if it cannot be served."""
     body = await read_request(request, context, LoadAdapterRequest)
     models = context.models
-    if models is not None and body.model is None and len(models.contexts) > 1:
-        names = ", ".join(models.contexts)
+    if body.model is None and len(models.entries) > 1:
+        names = ", ".join(models.entries)
         raise RequestError(f"model is required: this server has several: {names}", field="model")
-    with nullcontext() if models is None else models.reserved(body.lora_name):
+    models.find(body.model)
+    with models.reserved(body.lora_name):
         context = await routed(context, request, body.model)
         await context.llm.load_adapter(body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -60,23 +60,24 @@ async def load(context: AppContext, request: Request) -> Response:
 async def unload(context: AppContext, request: Request) -> Response:
     """Unload an adapter. Raises RequestError (404) if there is none of this name, or not of the model."""
     body = await read_request(request, context, UnloadAdapterRequest)
-    await _owner(context, body).llm.unload_adapter(body.lora_name)
+    await _owner(context.models, body).llm.unload_adapter(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _owner(context: AppContext, body: UnloadAdapterRequest) -> AppContext:
-    """Return the context of the model that an adapter is of; it need not be loaded."""
-    models = context.models
-    if models is None:
-        served_name(context.llm, body.model)
-        return context
-    owner = models.owner_of(body.lora_name)
-    if owner is None or (body.model is not None and models.find(body.model) != owner):
-        where = "" if body.model is None else f" for the model {body.model!r}"
+def _owner(models: ModelTable, body: UnloadAdapterRequest) -> ModelEntry:
+    """Return the model that an adapter is of; it need not be loaded. Raises RequestError (404) if there is
+    none."""
+    named = models.entries if body.model is None else [models.find(body.model)]
+    entries = [models.entries[name] for name in named]
+    owner = next((entry for entry in entries if body.lora_name in entry.llm.adapters), None)
+    if owner is None:
+        names = ", ".join(name for entry in entries for name in entry.llm.adapters) or "none"
         raise RequestError(
-            f"The LoRA adapter '{body.lora_name}' does not exist{where}", field="lora_name", status=404
+            f"The LoRA adapter '{body.lora_name}' does not exist; loaded are: {names}",
+            field="lora_name",
+            status=404,
         )
-    return models.contexts[owner]
+    return owner
 
 
 ADAPTER_ROUTES: tuple[Route[AppContext], ...] = (

@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.body import read_request
-from streamserve.api.on_demand import MODEL_PARAMETER, named_context
+from streamserve.api.leases import MODEL_PARAMETER, named_context
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.fleet.scaling import AddedRole
 from streamserve.protocol.errors import RequestError

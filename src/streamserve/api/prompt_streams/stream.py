@@ -11,11 +11,12 @@ import sys
 import time
 from dataclasses import replace
 
-from streamserve.api.generation import AppContext, GenerationTask
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask
 from streamserve.api.generator import EnginePromptStream
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.openai.prompts import Prompt
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     ChunkState,
     EditReply,

@@ -4,14 +4,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from streamserve.api.generation import AppContext, GenerationTask
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask
 from streamserve.api.http.body import checked
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.chat import Chat
 from streamserve.api.openai.completions import Completion
 from streamserve.api.openai.conversation import chat_tools, prepared, rendered
-from streamserve.api.openai.prompts import Prompt
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     DEFAULT_TEMPLATE,
     ONLY_OF_CHATS,

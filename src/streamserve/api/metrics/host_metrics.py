@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamserve.api.ops.worker_metrics import LABEL, PREFIX
+from streamserve.api.metrics.worker_metrics import LABEL, PREFIX
 from streamserve.fleet.view import MachineView, RouterView
 
 HOST = "host"

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamserve.api.ops.worker_metrics import LABEL, PREFIX
+from streamserve.api.metrics.worker_metrics import LABEL, PREFIX
 
 
 class ModelState(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamserve.api.ops.worker_metrics import LABEL, PREFIX
+from streamserve.api.metrics.worker_metrics import LABEL, PREFIX
 from streamserve.protocol.reports import IncidentReport
 
 _COUNTERS = {

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     Metric,
@@ -17,10 +17,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from streamserve.api.openai.slo import strictness
-from streamserve.api.ops.host_metrics import HostMetrics
-from streamserve.api.ops.incidents import IncidentMetrics
-from streamserve.api.ops.worker_metrics import LABEL, PREFIX, WorkerMetrics
+from streamserve.api.metrics.host_metrics import HostMetrics
+from streamserve.api.metrics.incidents import IncidentMetrics
+from streamserve.api.metrics.slo_classes import strictness
+from streamserve.api.metrics.worker_metrics import LABEL, PREFIX, WorkerMetrics
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.reports import IncidentReport, Report
@@ -145,12 +145,6 @@ class Metrics:
         self._histograms = {name: self._histogram(name, *buckets) for name, buckets in _HISTOGRAMS.items()}
         self._registry.register(_Successes(self._finished))
         self.collector: Collector = _WithVllmNames(self._registry)
-        self._exported = CollectorRegistry()
-        self._exported.register(self.collector)
-
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._exported)
 
     def finished(self, reason: str) -> None:
         """Count a finished choice."""
