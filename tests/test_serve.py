@@ -20,7 +20,8 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamserve.cli.run_server import is_loopback, memory_to_swap, memory_together, warn_of_threads
+from streamserve.cli.run_server import memory_to_swap, memory_together
+from streamserve.cli.serving import is_loopback, warn_of_threads
 from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
 from streamserve.protocol.processors import usable_processors
 from streamserve.settings.resolve import resolve

@@ -29,7 +29,7 @@ from streamserve.api.batches.lines import (
 )
 from streamserve.api.batches.ordered import run_in_order
 from streamserve.cli.answers import log_warnings
-from streamserve.cli.run_server import api_settings
+from streamserve.cli.serving import api_settings
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.settings.options import Settings, SettingsError

@@ -9,7 +9,7 @@ from streamserve import __version__
 from streamserve.api.app import OnDemand, create_app_on_demand
 from streamserve.api.http.process_memory import bound_allocator, bound_switching
 from streamserve.cli.notify import STOPPING, notify
-from streamserve.cli.run_server import (
+from streamserve.cli.serving import (
     api_settings,
     example,
     is_local_only,
