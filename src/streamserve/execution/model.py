@@ -10,7 +10,8 @@ from torch.nn.functional import gelu, silu
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.step import StepAdapters, adapted
+from streamserve.execution.lora.step import adapted
+from streamserve.execution.lora.types import StepAdapters
 from streamserve.execution.lora.weights import LinearKind
 from streamserve.execution.mixture import mix
 from streamserve.execution.rope import Rotations, distinct_ropes, rotate
