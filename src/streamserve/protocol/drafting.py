@@ -227,7 +227,7 @@ def decode_to_service(data: bytes | memoryview) -> ToService:
         raise msgspec.DecodeError(type(error).__name__) from error
 
 
-def decode_to_target(data: bytes) -> ToTarget:
+def decode_to_target(data: bytes | memoryview) -> ToTarget:
     """Decode a message at the target. Raises msgspec.DecodeError on anything else."""
     try:
         return _to_target.decode(data)
