@@ -37,7 +37,7 @@ TICK_SECONDS = 0.5
 WORKER = "draft"
 
 POLICY = SupervisionPolicy(
-    stuck_after=30.0,  # reports are sent twice a second, also while it drafts
+    stuck_after=10.0,  # reports are sent twice a second, also while it drafts
     idle_factor=1.0,
     load_silence=math.inf,  # it sends no sign of life before it is ready
     immediate_restarts=0,
