@@ -25,8 +25,8 @@ from benchmarks.gpu_models import SHAPES, InflatedWeights, RandomWeights, inflat
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import embedded
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.plan import DRAFT, Drafter, StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import DRAFT, Drafter, StepPlan
 from streamserve.execution.cuda.chains import DeviceChains
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import NoGraphs

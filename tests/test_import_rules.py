@@ -16,30 +16,31 @@ SOURCE = TESTS.parent / "src" / "streamserve"
 
 ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
-    "speculation": {"protocol"},
-    "scheduling": {"speculation"},
-    "baselines": {"scheduling", "speculation"},
-    "engine": {"baselines.orders", "scheduling", "speculation", "protocol"},
-    "execution": {"engine.plan", "speculation.tree", "scheduling.cost", "gguf", "protocol"},
+    "contracts": {"protocol"},
+    "speculation": {"contracts", "protocol"},
+    "scheduling": {"contracts", "speculation"},
+    "baselines": {"contracts", "scheduling", "speculation"},
+    "engine": {"baselines.orders", "contracts", "scheduling", "speculation", "protocol"},
+    "execution": {"contracts", "gguf", "protocol"},
     "gguf": {"protocol"},
     "hub": {"gguf", "protocol"},
     "text": {"gguf", "protocol"},
-    "fleet": {"scheduling", "protocol"},
+    "fleet": {"contracts", "scheduling", "protocol"},
     "cluster": {"fleet", "protocol"},
-    "transfer": {"engine.transport", "protocol"},
-    "draft_service": {"engine.block_pool", "engine.plan", "speculation", "protocol"},
+    "transfer": {"contracts", "protocol"},
+    "draft_service": {"contracts", "engine.block_pool", "speculation", "protocol"},
     "workers": {
         "baselines",
+        "contracts",
         "draft_service",
         "engine",
         "execution",
-        "scheduling",
         "speculation",
         "text",
         "transfer",
         "protocol",
     },
-    "simulate": {"baselines", "fleet", "engine", "scheduling", "speculation", "protocol"},
+    "simulate": {"baselines", "contracts", "fleet", "engine", "speculation", "protocol"},
     "api": {"fleet", "text", "protocol"},
     "settings": {"baselines", "fleet", "gguf", "hub", "speculation", "protocol"},
     "llm": {"baselines.routers", "cluster", "settings", "fleet", "text", "protocol"},
@@ -116,6 +117,7 @@ def test_packages_import_only_what_their_rule_allows(package: str) -> None:
     "package",
     [
         "protocol",
+        "contracts",
         "baselines",
         "scheduling",
         "speculation",
@@ -163,7 +165,7 @@ def test_the_command_line_is_quick_to_import() -> None:
     assert not heavy & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["baselines", "scheduling", "speculation"])
+@pytest.mark.parametrize("package", ["baselines", "contracts", "scheduling", "speculation"])
 def test_decisions_are_pure(package: str) -> None:
     for file in files(package):
         for module in imports(file):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from streamserve.engine.plan import Drafter
+from streamserve.contracts.plan import Drafter
 from streamserve.execution.loaded import PoolSizes, engine_config
 from streamserve.execution.memory import size_pool, size_swap
 from streamserve.fleet.config import FleetConfig

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Event,

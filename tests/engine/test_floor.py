@@ -1,7 +1,7 @@
 """An engine with a floor model reports the sum of its steps' minimum times."""
 
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import StepPlan
 from streamserve.engine.ports import EnginePorts
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError, check_state
-from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.engine.sequence import Sequence, Transfer
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.config import EngineConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import StepPlan, StepResult
+from streamserve.contracts.plan import StepPlan, StepResult
 from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Finished
 from streamserve.protocol.sampling import SamplingParams

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import Path as KernelPath
@@ -35,7 +36,6 @@ from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, this_
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.protocol.config import EngineConfig, ModelConfig
 from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
-from streamserve.speculation.tree import root
 from tests.execution.profiles import SUBJECT, profile_of
 from tests.processor import lesser_paths
 

@@ -17,7 +17,7 @@ import msgspec
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import parse_router
 from streamserve.baselines.speculation import NAMES
-from streamserve.engine.plan import Drafter
+from streamserve.contracts.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified

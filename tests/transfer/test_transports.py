@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.nixl import SUSPECT_SECONDS, NixlTransport

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.reservations import may_fail_to_start
 from streamserve.engine.sequence import MemoryClaim, Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole

@@ -6,6 +6,9 @@ from itertools import compress, repeat
 from msgspec.structs import replace
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.contracts.cost import CostModel
+from streamserve.contracts.plan import DRAFT, Drafter, Executor, StepResult
+from streamserve.contracts.transport import Transport
 from streamserve.engine.adapters import AdapterManager
 from streamserve.engine.ahead import MAX_AHEAD, Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
@@ -15,14 +18,13 @@ from streamserve.engine.invariants import check_advance, check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer
 from streamserve.engine.pipeline import StepPipeline
-from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.progress import Standstill
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
-from streamserve.engine.transport import Incoming, Outgoing, Transport
+from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.engine.validation import (
     final_events,
     infeasible_events,
@@ -46,7 +48,6 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
-from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefix import root_hash
 from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT

@@ -9,7 +9,7 @@ An edit is applied between steps. An early answer to the prompt as it stood is w
 
 from dataclasses import dataclass
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import DecodeClock, MemoryClaim, Sequence
 from streamserve.engine.status import TransferRole

@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
 from streamserve.execution.cuda.device import divide_devices
 from streamserve.execution.drafters.choice import DraftChoice

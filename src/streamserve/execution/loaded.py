@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from llguidance import LLTokenizer
 
-from streamserve.engine.plan import DRAFT, Drafter
+from streamserve.contracts.plan import DRAFT, Drafter
 from streamserve.execution.drafters.choice import DraftChoice, choose_draft
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.executor import TorchExecutor

@@ -22,7 +22,7 @@ import msgspec
 import torch
 import zmq
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.kv_network import (
     MAX_FRAME_BYTES,
     MAX_ROWS,

@@ -21,7 +21,7 @@ from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.kv_network import (
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.nixl_memory import POLL_SECONDS, make_agent

@@ -21,7 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.machine import identity
 from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.transfers import CacheAddress

@@ -16,10 +16,11 @@ from llguidance import LLTokenizer
 from msgspec.structs import replace
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import Drafter
+from streamserve.contracts.transport import TransferError
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
 from streamserve.engine.ports import EnginePorts
-from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.default_swap import with_default_swap
@@ -43,7 +44,6 @@ from streamserve.protocol.messages import (
 from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.chains import DeviceChains
