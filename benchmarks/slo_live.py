@@ -40,6 +40,7 @@ from benchmarks.slo import (
 from benchmarks.slo_costs import EFFORT, Hardware
 from benchmarks.speculation import SHAPE
 from streamserve import embedded
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.cost import StepCost
 from streamserve.contracts.plan import DraftRequest, StepPlan
@@ -127,7 +128,7 @@ class Pair:
         return Engine(
             config, loaded.model_info, Metered(loaded.executor, "run", self.step_said), time.perf_counter,
             None if policy == "off" else Metered(loaded.drafter, "begin", self.draft_said),
-            Speculation(parse_policy(policy), self.hardware.step, self.drafting),
+            Speculation(parse_policy(policy), self.hardware.step, self.drafting), orders=ORDERS,
         )  # fmt: skip
 
 

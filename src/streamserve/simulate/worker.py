@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.contracts.plan import Drafter
@@ -251,4 +252,5 @@ class SimulatedWorker:
                 journal=self.journal,
                 adapters=SimulatedAdapters(),
             ),
+            ORDERS,
         )

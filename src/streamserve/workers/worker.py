@@ -15,6 +15,7 @@ import zmq
 from llguidance import LLTokenizer
 from msgspec.structs import replace
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.contracts.plan import Drafter
@@ -219,6 +220,7 @@ def _engine(
             journal=journal,
             adapters=loaded.adapters,
         ),
+        ORDERS,
     )
 
 
