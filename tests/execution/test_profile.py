@@ -35,7 +35,7 @@ from streamserve.execution.profile.measure import (
 from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, this_machine, user_profiles
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.protocol.config import EngineConfig, ModelConfig
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.execution.profiles import SUBJECT, profile_of
 from tests.processor import lesser_paths
 

@@ -10,8 +10,6 @@ import msgspec
 
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.kv_network import KVNetwork
-from streamserve.protocol.logs import LogFormat
-from streamserve.protocol.server_config import KVTransport, LogLevel
 from streamserve.protocol.setting_types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,6 +29,9 @@ SpeculationMode = Literal["coupled", "rejection"]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode", "draft"]
 Eviction = Literal["recompute", "swap", "cost"]
+KVTransport = Literal["auto", "shm", "tcp", "nixl"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -32,8 +32,8 @@ from streamserve.protocol.kv_network import (
     decode_write,
     encode,
 )
-from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
 from streamserve.transfer.gate import BlockGate
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory

@@ -35,17 +35,17 @@ from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     CostCurve,
     Failed,
     Ready,
 )
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
 from streamserve.speculation.controller import Speculation, default_cost
+from streamserve.system.logs import configure_logging
+from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.pools import Pools

@@ -53,9 +53,9 @@ from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
-from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.available_memory import available_bytes
+from streamserve.system.processors import usable_processors
 
 KV_FRACTION = 0.9
 """Default share of the device's memory, free after the weights and the reserve, that the KV pool takes."""

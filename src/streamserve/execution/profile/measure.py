@@ -30,7 +30,7 @@ from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measure
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.execution.quantization import quantize
-from streamserve.protocol.available_memory import available_bytes
+from streamserve.system.available_memory import available_bytes
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from streamserve.contracts.cost import StepCost, SwapCost
 from streamserve.execution.native.levels import lesser_level
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
