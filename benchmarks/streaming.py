@@ -40,7 +40,8 @@ from benchmarks.arriving_replay import Machine, ReplayResult, capacity, live, me
 from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.report import RESULTS, SIMULATED, commit, table, write
 from streamserve.contracts.cost import Line, SwapCost
-from streamserve.protocol.config import EngineConfig, Order
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.protocol.config import Order
 from streamserve.scheduling.eviction import Eviction
 
 LOADS = (0.8, 0.5, 0.95)

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Event,
     Finished,

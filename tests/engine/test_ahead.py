@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Span, StepPlan, StepResult
 from streamserve.contracts.tree import root
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor

@@ -8,8 +8,9 @@ import pytest
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
-from streamserve.protocol.config import EngineConfig, Order
+from streamserve.protocol.config import Order
 from streamserve.protocol.messages import Event, Submit, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.executor import CostExecutor

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import DRAFT, DraftRequest
 from streamserve.contracts.tree import TokenTree, root
 from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit, Pushed, Reserved, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.protocol.transfers import CacheAddress, Join, Push

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.tree import TokenTree, chain
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Admitted, Cancel, DraftVerified, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.simulate.executor import expected_outputs

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.tree import chain
 from streamserve.engine.status import SequenceStatus
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, Edit, Progress, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import expected_outputs

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Span
 from streamserve.contracts.tree import root
 from streamserve.execution.load import load
@@ -34,7 +35,7 @@ from streamserve.execution.profile.measure import (
 )
 from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, this_machine, user_profiles
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
-from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.config import ModelConfig
 from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.execution.profiles import SUBJECT, profile_of
 from tests.processor import lesser_paths

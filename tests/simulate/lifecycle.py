@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.fleet.events import Edit, Open
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor, next_token
 from streamserve.simulate.simulation import Simulation

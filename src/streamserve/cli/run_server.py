@@ -25,10 +25,10 @@ from streamserve.api.settings import ApiSettings
 from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.messages import ModelInfo, Ready
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
+from streamserve.settings.server_config import ServerConfig
 from streamserve.settings.several import ServedModels
 from streamserve.system.logs import configure_logging
 from streamserve.system.processors import usable_processors

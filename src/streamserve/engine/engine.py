@@ -6,6 +6,7 @@ from itertools import compress, repeat
 from msgspec.structs import replace
 
 from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.contracts.transport import Transport
 from streamserve.engine.adapters import AdapterManager
@@ -31,7 +32,6 @@ from streamserve.engine.validation import (
     may_be_infeasible,
     refusal,
 )
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cached,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.contracts.tree import TokenTree, root
 from streamserve.engine.batch import BatchCandidates
@@ -23,7 +24,6 @@ from streamserve.engine.reservations import is_admitted_first, waits_for_prefix
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.swap import SwapSpace, truncate
-from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.budget import divide
 from streamserve.scheduling.prefill import Chunk
 

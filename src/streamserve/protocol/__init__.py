@@ -1,1 +1,1 @@
-"""What processes agree on: messages, sampling parameters, the settings that a worker receives, keys, errors."""
+"""What processes agree on: messages, sampling parameters, the settings that workers receive, keys, errors."""

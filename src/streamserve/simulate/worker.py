@@ -11,12 +11,13 @@ from enum import Enum
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
 from streamserve.fleet.events import Heartbeat
-from streamserve.protocol.config import EngineConfig, Role
+from streamserve.protocol.config import Role
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     CostCurve,

@@ -12,7 +12,7 @@ from streamserve.draft_service.server.sessions import DraftedSequence
 
 
 class FreeList:
-    """The free ones of `size` blocks, each of which has at most one holder. The block released last is
+    """The free blocks of a pool of `size`, where a block has at most one holder. The block released last is
     allocated first."""
 
     def __init__(self, size: int) -> None:
