@@ -24,15 +24,15 @@ from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
 from streamserve.cli.notify import READY, STOPPING, notify
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import ModelInfo, Ready
-from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.server_config import ServerConfig
-from streamserve.protocol.tls import tls_context
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
+from streamserve.settings.server_config import ServerConfig
 from streamserve.settings.several import ServedModels
+from streamserve.system.logs import configure_logging
+from streamserve.system.processors import usable_processors
+from streamserve.system.tls import tls_context
 
 _log = logging.getLogger(__name__)
 

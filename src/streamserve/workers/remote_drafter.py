@@ -1,4 +1,4 @@
-"""The connections of a target's draft service client: engine.plan.Drafter on top of
+"""The connections of a target's draft service client: contracts.plan.Drafter on top of
 draft_service/target/client.py.
 
 begin ── deltas ──▶ service            the target continues: other requests' prompts, and steps without trees
@@ -19,16 +19,16 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from streamserve.contracts.plan import Drafter, DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.client import Client, Identity
 from streamserve.draft_service.target.links import Out
 from streamserve.draft_service.target.waiting import Waiting
-from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
 from streamserve.protocol.drafting import MAX_REPLY_BYTES, decode_to_target, encode
 from streamserve.protocol.reports import RemoteReport
-from streamserve.speculation.tree import TokenTree
 from streamserve.workers.draft_links import DraftLink, open_link
 
 logger = logging.getLogger(__name__)

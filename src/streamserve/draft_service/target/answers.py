@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.rate_limits import bucket
 from streamserve.protocol.drafting import Busy, Delta, Drafts, Pong, ToTarget, Tree, Welcome
-from streamserve.speculation.tree import TokenTree
 
 Fault = Literal["unreadable", "tree", "foreign", "timing", "lost", "flood", "internal"]
 """Faults of an answer: it cannot be decoded, its tree does not fit the request, it answers something that was
