@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.cli.run_server import memory_to_swap, memory_together
 from streamserve.cli.serving import is_loopback, warn_of_threads
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
-from streamserve.protocol.processors import usable_processors
 from streamserve.settings.resolve import resolve
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.processors import usable_processors
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import options
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.campaigns import drive, ledger, levels
 from tests.campaigns.drive import run
 from tests.campaigns.families import FAMILIES, Family, open_campaign

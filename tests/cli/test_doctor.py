@@ -20,7 +20,7 @@ from streamserve.cli.findings import (
     version_findings,
 )
 from streamserve.cli.run_doctor import gpu_findings
-from streamserve.protocol.processors import Processors
+from streamserve.system.processors import Processors
 
 ALL = Processors((0, 1, 2, 3))
 

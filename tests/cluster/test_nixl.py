@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 
 from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from tests.checkpoints import make_checkpoint
 from tests.cluster.fakes import key_file
 from tests.cluster.machines import machines

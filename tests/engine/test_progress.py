@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError
 from streamserve.engine.progress import could_compute
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from tests.engine.drive import Collected, make_engine, submit

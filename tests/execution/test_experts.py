@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.checkpoint import SINGLE, Checkpoint
 from streamserve.execution.experts import Experts
 from streamserve.execution.layout import lay_out
@@ -29,7 +30,6 @@ from streamserve.execution.stored.export import export
 from streamserve.execution.weights import check_weights
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from streamserve.speculation.tree import root
 from tests.execution.compressing import stored_format
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS
 from tests.execution.native.forwarding import logits_of

@@ -13,7 +13,7 @@ from streamserve.execution.quantization import parse_format
 from streamserve.execution.shapes import layer_matrices, matrix_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.processors import usable_processors
 
 
 def config(**fields) -> ModelConfig:

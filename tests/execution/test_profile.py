@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import Path as KernelPath
@@ -33,9 +35,8 @@ from streamserve.execution.profile.measure import (
 )
 from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, this_machine, user_profiles
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
-from streamserve.protocol.config import EngineConfig, ModelConfig
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
-from streamserve.speculation.tree import root
+from streamserve.protocol.config import ModelConfig
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.execution.profiles import SUBJECT, profile_of
 from tests.processor import lesser_paths
 

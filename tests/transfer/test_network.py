@@ -9,7 +9,7 @@ import torch
 import zmq
 from zmq.utils import z85
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.kv_network import KVNetwork, Write, decode_written, encode
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.network import NetworkTransport

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from streamserve import __version__
 from streamserve.api.http.server import BindError, bind
-from streamserve.protocol.processors import Processors
+from streamserve.system.processors import Processors
 
 LITTLE_MEMORY = 2 << 30
 LITTLE_DISK = 1 << 30

@@ -19,7 +19,7 @@ from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.packaged import packaged_library
 from streamserve.execution.native.paths import choose, name_of, stored_rates
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 
 
 def kernel_findings() -> list[Finding]:

@@ -17,8 +17,8 @@ from streamserve.cli.findings import (
     sockets_finding,
     version_findings,
 )
-from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import usable_processors
+from streamserve.system.user_folders import cache_folder
 
 COLORS = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.FAIL: "red"}
 
@@ -51,7 +51,7 @@ def _by_torch() -> list[Finding]:
     """Return the findings whose modules import torch."""
     from streamserve.cli.kernel_findings import kernel_findings
     from streamserve.execution.profile.profile import processor_name
-    from streamserve.protocol.available_memory import available_bytes
+    from streamserve.system.available_memory import available_bytes
 
     usable = usable_processors()
     processor = processor_finding(processor_name(), usable, os.cpu_count() or 1)

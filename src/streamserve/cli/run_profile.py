@@ -12,9 +12,9 @@ from rich.table import Table
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, user_profiles
 from streamserve.fleet.worker_process import WORKER_ENVIRONMENT
-from streamserve.protocol.instructions import pytorch_bounds
-from streamserve.protocol.processors import usable_processors
 from streamserve.settings.options import Settings
+from streamserve.system.instructions import pytorch_bounds
+from streamserve.system.processors import usable_processors
 
 WAIT_SECONDS = 120.0
 """How long to wait for other processes that are measuring."""

@@ -24,12 +24,12 @@ from streamserve.cli.serving import (
     warn_of_threads,
 )
 from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import ModelInfo, Ready
-from streamserve.protocol.processors import usable_processors
 from streamserve.settings.options import Settings
 from streamserve.settings.resolve import topology
 from streamserve.settings.several import ServedModels
+from streamserve.system.logs import configure_logging
+from streamserve.system.processors import usable_processors
 
 _log = logging.getLogger(__name__)
 

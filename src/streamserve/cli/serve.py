@@ -30,10 +30,10 @@ def serve(
     The table [models.NAME] of the file has settings of that model, which override these.
     """
     from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
-    from streamserve.protocol.available_memory import address_limit, available_bytes, check_processes
     from streamserve.settings.cluster import check_visible_keys
     from streamserve.settings.resolve import topology
     from streamserve.settings.several import resolve_served, served_to_toml
+    from streamserve.system.available_memory import address_limit, available_bytes, check_processes
 
     served = resolve_served(models or (), flags, config)
     check_visible_keys(served.first.server, flags)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from streamserve.cli.flags import exit_on_error
-from streamserve.protocol.server_config import LogLevel
+from streamserve.protocol.config import LogLevel
 
 
 @exit_on_error()

@@ -37,9 +37,9 @@ from streamserve.protocol.cluster import (
     encode,
 )
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.curve import Endpoint, KeyPair
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.crashes import crash_folder
+from streamserve.system.processors import usable_processors
 
 logger = logging.getLogger(__name__)
 

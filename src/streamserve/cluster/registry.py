@@ -31,6 +31,7 @@ from streamserve.protocol.cluster import (
     Welcome,
 )
 from streamserve.protocol.numbers import plain
+from streamserve.system.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -44,23 +45,6 @@ RATE, BURST = 20_000.0, 40_000.0
 """Messages a second of an agent."""
 BYTE_RATE, BYTE_BURST = float(256 << 20), float(512 << 20)
 """Bytes a second of an agent."""
-
-
-class Bucket:
-    """A token bucket."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._level, self._at = burst, 0.0
-
-    def take(self, amount: float, now: float) -> bool:
-        """Take an amount; return False if there is not enough."""
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
-        self._at = now
-        if amount > self._level:
-            return False
-        self._level -= amount
-        return True
 
 
 @dataclass(eq=False)
@@ -77,8 +61,8 @@ class Agent:
     kept: list[str] = field(default_factory=list)
     """The workers of another head that it has kept, and that were not started here yet."""
     session: Session = field(default_factory=Session)
-    messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
-    size: Bucket = field(default_factory=lambda: Bucket(BYTE_RATE, BYTE_BURST))
+    messages: TokenBucket = field(default_factory=lambda: TokenBucket(RATE, BURST))
+    size: TokenBucket = field(default_factory=lambda: TokenBucket(BYTE_RATE, BYTE_BURST))
 
     @property
     def name(self) -> str:
@@ -132,7 +116,7 @@ class Registry:
         self._tokens = tokens
         self._by_peer: dict[bytes, Agent] = {}
         self._challenges: dict[bytes, tuple[bytes, float]] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
 
     def is_registered(self, peer: bytes) -> bool:
         """Return whether a peer is a registered agent."""
@@ -142,10 +126,10 @@ class Registry:
         """Charge a peer for a message before it is decoded; it is refused if this has any effect."""
         agent = self._by_peer.get(peer)
         if agent is None:
-            bucket = self._buckets.setdefault(key, Bucket(JOIN_RATE, JOIN_BURST))
-            if not bucket.take(1, now):
+            bucket = self._buckets.setdefault(key, TokenBucket(JOIN_RATE, JOIN_BURST))
+            if not bucket.spend(1, now):
                 yield self.refuse(peer, "rate", f"at most {JOIN_RATE:g} messages a second before joining")
-        elif not (agent.messages.take(1, now) and agent.size.take(size, now)):
+        elif not (agent.messages.spend(1, now) and agent.size.spend(size, now)):
             yield self.refuse(
                 peer, "rate", f"at most {plain(RATE)} messages and {plain(BYTE_RATE)} bytes a second"
             )

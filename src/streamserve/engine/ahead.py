@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
 
-from streamserve.engine.plan import TARGET, UNKNOWN_TOKEN, Span, StepPlan
+from streamserve.contracts.plan import TARGET, UNKNOWN_TOKEN, Span, StepPlan
+from streamserve.contracts.tree import root
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
 from streamserve.speculation.controller import Round
-from streamserve.speculation.tree import root
 
 MAX_AHEAD = 64
 """Steps that are planned ahead in a row: after them one is planned with everything known. With a drafter

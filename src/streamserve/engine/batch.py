@@ -8,11 +8,11 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.reservations import may_fail_to_start
 from streamserve.engine.sequence import MemoryClaim, Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
-from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.feasibility import Load
 from streamserve.scheduling.ordering import BatchCap, Order, rank, service_order
 from streamserve.scheduling.prefill import Chunk, DecodeBatch, chunks

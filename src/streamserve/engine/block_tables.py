@@ -6,8 +6,8 @@
 A block is only written to while one sequence alone holds it and no lookup can find it by hash.
 """
 
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_pool import BlockPool
-from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
 from streamserve.scheduling.prefix import extend_hashes

@@ -3,10 +3,10 @@
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from streamserve.contracts.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Observer
-from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus

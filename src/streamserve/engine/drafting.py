@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
-from streamserve.engine.batch import RunningAverages
-from streamserve.engine.observer import Journal, Observer
-from streamserve.engine.plan import (
+from streamserve.contracts.plan import (
     DRAFT,
     TARGET,
     CompilingDrafter,
@@ -17,12 +15,14 @@ from streamserve.engine.plan import (
     RemoteDraft,
     StepPlan,
 )
+from streamserve.contracts.tree import TokenTree
+from streamserve.engine.batch import RunningAverages
+from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round, Speculation
 from streamserve.speculation.outlook import Candidate
 from streamserve.speculation.shapes import PLAIN, Shape, fit
-from streamserve.speculation.tree import TokenTree
 
 DRAFT_AHEAD = True
 """Whether a device begins to draft for the next step before the host knows the results of the present

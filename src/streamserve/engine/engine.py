@@ -1,11 +1,14 @@
 """The engine: handles requests and cancellations, and generates their tokens step by step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import compress, repeat
 
 from msgspec.structs import replace
 
-from streamserve.baselines.orders import ORDERS
+from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, Drafter, Executor, StepResult
+from streamserve.contracts.transport import Transport
 from streamserve.engine.adapters import AdapterManager
 from streamserve.engine.ahead import MAX_AHEAD, Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
@@ -15,14 +18,13 @@ from streamserve.engine.invariants import check_advance, check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal, Observer
 from streamserve.engine.pipeline import StepPipeline
-from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.progress import Standstill
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
-from streamserve.engine.transport import Incoming, Outgoing, Transport
+from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.engine.validation import (
     final_events,
     infeasible_events,
@@ -30,7 +32,6 @@ from streamserve.engine.validation import (
     may_be_infeasible,
     refusal,
 )
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cached,
@@ -46,7 +47,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
-from streamserve.scheduling.cost import CostModel
+from streamserve.scheduling.ordering import DEFAULT_ORDERS, Order
 from streamserve.scheduling.prefix import root_hash
 from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT
@@ -59,6 +60,7 @@ class Engine:
     * `clock` returns seconds: real time in a worker, virtual time in a simulation.
     * `speculation` decides about draft tokens.
     * `ports`: what else the engine is connected to.
+    * `orders`: the orders of service by name, one of which `config.order` names.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Engine:
         drafter: Drafter | None = None,
         speculation: Speculation | None = None,
         ports: EnginePorts = NO_PORTS,
+        orders: Mapping[str, Order] = DEFAULT_ORDERS,
     ) -> None:
         self.config = config
         self.model = model
@@ -96,7 +99,7 @@ class Engine:
         self._deferred: list[ToEngine] = []
         self.transfers = _make_transfers(self.scheduler, ports, clock, self._observer)
         eos = frozenset(model.eos_token_ids)
-        self._order = ORDERS[config.order]
+        self._order = orders[config.order]
         self._committer = StepCommitter(
             self.scheduler, self.transfers, self.averages, self._observer, speculation.counters, eos,
             config.max_model_len,

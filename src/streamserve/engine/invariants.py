@@ -12,9 +12,9 @@ Serving does not need these checks: they find a wrong count where it is made, no
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from streamserve.contracts.plan import TARGET, StepPlan
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.progress import could_compute
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence

@@ -10,14 +10,14 @@ or recomputed.
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET, StepPlan
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.reservations import evictable, outranks, status_when_dropped
 from streamserve.engine.sequence import MemoryClaim, Sequence
 from streamserve.engine.status import SequenceStatus
 from streamserve.engine.swap import SwapSpace
-from streamserve.protocol.config import EngineConfig
-from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.eviction import decide
 
 

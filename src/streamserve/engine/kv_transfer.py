@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import asdict
 
+from streamserve.contracts.plan import TARGET
+from streamserve.contracts.transport import Transport
 from streamserve.engine.observer import Observer
-from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
-from streamserve.engine.transport import Incoming, Outgoing, Transport
+from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.protocol.messages import Deferred, Phase, Pushed, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release

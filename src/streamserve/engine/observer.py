@@ -7,7 +7,7 @@ submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ l
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from streamserve.engine.plan import StepPlan
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import COPY, ToEngine
 

@@ -4,11 +4,11 @@ finished, with the seconds that each took."""
 from collections.abc import Callable
 from collections.abc import Sequence as List
 
+from streamserve.contracts.plan import AsyncExecutor, Executor, Span, StepPlan, StepResult
 from streamserve.engine.ahead import Flight, plan_ahead
 from streamserve.engine.invariants import check_plan
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Journal, Observer, StepPhase
-from streamserve.engine.plan import AsyncExecutor, Executor, Span, StepPlan, StepResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.speculation.controller import NO_CANDIDATES, Speculation
 from streamserve.speculation.learned_cost import RefinedCost

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import StepPlan
+from streamserve.contracts.transport import Gate, Landing, Transport
 from streamserve.engine.adapters import Adapters
 from streamserve.engine.observer import Journal, Observer
-from streamserve.engine.plan import StepPlan
-from streamserve.engine.transport import Gate, Landing, Transport
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ An edit is applied between steps. An early answer to the prompt as it stood is w
 
 from dataclasses import dataclass
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import DecodeClock, MemoryClaim, Sequence
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Progress, Token, Withdrawn
 from streamserve.scheduling.eviction import learn_survival
 

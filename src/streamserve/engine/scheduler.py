@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET, SequenceState, Span, StepPlan
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.engine.batch import BatchCandidates
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_allocator import KVAllocator
-from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.reservations import is_admitted_first, waits_for_prefix
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.swap import SwapSpace, truncate
-from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.budget import divide
-from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefill import Chunk
-from streamserve.speculation.tree import TokenTree, root
 
 MAX_PROMPT_TAIL = 64
 """A prompt may have draft tokens after it once at most this many of its tokens are left to compute: for more,

@@ -6,7 +6,7 @@ from enum import Enum
 from itertools import takewhile
 from math import inf
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.status import TRANSITIONS, SequenceStatus, TransferRole
 from streamserve.protocol.messages import Finished, FinishReason, Token
 from streamserve.protocol.sampling import SamplingParams

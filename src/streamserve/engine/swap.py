@@ -9,8 +9,8 @@ The step touches nothing that a copy reads or writes, so both may run concurrent
 
 from collections.abc import Iterable, Iterator
 
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus
 

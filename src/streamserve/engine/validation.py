@@ -1,8 +1,8 @@
 """Request validation: refuse a request, or make the sequence that it starts as."""
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.sequence import DecodeClock, KVState, PromptStreamState, Sequence, Transfer
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Event, Finished, ModelInfo, Phase, Submit
 from streamserve.scheduling.feasibility import Load, infeasible
 

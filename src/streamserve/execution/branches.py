@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from streamserve.engine.plan import Sampled, SequenceState
+from streamserve.contracts.plan import Sampled, SequenceState
 from streamserve.execution.grammar import GrammarError, Grammars, Matcher
 from streamserve.execution.layout import Ints, SpanRows
 from streamserve.execution.logprobs import token_logprobs

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.execution.native.build import LOCK, locked
-from streamserve.protocol.processors import Processors, usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import Processors, usable_processors
+from streamserve.system.user_folders import cache_folder
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import msgspec
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.swap import HostPool
-from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.config import ModelConfig
 
 log = logging.getLogger(__name__)
 

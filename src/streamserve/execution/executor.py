@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
+from streamserve.contracts.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.branches import (
     ActiveSequence,
@@ -32,8 +32,8 @@ from streamserve.protocol.messages import PromptLogprob
 
 
 class TorchExecutor:
-    """Run steps (engine.plan.Executor) with `model` and `attention` over the KV `cache`; `adapters`: the LoRA
-    adapters of its requests."""
+    """Run steps (contracts.plan.Executor) with `model` and `attention` over the KV `cache`; `adapters`: the
+    LoRA adapters of its requests."""
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.engine.plan import Span
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree
 
 Ints = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
 from streamserve.execution.cuda.device import divide_devices
 from streamserve.execution.drafters.choice import DraftChoice
@@ -48,11 +48,11 @@ from streamserve.execution.passes import ModelPasses
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weight_arena import WeightArena
-from streamserve.protocol.available_memory import address_limit, available_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.available_memory import address_limit, available_bytes
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
+from streamserve.system.processors import usable_processors
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from llguidance import LLTokenizer
 
-from streamserve.engine.plan import DRAFT, Drafter
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, Drafter
 from streamserve.execution.drafters.choice import DraftChoice, choose_draft
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.executor import TorchExecutor
@@ -26,7 +27,7 @@ from streamserve.execution.quantization import HEAD_FORMAT, WeightFormat, parse_
 from streamserve.execution.shapes import EMBEDDING, count_parameters, weight_bytes
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import CPU, AnyCheckpoint
-from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo
 

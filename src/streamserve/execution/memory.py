@@ -4,9 +4,9 @@ import errno
 import logging
 from dataclasses import dataclass
 
-from streamserve.protocol.available_memory import address_limit, available_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.system.available_memory import address_limit, available_bytes
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ right one. The tokens are those that plain decoding would emit, for every tree a
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.tree import TokenTree
 
 
 @dataclass

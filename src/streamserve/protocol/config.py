@@ -1,7 +1,7 @@
-"""Settings: plain structs, complete and validated before anything starts.
+"""Settings of models and workers: plain structs, complete and validated before anything starts.
 
-The descriptions and bounds here are the only ones: flags, environment variables, TOML files, the arguments of
-`LLM` and `--help` are made from these fields (settings/options.py).
+The descriptions and bounds here and in settings/server_config.py are the only ones: flags, environment
+variables, TOML files, the arguments of `LLM` and `--help` are made from these fields (settings/options.py).
 """
 
 from typing import Annotated, Literal
@@ -10,8 +10,6 @@ import msgspec
 
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.kv_network import KVNetwork
-from streamserve.protocol.logs import LogFormat
-from streamserve.protocol.server_config import KVTransport, LogLevel
 from streamserve.protocol.setting_types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,36 +29,9 @@ SpeculationMode = Literal["coupled", "rejection"]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode", "draft"]
 Eviction = Literal["recompute", "swap", "cost"]
-
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Resolved limits of one engine's step and cache: the result of a model's configuration on this machine.
-
-    `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is the
-    step's budget of query tokens over all requests; `max_chunk` limits one prompt's share of it.
-    `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_nodes` limits the draft tokens for one request in a step, if there is a drafter. `order` and
-    `prefill_share` set the order and the share of prompts in a step (baselines/orders.py,
-    scheduling/prefill.py); with `slo_admission`, requests whose latency targets are infeasible are refused
-    (scheduling/feasibility.py). `eviction` selects what happens to the KV of preempted sequences, with
-    `swap_blocks` blocks in the host pool. With `check` every step is checked (engine/invariants.py).
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    max_model_len: int = 2048
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    max_chunk: int = 512
-    enable_prefix_caching: bool = True
-    preempt_every: int = 0
-    draft_nodes: int = 32
-    order: Order = "slo"
-    prefill_share: float | None = None
-    eviction: Eviction = "cost"
-    swap_blocks: int = 0
-    slo_admission: bool = False
-    check: bool = False
+KVTransport = Literal["auto", "shm", "tcp", "nixl"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

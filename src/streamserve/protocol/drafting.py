@@ -99,7 +99,7 @@ class Busy(msgspec.Struct, tag=True, frozen=True):
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """A request for a tree after a sequence's committed tokens: the first `retained` tokens of number `base`,
     followed by `tokens`. `params` come with every delta of base 0. The other fields are those of
-    engine.plan.DraftRequest. `hidden` is reserved for hidden states of the target, and empty in version 1.
+    contracts.plan.DraftRequest. `hidden` is reserved for hidden states of the target, and empty in version 1.
     With `depth` 0 the service reads the tokens, ahead of a request for a tree, and does not answer.
     The next token is due in `need` seconds, if the request has a target for the time per output token.
 
@@ -227,7 +227,7 @@ def decode_to_service(data: bytes | memoryview) -> ToService:
         raise msgspec.DecodeError(type(error).__name__) from error
 
 
-def decode_to_target(data: bytes) -> ToTarget:
+def decode_to_target(data: bytes | memoryview) -> ToTarget:
     """Decode a message at the target. Raises msgspec.DecodeError on anything else."""
     try:
         return _to_target.decode(data)

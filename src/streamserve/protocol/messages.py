@@ -306,7 +306,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured cost of a worker's steps: the fields of scheduling/cost.StepCost. The KV of one token
+    """The measured cost of a worker's steps: the fields of contracts.cost.StepCost. The KV of one token
     takes `kv_token_bytes` bytes."""
 
     kv_token_bytes: int

@@ -7,7 +7,7 @@ and is neither copied back nor recomputed. So appended prompts tend to swapping,
 from dataclasses import dataclass
 from typing import Literal
 
-from streamserve.scheduling.cost import CostModel
+from streamserve.contracts.cost import CostModel
 
 Eviction = Literal["recompute", "swap", "cost"]
 

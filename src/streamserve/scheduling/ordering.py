@@ -5,8 +5,9 @@ lose theirs to the first, so it must not change back and forth. `service_order` 
 of one step. baselines/orders.py has the orders to compare with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from streamserve.scheduling.request import RequestView
 from streamserve.speculation.slo import LatencyRequirement
@@ -99,3 +100,6 @@ def due(view: RequestView, now: float) -> float:
 SLO = Order(due, complete_first=True, by_targets=True)
 """By latency target, then by arrival; one step mixes decoding and prompt chunks. Complete prompts come before
 prompt streams, as in Stream2LLM's FCFS."""
+
+DEFAULT_ORDERS: Mapping[str, Order] = MappingProxyType({"slo": SLO})
+"""The orders by name that an engine has unless it is given others."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.protocol.reports import SpeculationReport
 from streamserve.speculation.acceptance import Acceptance
 from streamserve.speculation.exploration import Exploration
@@ -22,7 +23,6 @@ from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedS
 from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy, whole_trees
 from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level, fit
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import TokenTree
 from streamserve.speculation.trials import Trials
 
 RECENT = 0.1

@@ -20,10 +20,10 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from streamserve.contracts.tree import likeliest
 from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
 from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import likeliest
 
 SLOWEST = 0.9
 """Requests without draft tokens, or without a target, keep this share of the speed they would have without

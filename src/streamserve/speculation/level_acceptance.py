@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.goodput import MAX_LEVELS, WIDTHS
 from streamserve.speculation.shapes import Shape
-from streamserve.speculation.tree import TokenTree
 
 INITIAL_ACCEPTANCE = (0.7, 0.08, 0.04, 0.02)
 """Initial probability that a node's first, second, … candidate token is accepted."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.shapes import Seconds, Shape
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
-from streamserve.speculation.tree import TokenTree
 
 Selection = list[list[int]]
 """For each tree the nodes to verify, ascending, with the root."""

@@ -1,1 +1,1 @@
-"""Move KV blocks between workers: engine.transport.Transport on real memory."""
+"""Move KV blocks between workers: contracts.transport.Transport on real memory."""

@@ -21,10 +21,10 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from streamserve.engine.transport import TransferError
-from streamserve.protocol.machine import identity
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.transfer.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from streamserve.protocol.drafting import DraftReady, encode_report
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.processors import usable_processors
 from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.keyed_listener import KeyedListener

@@ -22,7 +22,7 @@ BUDGET_SHARE = 0.8
 def plan(request: MemoryRequest) -> MemoryPlan | PlanRefused:
     """Return the memory of each model, so that it fits the budget alone. The KV caches of all models together
     take by default at most the share of the budget that one model's takes."""
-    from streamserve.protocol.available_memory import available_bytes
+    from streamserve.system.available_memory import available_bytes
 
     budget = int(available_bytes() * BUDGET_SHARE) if request.budget is None else request.budget
     planned = []

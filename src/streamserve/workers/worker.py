@@ -15,11 +15,13 @@ import zmq
 from llguidance import LLTokenizer
 from msgspec.structs import replace
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import Drafter
+from streamserve.contracts.transport import TransferError
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
 from streamserve.engine.ports import EnginePorts
-from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.default_swap import with_default_swap
@@ -33,18 +35,17 @@ from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     CostCurve,
     Failed,
     Ready,
 )
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
+from streamserve.system.logs import configure_logging
+from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.pools import Pools
@@ -219,6 +220,7 @@ def _engine(
             journal=journal,
             adapters=loaded.adapters,
         ),
+        ORDERS,
     )
 
 

@@ -21,8 +21,8 @@ from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.websocket import SocketProtocol
-from streamserve.protocol.stop_signals import stop_signals
-from streamserve.protocol.throttle import throttled
+from streamserve.system.stop_signals import stop_signals
+from streamserve.system.throttle import throttled
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from streamserve.api.openai.pooling import (
 from streamserve.api.openai.prompts import Encoder, completion_prompts
 from streamserve.api.openai.schemas import Model, about
 from streamserve.api.routes import JSON, Operation, Route
-from streamserve.protocol.embedding import EmbeddingConfig
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.text.embedding import check_dimensions, embedding, embedding_params
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.chains import DeviceChains
@@ -53,9 +53,9 @@ from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
-from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.available_memory import available_bytes
+from streamserve.system.processors import usable_processors
 
 KV_FRACTION = 0.9
 """Default share of the device's memory, free after the weights and the reserve, that the KV pool takes."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.passes import Nodes
 from streamserve.execution.cuda.runner import Fetch, Runner

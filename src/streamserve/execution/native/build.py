@@ -22,8 +22,8 @@ from pathlib import Path
 
 from streamserve.execution.native.levels import Level, lesser_level
 from streamserve.protocol.config import KernelPath
-from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import usable_processors
+from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 

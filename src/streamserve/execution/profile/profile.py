@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from streamserve.contracts.cost import StepCost, SwapCost
 from streamserve.execution.native.levels import lesser_level
-from streamserve.protocol.user_folders import cache_folder
-from streamserve.scheduling.cost import StepCost, SwapCost
+from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 

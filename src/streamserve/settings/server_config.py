@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from streamserve.protocol.config import KVTransport, LogFormat, LogLevel
 from streamserve.protocol.grammar import MAX_GRAMMAR_BYTES
-from streamserve.protocol.logs import LogFormat
 from streamserve.protocol.setting_types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,9 +23,7 @@ ToolParser = Literal[
 ReasoningParser = Literal[
     "auto", "none", "qwen3", "deepseek_r1", "granite", "granite3_3", "mistral", "harmony"
 ]
-KVTransport = Literal["auto", "shm", "tcp", "nixl"]
 LauncherName = Literal["local", "join", "ray"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,8 +4,8 @@ import pytest
 
 from streamserve.fleet.worker_process import worker_environment
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound, pytorch_bounds
 from streamserve.settings.resolve import resolve
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound, pytorch_bounds
 
 
 @pytest.mark.parametrize(("environ", "bound"), [({}, "auto"), ({KERNEL_PATH_VARIABLE: ""}, "auto")])

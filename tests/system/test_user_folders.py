@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from streamserve.protocol.user_folders import cache_folder, state_folder
+from streamserve.system.user_folders import cache_folder, state_folder
 
 
 def test_folders_are_those_of_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:

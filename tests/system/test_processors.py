@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.protocol.processors import Processors, usable_processors
+from streamserve.system.processors import Processors, usable_processors
 
 CPUS = sorted(os.sched_getaffinity(0))
 V1 = "3:cpuset:/\n1:cpu,cpuacct:/outer/inner\n"
 V2 = "0::/outer/inner\n"
-FIND = "from streamserve.protocol.processors import usable_processors; found = usable_processors()"
+FIND = "from streamserve.system.processors import usable_processors; found = usable_processors()"
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ import logging
 import subprocess
 import sys
 
-from streamserve.protocol.logs import REQUEST_ID, JsonFormatter, TextFormatter
+from streamserve.system.logs import REQUEST_ID, JsonFormatter, TextFormatter
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -56,7 +56,7 @@ def test_a_worker_is_called_by_its_name() -> None:
 def test_levels_and_the_access_log() -> None:
     """In a process of its own, as logging is configured once."""
     script = (
-        "import logging; from streamserve.protocol.logs import configure_logging\n"
+        "import logging; from streamserve.system.logs import configure_logging\n"
         "configure_logging({level!r}, 'text', access_log={access})\n"
         "logging.getLogger('streamserve').info('a message')\n"
         "logging.getLogger('streamserve.access').info('a request')\n"

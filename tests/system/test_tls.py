@@ -8,9 +8,9 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from streamserve.protocol.tls import tls_context
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
+from streamserve.system.tls import tls_context
 
 
 @pytest.fixture

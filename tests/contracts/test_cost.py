@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.scheduling.cost import StepCost, fit, further_pairs
+from streamserve.contracts.cost import StepCost, fit, further_pairs
 
 ROUNDING = 1e-9
 """Relative rounding that a comparison of interpolated costs must allow."""

@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 
 TARGET = 0
 """The KV cache group of the target model."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.speculation.tree import TokenTree, chain, root
+from streamserve.contracts.tree import TokenTree, chain, root
 
 TREE = TokenTree((7, 3, 4, 9), (-1, 0, 0, 1), (0.0,) * 4, (1.0, 0.8, 0.5, 0.4))
 

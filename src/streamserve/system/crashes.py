@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from streamserve.protocol.user_folders import state_folder
+from streamserve.system.user_folders import state_folder
 
 MAX_REPORTS = 20
 """Maximum number of reports; a new one replaces the oldest."""

@@ -2,7 +2,7 @@
 
 import logging
 
-from streamserve.protocol.throttle import Throttle, throttled
+from streamserve.system.throttle import Throttle, throttled
 
 
 def line(message: str, *arguments: object) -> logging.LogRecord:

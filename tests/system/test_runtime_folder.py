@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.protocol.runtime_folder import (
+from streamserve.system.runtime_folder import (
     EMPTY_SECONDS,
     LOCK,
     MAX_BASE_BYTES,
@@ -25,7 +25,7 @@ from streamserve.protocol.runtime_folder import (
 OWNER = """
 import sys
 from pathlib import Path
-from streamserve.protocol.runtime_folder import make_runtime_folder
+from streamserve.system.runtime_folder import make_runtime_folder
 folder = make_runtime_folder(Path(sys.argv[1]))
 (folder.path / "control").touch()
 print(folder.path, flush=True)

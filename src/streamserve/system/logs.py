@@ -4,9 +4,8 @@ import json
 import logging
 import time
 from contextvars import ContextVar
-from typing import Literal
 
-LogFormat = Literal["text", "json"]
+from streamserve.protocol.config import LogFormat
 
 ACCESS = "streamserve.access"
 """The logger of finished HTTP requests."""
