@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "fleet": {"contracts", "scheduling", "protocol", "system"},
     "cluster": {"fleet", "protocol", "system"},
     "transfer": {"contracts", "protocol", "system"},
-    "draft_service": {"contracts", "speculation", "protocol"},
+    "draft_service": {"system", "contracts", "speculation", "protocol"},
     "workers": {
         "baselines",
         "contracts",
