@@ -247,7 +247,7 @@ def test_settings_are_served_as_a_plain_engine_would(
     counts: Counter[str] = Counter()
     for seed in range(scale.seed, scale.seed + 20):
         outcome = trials.trial(seed)
-        assert outcome.verdict != "failed", (seed, outcome)
+        assert outcome.verdict != "failed", f"seed {seed}: {outcome.kind}\n{outcome.detail}"
         counts.update(outcome.counts)
     assert counts["compared"] > 10
     record(**counts)

@@ -52,7 +52,7 @@ from streamserve.transfer.pools import Pools
 from streamserve.workers.crash import write_report
 from streamserve.workers.grammar_queue import GrammarQueue
 from streamserve.workers.heads import between_heads, join
-from streamserve.workers.journal import StepJournal
+from streamserve.workers.journal import Signs, StepJournal
 from streamserve.workers.kv_ports import KVPorts, memory_of
 from streamserve.workers.link import Link
 from streamserve.workers.output_keeper import OutputKeeper
@@ -96,6 +96,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
                 link.send(Failed(out_of_memory_text(), 1))
                 return 1
             _run_engine(config, parts, link, journal, started)
+        journal.signs = Signs()  # those of the model cannot be read once it is closed
         parts.kv.memory.close()
         parts.loaded.executor.close()
     return 0
