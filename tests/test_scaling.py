@@ -74,7 +74,7 @@ async def test_a_pair_is_added_and_the_first_one_removed(checkpoint: Path, scale
 
 
 def test_a_bound_below_the_start_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(SettingsError, match=r"max_workers = 2: there are 3 from the start"):
+    with pytest.raises(SettingsError, match=r"max_workers = 2: the server starts with 3 workers"):
         resolve(str(checkpoint), {"workers": 3, "max_workers": 2})
 
 

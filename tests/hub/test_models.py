@@ -101,7 +101,7 @@ def test_tokens_are_sent_and_never_printed(models: Run, hub: FakeHub) -> None:
         (["tests/none"], "tests/none: there is no such repository on the hub, or it is private"),
         (["tests/private"], "tests/private: there is no such repository on the hub, or it is private"),
         (["tests/llama@v2"], "tests/llama@v2: the repository has no revision v2"),
-        (["tests/llama@v1", "--revision", "v1"], "leave out one"),
+        (["tests/llama@v1", "--revision", "v1"], "leave one of them out"),
         (["tests/torch"], "tests/torch: the repository has no weights in safetensors"),
         (["tests/gguf"], "give one as tests/gguf:BF16: BF16, Q4_K_M, Q8_0"),
         (

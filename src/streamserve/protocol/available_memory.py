@@ -28,7 +28,7 @@ def check_processes(workers: int, forked: bool, free: int, addresses: int | None
     limit of each process's addresses in bytes, if there is one."""
     if addresses is not None and addresses < ADDRESS_BYTES:
         raise CheckpointError(
-            f"ulimit -v allows {addresses / MB:.0f} MB of addresses, but a worker's libraries need "
+            f"ulimit -v allows {addresses / MB:.0f} MB of addresses, and a worker's libraries need "
             f"{ADDRESS_BYTES / MB:.0f} MB besides its model and KV cache: raise this limit"
         )
     needed = SERVER_BYTES + (workers - 1) * (FORKED_BYTES if forked else STARTED_BYTES)
