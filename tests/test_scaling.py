@@ -29,7 +29,7 @@ async def test_workers_are_added_and_removed_while_serving(checkpoint: Path, sca
             await llm.remove_workers("unified-0")
         expected = await answers(llm, requests)
         assert await llm.add_workers("unified") == ("unified-1",)
-        with pytest.raises(RequestError, match=r"2 workers, of at most 2: .*--max-workers"):
+        with pytest.raises(RequestError, match=r"2 of at most 2 workers are running: .*--max-workers"):
             await llm.add_workers("unified")
         await until(lambda: fleet(llm).workers["unified-1"].ready is not None)
         assert {worker.host for worker in llm.routing().workers} == {llm.routing().machines[0].name}

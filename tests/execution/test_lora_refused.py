@@ -46,7 +46,10 @@ def read(folder: Path, base: Path) -> Any:
         ({"init_lora_weights": "pissa"}, "changes the base model's weights"),
         ({"peft_type": "LOHA"}, "peft_type must be LORA, not 'LOHA'"),
         ({"task_type": "SEQ_CLS"}, "task_type must be CAUSAL_LM"),
-        ({"use_telepathy": True}, "use_telepathy is True, which this version does not know"),
+        (
+            {"use_telepathy": True},
+            "use_telepathy is True, which this version of streamserve does not support",
+        ),
         ({"r": 65}, "above the largest rank"),
         ({"r": 0}, "r must be a positive integer"),
         ({"r": True}, "r must be a positive integer"),

@@ -176,6 +176,6 @@ def test_ranks_of_a_pair_are_refused_by_name(shared_checkpoint: Shared, share: H
         path=str(shared_checkpoint()), device="cpu", backend="device", tensor_parallel_size=2
     )
     memory = SharedMemory()
-    with pytest.raises(CheckpointError, match="--tensor-parallel-size 2 is for one worker"):
+    with pytest.raises(CheckpointError, match="--tensor-parallel-size 2 requires a single worker"):
         load(config, share=share, allocate=memory.allocate)
     assert memory.size == 0

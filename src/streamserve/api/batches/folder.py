@@ -216,7 +216,7 @@ def _read(path: Path, kind: type[S]) -> S:
         raise ValueError(f"it is not a file of at most {MAX_RECORD_BYTES} bytes")
     record = msgspec.json.decode(path.read_bytes(), type=kind)
     if _id(record) != path.stem:
-        raise ValueError(f"it contains the id {_id(record)!r}, which differs from the id in its name")
+        raise ValueError(f"it contains the id {_id(record)!r:.100}, which differs from the id in its name")
     return record
 
 
