@@ -253,7 +253,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         SpeculationMode,
         about(
             "verification of draft tokens of sampled requests: coupled (the same text as without "
-            "speculation), rejection (rejection sampling: another text of the same distribution)"
+            "speculation), rejection (rejection sampling: a different text from the same distribution)"
         ),
     ] = "coupled"
     speculation_policy: Annotated[

@@ -147,7 +147,7 @@ def _pattern(fields: Fields, field: str, key: str) -> re.Pattern[str]:
     try:
         return re.compile(rf"(.*\.)?({key})$")
     except (re.error, OverflowError, RecursionError) as error:
-        fields.refuse(field, f"has a pattern that is no regular expression: {shown(key)}: {error}")
+        fields.refuse(field, f"has a pattern that is not a regular expression: {shown(key)}: {error}")
 
 
 def _rank(fields: Fields, field: str, value: object, maximum: int) -> int:
