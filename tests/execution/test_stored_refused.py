@@ -192,7 +192,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gptq", {"is_marlin_format": True}, "is_marlin_format True is not supported"),
     ("gptq", {"lm_head": True}, "lm_head True is not supported"),
     ("gptq", {"dynamic": {"-:.*down.*": {}}}, "dynamic is not supported: it sets formats for single modules"),
-    ("awq", {"dynamic": {"-:.*down.*": {}}}, "a compressed-tensors or GGUF checkpoint (which may mix formats)"),
+    ("awq", {"dynamic": {"-:.*down.*": {}}}, "a compressed-tensors or GGUF checkpoint"),
     ("gptq", {"pack_dtype": "int8"}, "pack_dtype 'int8' is not supported"),
     ("gptq", {"modules_in_block_to_quantize": [["attn.q"]]}, "'attn.q' is not a linear module of a layer"),
     ("gptq", {"modules_in_block_to_quantize": []}, "leaves no matrix of the layers"),
