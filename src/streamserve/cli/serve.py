@@ -27,7 +27,7 @@ def serve(
     Every setting except --kernel-path can also be an environment variable (STREAMSERVE_PORT=9000). Every
     setting can be a line of a TOML file (port = 9000), which --config or STREAMSERVE_CONFIG names. Flags
     override variables, and variables override the file.
-    The table [models.NAME] of the file contains settings of one model, which override all of these.
+    The table [models.NAME] of the file contains settings of one model, which override all other sources.
     """
     from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
     from streamserve.protocol.available_memory import address_limit, available_bytes, check_processes
