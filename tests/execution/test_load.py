@@ -112,7 +112,7 @@ def test_threads_that_the_system_refuses_are_one_clear_line(shared_checkpoint, m
         raise OSError(errno.EAGAIN, "the system refuses 2 threads for the kernels: no more of them")
 
     monkeypatch.setattr("streamserve.execution.load.ThreadPool", refuse)
-    with pytest.raises(CheckpointError, match=r"refuses 2 threads .*: choose fewer with --threads"):
+    with pytest.raises(CheckpointError, match=r"refuses 2 threads .*: lower --threads"):
         load(config(path=str(shared_checkpoint()), num_blocks=50, threads=2, backend="native"))
 
 

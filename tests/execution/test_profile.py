@@ -199,7 +199,7 @@ def test_a_new_profile_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     [
         (b"", "truncated"),
         (b'{"subject": 1}', "subject"),
-        (b" " * (MAX_BYTES + 1), "no file of at most"),
+        (b" " * (MAX_BYTES + 1), "not a file of at most"),
         (msgspec.json.encode(profile_of()).replace(b"[1,2]", b"[2,1]"), "must ascend"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, caplog: pytest.Lo
     store = ProfileStore(tmp_path)
     os.mkfifo(store.path(SUBJECT))
     assert store.read(SUBJECT) is None
-    assert "no file of at most" in caplog.text
+    assert "not a file of at most" in caplog.text
 
 
 def test_a_file_of_something_else_is_not_used(tmp_path: Path) -> None:

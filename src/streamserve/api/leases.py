@@ -56,7 +56,7 @@ async def routed(context: AppContext, request: Request, requested: str | None) -
 MODEL_PARAMETER: dict[str, Any] = {
     "name": "model",
     "in": "query",
-    "description": "of which model, if there are several; by default the first one",
+    "description": "a name of the model, if the server has several models; by default the first model",
     "schema": {"type": "string"},
 }
 

@@ -6,8 +6,8 @@ from starlette.responses import Response
 from streamserve.api.routes import Endpoint, Route, bound
 from streamserve.protocol.errors import RequestError
 
-_GENERATES = "this server generates text only, or embeds it"
-_STATELESS = "this server keeps no such objects: send the whole conversation, or previous_response_id"
+_GENERATES = "this server only generates and embeds text"
+_STATELESS = "this server stores no such objects: send the whole conversation, or previous_response_id"
 _UNSUPPORTED = {
     "/v1/audio": _GENERATES,
     "/v1/classify": _GENERATES,
@@ -17,14 +17,14 @@ _UNSUPPORTED = {
     "/v1/realtime": _GENERATES,
     "/v1/videos": _GENERATES,
     "/v1/assistants": _STATELESS,
-    "/v1/batches": "of a batch there are /v1/batches/{id} and /v1/batches/{id}/cancel",
+    "/v1/batches": "the routes of a batch are /v1/batches/{id} and /v1/batches/{id}/cancel",
     "/v1/containers": _STATELESS,
     "/v1/conversations": _STATELESS,
     "/v1/evals": _STATELESS,
-    "/v1/files": "of a file there are /v1/files/{id} and /v1/files/{id}/content",
-    "/v1/fine_tuning": "this server does not train",
-    "/v1/messages": "/v1/messages and /v1/messages/count_tokens are",
-    "/v1/responses": "of a stored response there are /v1/responses/{id} and its input_items",
+    "/v1/files": "the routes of a file are /v1/files/{id} and /v1/files/{id}/content",
+    "/v1/fine_tuning": "this server does not train models",
+    "/v1/messages": "use /v1/messages or /v1/messages/count_tokens",
+    "/v1/responses": "a stored response has /v1/responses/{id} and /v1/responses/{id}/input_items",
     "/v1/threads": _STATELESS,
     "/v1/uploads": _STATELESS,
     "/v1/vector_stores": _STATELESS,

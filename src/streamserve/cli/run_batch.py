@@ -94,8 +94,8 @@ def _finished(target: Path, names: list[str]) -> tuple[int, int]:
             raise RequestError(f"{target}, line {len(found) + 1} is not a result: {error}") from error
         if [result.custom_id for result in found[-1:]] != names[len(found) - 1 : len(found)]:
             raise RequestError(
-                f"{target}, line {len(found)} is not the result of the same line of the input: choose "
-                "another --output, or delete it"
+                f"{target}, line {len(found)} is not the result of this line of the input: choose another "
+                "--output, or delete the file"
             )
 
     complete_lines(target, read)

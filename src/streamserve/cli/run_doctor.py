@@ -68,7 +68,7 @@ def gpu_findings() -> list[Finding]:
     finding = folder_finding("gpu", folder, "kernels are compiled at every start", "TRITON_CACHE_DIR")
     if finding.verdict != Verdict.OK:
         return [finding]
-    started = "the first start compiles kernels, in about 5 s, and keeps them in"
+    started = "the first start compiles kernels, in about 5 s, and stores them in"
     return [Finding(Verdict.OK, "gpu", f"{torch.cuda.get_device_name()}: {started} {folder}")]
 
 
@@ -76,7 +76,7 @@ def _folders() -> list[Finding]:
     """Return the findings about the folders that a server writes."""
     cache = cache_folder()
     hub = Path(os.environ.get("HF_HOME") or cache.with_name("huggingface"))
-    without = "kernels and profiles are made again at every start"
+    without = "kernels and profiles are created again at every start"
     return [
         folder_finding("cache", cache, without, "XDG_CACHE_HOME"),
         folder_finding("models", hub, "models cannot be downloaded by name", "HF_HOME"),

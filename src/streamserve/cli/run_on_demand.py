@@ -90,7 +90,7 @@ def _welcome(llms: list[AsyncLLM], plan: MemoryPlan, url: str, seconds: float) -
         for llm, memory in zip(llms, plan.models, strict=True)
     ]
     together = sum(memory.total for memory in plan.models)
-    fits = "all fit together" if together <= plan.budget else f"of {together / 1e6:.0f} MB of all together"
+    fits = "all fit" if together <= plan.budget else f"all together need {together / 1e6:.0f} MB"
     models = "\n            ".join(lines)
     return f"""
   models    {models}

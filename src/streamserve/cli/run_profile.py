@@ -118,7 +118,7 @@ def _multipliers(profile: Profile) -> str:
     """Return what the multipliers could do, if that is known."""
     if not profile.multiplier_rate:
         return ""
-    return f" of {profile.multiplier_rate / 1e9:.0f} that the multipliers could do"
+    return f" of at most {profile.multiplier_rate / 1e9:.0f} that the processor's multipliers allow"
 
 
 def _swapping(profile: Profile) -> list[str]:

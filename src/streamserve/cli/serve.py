@@ -11,9 +11,9 @@ Models = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL",
-        help="checkpoint folders, .gguf files, Hugging Face hub names (owner/model), or `embedded`, the "
-        "packaged model; NAME=MODEL or NAME,NAME=MODEL names it in the API. The first one is the default of "
-        "requests; several are loaded on demand",
+        help="checkpoint folders, .gguf files, Hugging Face hub names (owner/model), or `embedded`, "
+        "the packaged model; NAME=MODEL or NAME,NAME=MODEL names it in the API. Requests that "
+        "name no model use the first one. Several models are loaded on demand",
     ),
 ]
 
@@ -24,10 +24,10 @@ def serve(
 ) -> None:
     """Serve models over HTTP with OpenAI's API.
 
-    Every setting but --kernel-path is also an environment variable (STREAMSERVE_PORT=9000), and each is a
-    line of a TOML file (port = 9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and
-    variables override the file.
-    The table [models.NAME] of the file has settings of that model, which override these.
+    Every setting except --kernel-path can also be an environment variable (STREAMSERVE_PORT=9000). Every
+    setting can be a line of a TOML file (port = 9000), which --config or STREAMSERVE_CONFIG names. Flags
+    override variables, and variables override the file.
+    The table [models.NAME] of the file contains settings of one model, which override all other sources.
     """
     from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
     from streamserve.settings.cluster import check_visible_keys

@@ -152,7 +152,7 @@ class Registry:
             case Resume():
                 yield from self._resume(peer, key, message, now)
             case Packet() | Alive() if agent is None:
-                yield Reply(peer, Refused("connection", "this connection has no session"))
+                yield Reply(peer, Refused("connection", "this connection has no session: join first"))
             case Packet() if agent:
                 body = agent.session.take(message)
                 if body is not None:
@@ -160,7 +160,7 @@ class Registry:
             case Alive() if agent:
                 yield from self._alive(agent, message, now)
             case _:
-                yield self.refuse(peer, "unexpected", "this connection has a session")
+                yield self.refuse(peer, "unexpected", "this connection already has a session")
 
     def send(self, agent: Agent, body: bytes) -> Iterator[Effect]:
         """Send a message to an agent."""
@@ -175,7 +175,7 @@ class Registry:
         """End the sessions whose leases have ended."""
         for agent in list(self.agents.values()):
             if now - agent.seen_at > self.lease:
-                yield from self.end(agent, f"its machine has not been heard for {self.lease:g} s")
+                yield from self.end(agent, f"no message from its machine for {self.lease:g} s")
         self._challenges = {p: c for p, c in self._challenges.items() if now - c[1] < CHALLENGE_SECONDS}
 
     def end(self, agent: Agent, reason: str) -> Iterator[Effect]:
@@ -197,7 +197,7 @@ class Registry:
                 peer,
                 "version",
                 f"it runs streamserve {knock.release[:32]!r} (protocol {knock.version}), but the head runs "
-                f"{__version__} (protocol {CLUSTER_VERSION}): install the head's version there",
+                f"{__version__} (protocol {CLUSTER_VERSION}): install the head's version on that machine",
             )
         while len(self._challenges) >= MAX_CHALLENGES:
             del self._challenges[next(iter(self._challenges))]
@@ -209,7 +209,7 @@ class Registry:
     def _register(self, peer: bytes, key: str, message: Register, now: float) -> Iterator[Effect]:
         nonce, asked = self._challenges.pop(peer, (b"", 0.0))
         if nonce != message.nonce or now - asked > CHALLENGE_SECONDS:
-            yield self.refuse(peer, "challenge", "its registration is old, repeated, or was not asked for")
+            yield self.refuse(peer, "challenge", "its registration is old, repeated, or was not requested")
             return
         if len(self.agents) >= MAX_AGENTS:
             yield self.refuse(peer, "rate", f"at most {MAX_AGENTS} machines can join")
@@ -222,7 +222,7 @@ class Registry:
     def _resume(self, peer: bytes, key: str, message: Resume, now: float) -> Iterator[Effect]:
         agent = self.agents.get(message.session)
         if agent is None or agent.key != key:
-            yield self.refuse(peer, "session", "its session is over")
+            yield self.refuse(peer, "session", "its session has ended")
             return
         self._by_peer.pop(agent.peer, None)
         agent.peer = peer

@@ -210,7 +210,7 @@ class WorkerHost:
     async def _adopt(self, session: Session | None, hosted: Hosted, config: WorkerConfig) -> None:
         """Let a kept worker serve the head. It is ended if it does not, unless the head is lost meanwhile:
         then it is kept for the next one."""
-        logger.warning("worker %s: adopted from the head before, as %s", hosted.name, config.worker)
+        logger.warning("worker %s: adopted from the previous head, as %s", hosted.name, config.worker)
         hosted.kept_until = 0.0
         hosted.served.clear()
         self._offer()
@@ -280,7 +280,7 @@ class WorkerHost:
         """End kept workers that take the memory of one that is to start."""
         while self._kept and len(self._slots) >= self._machine.slots:
             hosted = nearest(self._kept, config)[0]
-            logger.warning("worker %s: not what the head needs: ending it", hosted.name)
+            logger.warning("worker %s does not match what the head needs: ending it", hosted.name)
             await self._end(hosted)
 
     async def _end(self, hosted: Hosted) -> None:

@@ -32,7 +32,7 @@ class AdapterManager:
         """Return why a request with this adapter cannot run here; empty if it can."""
         if not adapter or (self._adapters is not None and adapter in self._adapters):
             return ""
-        return "this worker does not have the request's LoRA adapter: load it again"
+        return "this worker does not have the request's LoRA adapter: load the adapter again"
 
     def load(self, message: LoadAdapter) -> None:
         """Load an adapter; the answer is in `take_answers`."""

@@ -131,7 +131,7 @@ class BlockPool:
             yield f"{len(self._free)} blocks are free and {len(counted)} held, of {self.size}"
         named = {digest: block for block, digest in enumerate(self._hashes) if digest is not None}
         if named != self._cached:
-            yield "names lead to other blocks than those that have them"
+            yield "names lead to other blocks than the blocks with these names"
         if any(mask and self._hashes[block] is None for block, mask in enumerate(self._groups)):
             yield "a block without a name counts as complete"
 

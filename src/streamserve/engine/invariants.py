@@ -41,7 +41,7 @@ def check_advance(scheduler: Scheduler, transfers: KVTransferManager) -> None:
     if could := could_compute(scheduler, transfers):
         numbers = ", ".join(str(sequence.id) for sequence in could)
         described = "; ".join(map(_described, scheduler.sequences.values()))
-        raise InvariantError(f"a step computed nothing, though {numbers} could: {described}")
+        raise InvariantError(f"a step computed nothing, though {numbers} could be computed: {described}")
 
 
 def _described(sequence: Sequence) -> str:

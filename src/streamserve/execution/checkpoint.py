@@ -89,7 +89,7 @@ class Checkpoint:
             if tuple(header.get_shape()) != expected.shape:
                 self.refuse(name, f"has shape {header.get_shape()}, not {list(expected.shape)}")
             if expected.zero and self._mapped(name).any():
-                self.refuse(name, "is not zero, and the architecture has none")
+                self.refuse(name, "is not zero, but the architecture has no such bias")
         allowed = tuple(ignored)
         for name in sorted(self._files.keys() - headers.keys()):
             if not name.endswith(allowed):
@@ -224,7 +224,7 @@ def _open_files(folder: Path) -> dict[str, tuple[Path, Any]]:
     if (folder / INDEX).exists():
         return _open_shards(folder)
     if not (folder / SINGLE).exists():
-        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX} (only safetensors are read)")
+        raise CheckpointError(f"{folder}: contains neither {SINGLE} nor {INDEX} (only safetensors are read)")
     file = _open(folder / SINGLE)
     return dict.fromkeys(file.keys(), (folder / SINGLE, file))
 

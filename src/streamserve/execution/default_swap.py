@@ -45,7 +45,7 @@ def with_default_swap(loaded: Loaded, model: ModelConfig, profile: Profile | Non
     try:
         host = HostPool(loaded.caches, blocks)
     except RuntimeError as error:  # a limit of address space, or no overcommitment of memory
-        log.warning("evicted KV is recomputed, as there is no memory to swap it to: %s", error)
+        log.warning("evicted KV is recomputed, because no memory can be allocated to swap it to: %s", error)
         return loaded
     loaded.executor.swap_to(host)
     return replace(loaded, engine_config=msgspec.structs.replace(limits, swap_blocks=blocks))

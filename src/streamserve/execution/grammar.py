@@ -143,7 +143,7 @@ class Matcher:
         """Advance by `tokens`, which will not be rolled back. An end-of-text token does not advance the
         parser."""
         if not self.error and not self._move_to(self._text(tokens)):
-            self.error = "the output is not what its grammar allows"
+            self.error = "the output does not match its grammar"
         self._path = []
 
     def ends(self, token: int) -> bool:

@@ -91,7 +91,7 @@ def load(
             )
         if config.tensor_parallel_size > 1 and (allocate or share.workers > 1):
             raise CheckpointError(
-                f"--tensor-parallel-size {config.tensor_parallel_size} is for one worker that is not of a "
+                f"--tensor-parallel-size {config.tensor_parallel_size} requires a single worker without a "
                 "pair: leave out --workers and --pairs, or use 1"
             )
         source = open_source(config, checkpoint, spec)
@@ -127,8 +127,8 @@ def _load_on_cpu(
     config, spec = source.config, source.spec
     if expected and source.fingerprint != expected:
         raise OtherModelError(
-            f"{config.path} is another model than the one that the other workers have loaded: if its files "
-            "were replaced, put the old ones back, or restart the server to serve the new ones"
+            f"{config.path} is a different model than the other workers have loaded: if its files were "
+            "replaced, restore the old ones, or restart the server to serve the new ones"
         )
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
@@ -271,13 +271,13 @@ def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[in
         )
     if numerics and numerics_of(path) != numerics:
         raise CheckpointError(
-            f"--kernel-path {name} does not compute the bits of --numerics {source.config.numerics}: leave "
-            "one of them out"
+            f"--kernel-path {name} is not in the class --numerics {source.config.numerics}: leave out one "
+            "of the two"
         )
     try:
         pool = ThreadPool(library, threads, path, cores[1:threads])
     except OSError as error:
-        raise CheckpointError(f"{error.strerror}: choose fewer with --threads, or raise the limit") from error
+        raise CheckpointError(f"{error.strerror}: lower --threads, or raise the limit") from error
     if name != "auto" and pool.path(source.dtype) != path:
         available = ", ".join(name_of(path) for path in Path if pool.supports(path, source.dtype))
         raise CheckpointError(

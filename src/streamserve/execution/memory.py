@@ -81,8 +81,8 @@ def size_pool(
     blocks, source = _requested_blocks(config, block_bytes, context, available, fraction)
     if not 0 < blocks * block_bytes <= available:
         raise CheckpointError(
-            f"{source} makes a KV pool of {blocks} blocks of {_mib(block_bytes)}: "
-            f"it must hold at least one, and {_mib(available)} of memory are free"
+            f"{source} makes a KV pool of {blocks} blocks of {_mib(block_bytes)}, but it must hold at "
+            f"least one block, and {_mib(available)} of memory are free"
         )
     if blocks < context and config.max_model_len is not None:
         raise CheckpointError(
@@ -101,8 +101,8 @@ def _warn_of_context(
     if config.num_blocks is not None:
         whole = f"--num-blocks {context}"
     log.warning(
-        "texts may have %d tokens instead of the model's %d: %s makes a KV pool of no more; for all of them "
-        "give %s, or set --max-model-len",
+        "the context is limited to %d tokens instead of the model's %d, because %s makes a KV pool of "
+        "that size; for the model's whole context give %s, or set --max-model-len to accept the limit",
         max_len, positions, source, whole,
     )  # fmt: skip
 
@@ -112,7 +112,9 @@ def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
     memory. Raises CheckpointError if they do not fit, or if there is none although swapping is asked for."""
     blocks = int((config.swap_space or 0.0) * 2**30) // block_bytes
     if blocks * block_bytes > available:
-        raise CheckpointError(f"--swap-space {config.swap_space:g}, but {_mib(available)} of memory are free")
+        raise CheckpointError(
+            f"--swap-space {config.swap_space:g} is too large: {_mib(available)} of memory are free"
+        )
     if config.eviction == "swap" and not blocks:
         raise CheckpointError(
             f"--eviction swap needs --swap-space for at least one block of {_mib(block_bytes)}"

@@ -104,7 +104,7 @@ def _parameters_by_layer(config: Fields) -> tuple[Fields, Fields]:
     if nested is None:
         return scaling or none, none
     if scaling is not None:
-        config.refuse("rope_scaling", "is not supported next to rope_parameters")
+        config.refuse("rope_scaling", "is not supported in addition to rope_parameters")
     for name in nested.values:
         if name not in LAYERS:
             nested.refuse(name, f"is not supported: there must be {' and '.join(LAYERS)}")

@@ -120,7 +120,7 @@ def with_shared_weights(
         index = msgspec.msgpack.decode(arena.index(), type=WeightIndex)
         if index.key == key:
             return load(SharedWeights(arena.map(), index, pool)), True
-        logger.warning("the weights in shared memory are another model's: this worker has its own copy")
+        logger.warning("the weights in shared memory belong to another model: this worker has its own copy")
     except OSError as error:
         logger.warning("the weights cannot be shared: this worker has its own copy (%s)", error)
     return load(PRIVATE), False

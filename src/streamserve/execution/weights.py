@@ -361,6 +361,6 @@ def _check_orders(
     for module, order in zip(modules[1:], others, strict=True):
         if not torch.equal(first, order):
             raise CheckpointError(
-                f"{checkpoint.path}: {module} groups its inputs otherwise than {modules[0]}, with which "
-                "it is computed"
+                f"{checkpoint.path}: {module} groups its inputs differently than {modules[0]}, but both "
+                "are computed together"
             )

@@ -71,7 +71,7 @@ class WorkerProcess:
         self._journal.close()
         reason = entry.words or f"its process ended with {status_in_words(code)}"
         if unkillable:
-            reason = "it was killed, and its process does not end: does it wait for a disk or a device?"
+            reason = "it was killed, but its process has not ended: it may be waiting for a disk or a device"
         ending = ending_of(code, out_of_memory)
         return WorkerLost(
             worker, incarnation, reason, entry.attempts, entry.phase, entry.report, not unkillable, ending

@@ -62,7 +62,7 @@ def _add_part(path: Path, number: int, tensors: dict[str, TensorInfo], data: dic
         metadata.refuse("split.no", f"must be {number}")
     twice = own.keys() & tensors.keys()
     if twice:
-        raise CheckpointError(f"{path}: tensor {min(twice)!r} is in another file too")
+        raise CheckpointError(f"{path}: tensor {min(twice)!r} is in another file, too")
     tensors.update(own)
     data.update(bytes_of)
 

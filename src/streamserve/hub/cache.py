@@ -73,7 +73,7 @@ def removal(name: HubName) -> "DeleteCacheStrategy":
     repo = next((each for each in info.repos if _is(each, name)), None) if info else None
     found = _revisions(repo, name) if repo else []
     if not (info and repo and found):
-        raise CheckpointError(f"{name} is not in the cache: streamserve models list shows what is")
+        raise CheckpointError(f"{name} is not in the cache: streamserve models list shows the cached models")
     # Copies of a repository share its commits, and a commit alone would name the revision of any of them.
     info = replace(info, repos=frozenset([repo]))
     if name.quantization is None:

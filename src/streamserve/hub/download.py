@@ -44,15 +44,15 @@ def download(name: HubName, token: str | None = None, begin: Callable[[Download]
     cannot be asked.
     """
     if token is not None and not _TOKEN.fullmatch(token):
-        raise CheckpointError("the token has characters that no token of the hub has")
+        raise CheckpointError("the token contains characters that are not valid in a token of the hub")
     with hub_errors(name):
         files = _choose(name, _listed(name, token), token)
         planned = _plan(name, files, token)
         begin(planned)
         if planned.missing > planned.free:
             raise CheckpointError(
-                f"{name}: {_gb(planned.missing)} are to be downloaded, but {_gb(planned.free)} are free at "
-                f"{planned.cache}: make space, or set HF_HOME to another disk"
+                f"{name}: the download needs {_gb(planned.missing)}, but {_gb(planned.free)} are free at "
+                f"{planned.cache}: free disk space, or set HF_HOME to another disk"
             )
         folder = _fetch(name, files, token)
     gone = [file for file in files if not (folder / file).exists()]

@@ -30,7 +30,7 @@ def _refusal(name: HubName, error: Exception) -> CheckpointError:
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.GatedRepoError):
-        advice = f"{TOKEN_ADVICE}, of an account that was granted access on its page"
+        advice = f"{TOKEN_ADVICE} of an account that was granted access on the model's page"
         return CheckpointError(f"{name}: access to this model is restricted ({status}): {advice}")
     if isinstance(error, errors.RevisionNotFoundError):
         return CheckpointError(f"{name}: the repository has no revision {name.revision or 'main'}")
@@ -42,7 +42,7 @@ def _refusal(name: HubName, error: Exception) -> CheckpointError:
     if status in (401, 403):
         return CheckpointError(f"{name}: the hub refuses the token ({status}): {TOKEN_ADVICE}")
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return Unreachable(f"{name}: HF_HUB_OFFLINE forbids to ask the hub")
+        return Unreachable(f"{name}: HF_HUB_OFFLINE forbids access to the hub")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
         return CheckpointError(f"{name} cannot be written to the hub's cache: {error.strerror}")
     return Unreachable(f"{name}: the hub cannot be reached: {_first_line(error)}")

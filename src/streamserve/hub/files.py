@@ -33,8 +33,8 @@ def folder_files(name: HubName, files: Iterable[str]) -> list[str]:
         raise CheckpointError(f"{name}: the repository has neither a {CONFIG} nor GGUF files")
     if not files & {SINGLE, INDEX}:
         raise CheckpointError(
-            f"{name}: the repository has no weights in safetensors ({SINGLE}, or shards with {INDEX}), "
-            "which are the only ones read"
+            f"{name}: the repository has no weights in safetensors ({SINGLE}, or shards with {INDEX}), the "
+            "only format that is read"
         )
     weights = {INDEX} if INDEX in files else {SINGLE}
     other_indexes = {file for file in files if file.endswith(".index.json")}

@@ -351,13 +351,14 @@ class AsyncLLM:
         if limit < 0 or (limit == 0 and params.max_tokens != 0):
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, but the model's context is limited to "
-                f"{model.max_model_len}, with the output: shorten the prompt",
+                f"{model.max_model_len}, including the output: shorten the prompt",
                 field="prompt",
             )
         if params.max_tokens is not None and params.max_tokens > limit:
             raise RequestError(
-                f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only {limit} "
-                f"are left of the model's context of {model.max_model_len}: lower it or shorten the prompt",
+                f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only "
+                f"{limit} tokens are left of the model's context of {model.max_model_len}: lower it or "
+                "shorten the prompt",
                 field="max_tokens",
             )
         return msgspec.structs.replace(

@@ -46,7 +46,7 @@ def _ray_launcher(join: JoinConfig, server: ServerConfig, model: ModelConfig) ->
     join = replace(
         join,
         allowed={**join.allowed, agents.public.hex(): "ray"},
-        offer="Ray places an agent where there is space",
+        offer="Ray places a worker's agent where there is space",
     )
     if server.listen == ServerConfig().listen:
         join = replace(join, endpoint="")  # at the address that Ray knows this machine by
@@ -85,5 +85,7 @@ def next_epoch(key: Path, clock: float | None = None) -> int:
         temporary.write_text(f"{epoch}\n")
         temporary.replace(file)
     except OSError as error:
-        logger.warning("%s cannot be written (%s): the head's epoch is its start time", file, error.strerror)
+        logger.warning(
+            "%s cannot be written (%s): the head uses its start time as its epoch", file, error.strerror
+        )
     return epoch

@@ -57,8 +57,9 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         raise SettingsError(f"launcher = {server.launcher!r}: join_key is required: {NEW_KEY}")
     if server.kv_transport == "nixl" and not server.kv_trusted_network:
         raise SettingsError(
-            "kv_transport = 'nixl': it has no keys, and whoever reaches its ports can write the memory of "
-            "workers: leave it out, or give kv_trusted_network if only they are in their network"
+            "kv_transport = 'nixl': NIXL has no keys: every program that reaches its ports can write to "
+            "the memory of workers: leave kv_transport out, or give kv_trusted_network if only the "
+            "workers can reach their network"
         )
     if model.draft.startswith("tcp://") and model.draft_key:
         raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")

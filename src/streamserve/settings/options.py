@@ -128,7 +128,7 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
     """Raise SettingsError for a number that is not finite, or that no 64 bits hold."""
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name} = {value}: must be a number that is finite")
+            raise SettingsError(f"{name} = {value}: must be a finite number")
         if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
             raise SettingsError(f"{name} = {value!r:.40}: must be between {-MAX_NUMBER} and {MAX_NUMBER}")
 

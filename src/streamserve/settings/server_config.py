@@ -36,7 +36,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ssl_certfile: Annotated[
         str | None,
         about(
-            "serve HTTPS with the certificate in this PEM file, which its issuers' certificates may follow"
+            "serve HTTPS with the certificate in this PEM file; the certificates of its issuers may "
+            "follow it in the file"
         ),
     ] = None
     ssl_keyfile: Annotated[
@@ -50,8 +51,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lora: Annotated[
         tuple[str, ...],
         about(
-            "LoRA adapter to serve as NAME=PATH, a folder in PEFT's layout; may be given several times; "
-            "requests choose it by model; with several models it is set in each one's table"
+            "LoRA adapter to serve, as NAME=PATH with a folder in PEFT's layout; may be given several "
+            "times; requests choose an adapter by the field model; with several models, set it in each "
+            "model's table"
         ),
     ] = ()
     models_memory_bytes: Annotated[
@@ -75,8 +77,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_timeout: Annotated[
         NonNegativeFloat | None,
         about(
-            "seconds of these in which models that are in use may become idle, so that one is unloaded for "
-            "it; by default 10"
+            "part of --load-timeout to wait for a busy model to become idle, so that it can be unloaded, "
+            "in seconds; by default 10"
         ),
     ] = None
     max_requests: Annotated[
@@ -108,8 +110,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     strict_fields: Annotated[
         bool,
         about(
-            "refuse request fields that are unknown or without effect; by default they are taken and named "
-            "in the reply's Warning header"
+            "refuse request fields that are unknown or without effect; by default they are accepted and "
+            "named in the reply's Warning header"
         ),
     ] = False
     max_connections: Annotated[
@@ -175,8 +177,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stuck_after: Annotated[
         PositiveFloat,
         about(
-            "seconds without progress after which a worker that has work is replaced; an idle one after "
-            "three times as long"
+            "seconds without progress after which a worker that has work is replaced; an idle worker is "
+            "replaced after three times this duration"
         ),
     ] = 10.0
     api_key: Annotated[
@@ -202,15 +204,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     share_prefixes: Annotated[
         bool,
         about(
-            "share cached prefixes among tenants; response times then tell one tenant whether another one "
-            "sent the same prefix"
+            "share cached prefixes among tenants; response times then reveal to a tenant whether another "
+            "tenant sent the same prefix"
         ),
     ] = False
     workers: Annotated[
         Workers | None,
         about(
-            "number of workers that do both prefill and decode; with pairs too they share the requests; by "
-            "default 1, or 0 with pairs"
+            "number of unified workers, which do both prefill and decode and can be combined with pairs; "
+            "by default 1, or 0 with pairs"
         ),
     ] = None
     pairs: Annotated[
@@ -224,9 +226,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_workers: Annotated[
         Workers | None,
         about(
-            "number of workers that there can be at once, with those added by POST /admin/workers; each has "
-            "its share for as many of this machine's memory and processors; by default as many as at the "
-            "start"
+            "maximum number of workers at the same time, with workers that POST /admin/workers adds; each "
+            "worker gets 1/max_workers of this machine's memory and processors; by default the number of "
+            "workers at the start"
         ),
     ] = None
     prefill_max_num_seqs: Annotated[
@@ -255,8 +257,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen: Annotated[
         str,
         about(
-            "with --launcher join: address tcp://HOST:PORT at which machines join; by default only processes "
-            "of this machine can"
+            "with --launcher join: address tcp://HOST:PORT at which machines join; by default only "
+            "processes of this machine can join"
         ),
     ] = "tcp://127.0.0.1:7800"
     join_key: Annotated[
@@ -267,21 +269,24 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         about(
             "with --launcher join: file with the public keys of the machines that may join, one per line, "
-            "followed by a name; by default those with a copy of --join-key"
+            "each followed by a name; by default machines that have a copy of --join-key may join"
         ),
     ] = None
     join_lease: Annotated[
         float,
         about(
-            "with --launcher join: seconds without a message of a machine after which its workers are lost; "
-            "a machine that cannot reach this server ends them after as many",
+            "with --launcher join: seconds without a message from a machine after which its workers are "
+            "considered lost; a machine that cannot reach this server for the same time ends its workers",
             ge=1,
             le=600,
         ),
     ] = 5.0
     ray_address: Annotated[
         str,
-        about("with --launcher ray: the Ray cluster, as for ray.init: auto for the one of this machine"),
+        about(
+            "with --launcher ray: address of the Ray cluster, as for ray.init; auto: the cluster of "
+            "this machine"
+        ),
     ] = "auto"
     ray_resources: Annotated[
         tuple[str, ...],
@@ -318,13 +323,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_trusted_network: Annotated[
         bool,
         about(
-            "let NIXL write KV between machines: whoever reaches its ports in their network can write the "
-            "memory of their workers"
+            "let NIXL write KV between machines; NIXL has no keys: every program that reaches its ports can "
+            "write to the memory of the workers"
         ),
     ] = False
     kv_bytes_per_second: Annotated[
         PositiveFloat | None,
-        about("for benchmarks: limit the bandwidth of KV transfers between workers to this"),
+        about("for benchmarks: maximum bandwidth of KV transfers between workers"),
     ] = None
     timeline: Annotated[
         str | None,
@@ -349,8 +354,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fork_workers: Annotated[
         bool,
         about(
-            "start workers on this machine by forking a process that has imported what they need; "
-            "--no-fork-workers: start each as a new process, which takes about a second longer"
+            "start workers on this machine by forking a process that has already imported their "
+            "libraries; --no-fork-workers: start each worker as a new process, which takes about a second "
+            "longer"
         ),
     ] = True
     log_level: Annotated[LogLevel, about("minimum level of log messages")] = "info"

@@ -74,7 +74,7 @@ class SimulatedDrafter:
         self._seen[request.id] = request.epoch, tokens
         cached = self._executor.read(self.group, request.blocks, request.computed)
         if cached.tolist() != tokens[: request.computed]:
-            raise RuntimeError(f"the draft KV of sequence {request.id} is not that of its tokens")
+            raise RuntimeError(f"the draft KV of sequence {request.id} is not the KV of its tokens")
         tree = self._grow(request, tokens)
         start = min(request.computed, len(tokens) - 1)
         self._executor.write(self.group, request.blocks, start, tokens[start:] + list(tree.tokens[1:]))

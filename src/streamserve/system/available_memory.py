@@ -29,7 +29,7 @@ def check_processes(workers: int, forked: bool, free: int, addresses: int | None
     if addresses is not None and addresses < ADDRESS_BYTES:
         raise CheckpointError(
             f"ulimit -v allows {addresses / MB:.0f} MB of addresses, and a worker's libraries need "
-            f"{ADDRESS_BYTES / MB:.0f} MB besides its model and KV cache: raise it"
+            f"{ADDRESS_BYTES / MB:.0f} MB besides its model and KV cache: raise this limit"
         )
     needed = SERVER_BYTES + (workers - 1) * (FORKED_BYTES if forked else STARTED_BYTES)
     if free < needed:

@@ -169,7 +169,9 @@ class MistralTemplate:
             raise RequestError("messages are nested too deeply", field="messages") from error
         except Exception as error:  # the library raises its own, pydantic's, and bare assertions
             reason = " ".join(str(error).split())[:500] or type(error).__name__
-            raise RequestError(f"mistral-common refuses this: {reason}", field="messages") from error
+            raise RequestError(
+                f"mistral-common refuses this conversation: {reason}", field="messages"
+            ) from error
 
     def _encode(
         self,

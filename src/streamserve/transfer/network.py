@@ -111,7 +111,7 @@ class NetworkTransport:
                 return
         self._local.discard(to)
         if not to.endpoint.startswith("tcp://"):
-            raise TransferError(f"the cache at {to.path} is on another machine, and has no address there")
+            raise TransferError(f"the cache at {to.path} is on another machine, which gave no address")
 
     def push(
         self,

@@ -154,7 +154,7 @@ class NetworkMemory:
             return Written(write.number, "the worker was restarted")
         sizes = [len(write.blocks) * row.shape[1] for row in rows]
         if sizes != [len(frame) for frame in frames[1:]]:
-            return Written(write.number, "the rows have other sizes")
+            return Written(write.number, "the rows have different sizes")
         refusal = self.gate.write(
             write.reservation,
             write.blocks,

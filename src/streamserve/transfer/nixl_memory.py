@@ -105,7 +105,9 @@ class NixlMemory:
             self._agent = new
         gc.collect()
         if old() is not None:
-            raise TransferError("NIXL's agent does not end: this worker cannot refuse what may be on the way")
+            raise TransferError(
+                "NIXL's agent does not end: this worker cannot refuse writes that are still in flight"
+            )
         self.generation += 1
         logger.warning("a writer of KV was lost or has failed: KV is received by another NIXL agent")
         return self.address(*self._pool)

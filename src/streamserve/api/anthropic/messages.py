@@ -69,7 +69,7 @@ _HEADERS: tuple[dict[str, Any], ...] = (
     {
         "name": "beta",
         "in": "query",
-        "description": "without effect: Anthropic's clients send it with the header of betas",
+        "description": "without effect; Anthropic's clients send it together with the header anthropic-beta",
         "schema": {"type": "boolean"},
     },
 )
@@ -112,7 +112,7 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
         "/v1/messages",
         messages,
         Operation(
-            "The next message of a conversation, by Anthropic's API",
+            "The next message of a conversation, in Anthropic's API",
             MessagesRequest,
             MessageReply,
             event=MessageEvent,
@@ -143,7 +143,7 @@ def _ignored_headers(request: Request) -> IgnoredFields:
     """Return the request's ignored fields, with the headers that have no effect."""
     ignored = ignored_of(request)
     if request.headers.get(VERSION_HEADER, VERSIONS[0]) not in VERSIONS:
-        ignored.add(VERSION_HEADER, f" with other values than {' and '.join(VERSIONS)}")
+        ignored.add(VERSION_HEADER, f" with values other than {' and '.join(VERSIONS)}")
     if request.headers.get(BETA_HEADER):
         ignored.add(BETA_HEADER)
     return ignored

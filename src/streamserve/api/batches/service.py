@@ -304,7 +304,9 @@ class _Check:
         try:
             line = _parsed(source, place, (self._endpoint,))
             if line.custom_id in self._seen:
-                raise LineError("custom_id: an earlier line has the same", place.number, "custom_id")
+                raise LineError(
+                    "custom_id: an earlier line has the same custom_id", place.number, "custom_id"
+                )
             self._seen.add(line.custom_id)
         except LineError as error:
             self._add(error)

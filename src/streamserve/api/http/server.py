@@ -159,11 +159,13 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._draining is None:
             self._stopping()
-            _log.info("draining: %d open requests have %g seconds", self._drain.open, self._grace_seconds)
+            _log.info(
+                "draining: %d open requests have %g seconds to finish", self._drain.open, self._grace_seconds
+            )
             self._drain.begin(self._grace_seconds)
             self._draining = asyncio.get_running_loop().create_task(self._drain_and_end())
         else:
-            _log.info("stopping at once")
+            _log.info("stopping at once, without waiting for open requests")
             self._end(_CLOSE_SECONDS)
             for task in self.server_state.tasks:
                 task.cancel()

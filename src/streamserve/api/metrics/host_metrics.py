@@ -14,10 +14,13 @@ from streamserve.fleet.view import MachineView, RouterView
 
 HOST = "host"
 _MACHINES: Mapping[str, tuple[str, Callable[[MachineView], float | None]]] = {
-    "machine_slots": ("Workers that a machine which has joined can run.", lambda machine: machine.slots),
+    "machine_slots": ("Workers that a joined machine can run.", lambda machine: machine.slots),
     "machine_workers": ("Workers that a machine runs.", lambda machine: len(machine.workers)),
     "machine_joined_seconds": ("Seconds since a machine joined.", lambda machine: machine.joined_seconds),
-    "machine_silence_seconds": ("Seconds since a machine was last heard.", lambda machine: machine.silence),
+    "machine_silence_seconds": (
+        "Seconds since the last message from a machine.",
+        lambda machine: machine.silence,
+    ),
 }
 
 
@@ -33,7 +36,7 @@ class HostMetrics(Collector):
         view = self._routing()
         ready = GaugeMetricFamily(
             f"{PREFIX}worker_ready",
-            "Whether a worker can compute requests; host is empty while it runs nowhere.",
+            "Whether a worker can compute requests; host is empty if the worker is not running.",
             labels=(LABEL, "worker", HOST),
         )
         for worker in view.workers:

@@ -10,18 +10,21 @@ from streamserve.protocol.reports import IncidentReport
 
 _COUNTERS = {
     "worker_deaths": ("deaths", "Worker processes that crashed, including failed starts."),
-    "requests_suspected": ("suspects", "Requests in a step during which the worker crashed."),
+    "requests_suspected": ("suspects", "Requests that were in a step during which the worker crashed."),
     "requests_given_up": (
         "convicted",
-        "Requests refused because their worker crashed repeatedly while it served only them.",
+        "Requests refused because their worker crashed repeatedly while it computed no other request.",
     ),
     "crash_reports": ("crash_reports", "Crash reports written by workers."),
     "workers_adopted": ("adopted", "Workers taken over from another head, with their weights and caches."),
     "resumed_outputs": (
         "resumed_outputs",
-        "Repeated requests that began with outputs which workers of another head had kept.",
+        "Repeated requests that began with output tokens kept by workers of another head.",
     ),
-    "resumed_output_tokens": ("resumed_tokens", "Tokens of those outputs, which were not computed again."),
+    "resumed_output_tokens": (
+        "resumed_tokens",
+        "Output tokens kept by workers of another head, which were not computed again.",
+    ),
     "observer_failures": ("observer_failures", "Timelines and traces that failed and were disabled."),
 }
 

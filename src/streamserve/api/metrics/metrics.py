@@ -89,10 +89,10 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
     "request_params_n": ("Choices requested (n).", (1, 2, 5, 10, 20)),
     "event_loop_lag_seconds": (
-        "Time by which the API server's event loop was late, measured ten times a second.",
+        "Delay of the API server's event loop, measured ten times a second.",
         _LAG_SECONDS,
     ),
-    "request_params_max_tokens": ("Maximum output tokens of a choice, as requested or by default.", _COUNTS),
+    "request_params_max_tokens": ("Maximum output tokens of a choice, requested or by default.", _COUNTS),
 }
 
 
@@ -120,19 +120,20 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         self.memory = self._gauge(
-            "memory_held_bytes", "Memory charged to open requests, of max_memory_bytes."
+            "memory_held_bytes", "Bytes of max_memory_bytes that are charged to open requests."
         )
         self.streams = self._gauge("streams", "Open prompt streams.")
         self.stream_chunks = self._counter("stream_chunks", "Chunks added to prompt streams.")
         self._ignored_fields = Counter(
             f"{PREFIX}ignored_fields",
-            "Request fields that were taken without effect, by kind; unknown ones have no name here.",
+            "Request fields that were accepted without effect, by kind; unknown fields are counted "
+            "without their names.",
             (LABEL, "kind", "field"),
             registry=self._registry,
         )
         self._attainment = Counter(
             f"{PREFIX}slo_requests",
-            "Finished requests with latency targets, by SLO class and by whether they met them.",
+            "Finished requests with latency targets, by SLO class and whether the targets were met.",
             (LABEL, "slo_class", "met"),
             registry=self._registry,
         )

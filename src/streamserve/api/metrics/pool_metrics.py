@@ -33,8 +33,11 @@ class ModelState(Protocol):
 
 _GAUGES: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
     "model_loaded": ("Whether the model is loaded.", lambda model: model.state == "loaded"),
-    "model_memory_bytes": ("Memory of the model while it is loaded.", lambda model: model.size),
-    "model_load_seconds": ("Time of the last load.", lambda model: model.load_seconds),
+    "model_memory_bytes": ("Memory that the model takes while it is loaded.", lambda model: model.size),
+    "model_load_seconds": (
+        "Duration of the model's last load, in seconds.",
+        lambda model: model.load_seconds,
+    ),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
     "model_loads": ("Times the model was loaded.", lambda model: model.loads),
@@ -51,7 +54,7 @@ class PoolMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics of all models."""
-        budget = "Memory for the models that are loaded at the same time."
+        budget = "Memory limit for the models that are loaded at the same time."
         yield GaugeMetricFamily(f"{PREFIX}models_memory_limit_bytes", budget, value=self._budget)
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))

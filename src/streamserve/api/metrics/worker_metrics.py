@@ -46,10 +46,12 @@ class WorkerMetrics(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
         yield self._counter(
             "prefix_cache_queries",
-            "Tokens looked up in the prefix cache when a request was first scheduled.",
+            "Prompt tokens looked up in the prefix cache when a request was first scheduled.",
             report.prefix_queries,
         )
-        yield self._counter("prefix_cache_hits", "Those of them that were cached.", report.prefix_hits)
+        yield self._counter(
+            "prefix_cache_hits", "Prompt tokens found in the prefix cache.", report.prefix_hits
+        )
         yield self._counter("num_preemptions", "Preempted sequences.", report.preemptions)
         yield self._counter(
             "corrupted_requests",
@@ -63,10 +65,10 @@ class WorkerMetrics(Collector):
         if report.step_floor_seconds is not None:
             floor, spent = report.step_floor_seconds, report.step_seconds
             yield self._counter(
-                "step_floor_seconds", "Lower bound (floor) of the time of these steps.", floor
+                "step_floor_seconds", "Lower bound (floor) of the time spent in steps.", floor
             )
             share = floor / spent if spent else 0.0
-            yield self._gauge("step_floor_share", "Floor / measured time, of all steps so far.", share)
+            yield self._gauge("step_floor_share", "Lower bound / measured time of all steps so far.", share)
         if report.step_parts is not None:
             yield from self._parts(report.step_parts, report.step_seconds)
         if report.speculation is not None:
@@ -93,11 +95,11 @@ class WorkerMetrics(Collector):
 
     def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
         seconds = CounterMetricFamily(
-            f"{PREFIX}step_part_seconds", "Time of steps, by part.", labels=(LABEL, "part")
+            f"{PREFIX}step_part_seconds", "Time spent in the parts of steps.", labels=(LABEL, "part")
         )
         shares = GaugeMetricFamily(
             f"{PREFIX}step_part_share",
-            "Share of the time of all steps so far, by part.",
+            "Each part's share of the time of all steps so far.",
             labels=(LABEL, "part"),
         )
         for part in StepParts.__struct_fields__:
@@ -109,11 +111,15 @@ class WorkerMetrics(Collector):
 
     def _streams(self, report: StreamReport) -> Iterable[Metric]:
         yield self._counter(
-            "stream_invalidated_tokens", "Computed tokens invalidated by edits.", report.invalidated
+            "stream_invalidated_tokens",
+            "Prompt tokens that were computed and then invalidated by edits.",
+            report.invalidated,
         )
         yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
         yield self._counter(
-            "stream_withdrawn_tokens", "Tokens of early answers withdrawn because of edits.", report.withdrawn
+            "stream_withdrawn_tokens",
+            "Output tokens of early answers that were withdrawn because of edits.",
+            report.withdrawn,
         )
         early = report.computed_before
         yield self._counter(
@@ -124,7 +130,8 @@ class WorkerMetrics(Collector):
         share = early / report.tokens if report.tokens else 0.0
         yield self._gauge(
             "stream_early_share",
-            "Tokens computed before the prompt was finished / all tokens, of finished prompt streams.",
+            "Share of the tokens of finished prompt streams that were computed before the prompt was "
+            "finished.",
             share,
         )
 
@@ -134,16 +141,18 @@ class WorkerMetrics(Collector):
         yield self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", report.accepted)
         family = CounterMetricFamily(
             f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by depth.",
+            "Draft tokens accepted, by their depth in the tree.",
             labels=(LABEL, "position"),
         )
         for position, count in enumerate(report.accepted_at):
             family.add_metric((self._model_name, str(position)), count)
         yield family
         yield self._histogram(
-            "spec_decode_tree_nodes", "Draft tokens per tree.", report.trees_by_nodes, _NODES
+            "spec_decode_tree_nodes", "Verified draft tokens per tree.", report.trees_by_nodes, _NODES
         )
-        yield self._histogram("spec_decode_tree_depth", "Depth of a tree.", report.trees_by_depth, _DEPTHS)
+        yield self._histogram(
+            "spec_decode_tree_depth", "Depth of a verified tree.", report.trees_by_depth, _DEPTHS
+        )
         yield self._counter(
             "spec_decode_drafted_tokens", "Draft tokens proposed, verified or not.", report.drafted
         )
@@ -166,7 +175,7 @@ class WorkerMetrics(Collector):
         yield self._gauge("draft_services", "Draft services with an open session.", report.services)
         yield self._counter(
             "draft_service_late_trees",
-            "Trees that arrived after their step and were used later.",
+            "Draft trees that arrived after their step and were used in a later step.",
             report.late,
         )
         yield self._counter(
@@ -174,11 +183,11 @@ class WorkerMetrics(Collector):
         )
         for name, text, from_services, fallback in (
             ("trees", "Draft trees used", report.trees, report.fallback_trees),
-            ("accepted", "Accepted draft tokens of these trees", report.accepted, report.fallback_accepted),
+            ("accepted", "Draft tokens accepted", report.accepted, report.fallback_accepted),
         ):
             family = CounterMetricFamily(
                 f"{PREFIX}draft_service_{name}",
-                f"{text}, from draft services, and from the n-gram fallback.",
+                f"{text}, by source: draft services, or the n-gram fallback.",
                 labels=(LABEL, "source"),
             )
             family.add_metric((self._model_name, "service"), from_services)
@@ -207,21 +216,23 @@ class WorkerMetrics(Collector):
             "kv_transfer_failures", "KV transfers and cache copies that failed.", report.failed
         )
         yield self._counter(
-            "kv_transfer_bytes", "Bytes of KV sent to other workers, by cache copies too.", report.sent_bytes
+            "kv_transfer_bytes",
+            "Bytes of KV sent to other workers, including cache copies.",
+            report.sent_bytes,
         )
         yield self._counter(
             "kv_transfer_writeback_bytes",
-            "Bytes of them that were write-backs of finished requests.",
+            "Bytes of KV sent to other workers as write-backs of finished requests.",
             report.writeback_bytes,
         )
         yield self._counter(
             "kv_transfer_arriving_bytes",
-            "Bytes of them sent while their prompt was still arriving.",
+            "Bytes of KV sent to other workers while the prompt was still arriving.",
             report.arriving_bytes,
         )
         yield self._counter(
             "kv_transfer_deferred",
-            "Requests whose KV transfer waited so that latency targets could be met.",
+            "Requests whose KV transfer was deferred so that latency targets could be met.",
             report.deferred,
         )
         yield self._counter(
@@ -234,23 +245,27 @@ class WorkerMetrics(Collector):
             "KV transfer time overlapped with prefill.",
             report.hidden_seconds,
         )
-        yield self._counter("kv_transfer_tokens", "Tokens of received prompts.", report.received_tokens)
+        yield self._counter(
+            "kv_transfer_tokens",
+            "Prompt tokens of requests received from other workers.",
+            report.received_tokens,
+        )
         yield self._counter(
             "kv_transfer_hit_tokens",
-            "Tokens of received prompts that were in the receiver's prefix cache and not sent.",
+            "Prompt tokens of received requests that were found in the receiver's prefix cache and not sent.",
             report.hit_tokens,
         )
         yield self._counter(
             "kv_transfer_refused_writes",
-            "Writes into blocks whose reservation was closed, which a lost worker attempted.",
+            "Writes of a lost worker that were refused because their reservation was closed.",
             report.refused_writes,
         )
 
     def _cache_copies(self, report: TransferReport) -> Metric:
         family = CounterMetricFamily(
             f"{PREFIX}kv_cache_copies",
-            "Copies of cached KV to other workers, for which no client waits: of prompts that are arriving, "
-            "and write-backs of finished requests.",
+            "Copies of cached KV to other workers for which no client waits, by kind: of prompts that are "
+            "still arriving, or write-backs of finished requests.",
             labels=(LABEL, "kind"),
         )
         family.add_metric((self._model_name, "arriving"), report.arriving_copies)

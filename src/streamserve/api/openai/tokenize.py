@@ -35,16 +35,17 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         list[dict[str, Any]] | None, about("the conversation: objects with role and content", minItems=1)
     ] = None
     add_special_tokens: Annotated[
-        bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
+        bool | None,
+        about("let the tokenizer add its first token; by default true for prompt, and false for messages"),
     ] = None
     return_token_strs: Annotated[bool, about("return the tokens as written in the vocabulary, too")] = False
-    add_generation_prompt: Annotated[bool, about("of conversations: open the assistant's message")] = True
-    continue_final_message: Annotated[bool, about("of conversations: leave the last message open")] = False
+    add_generation_prompt: Annotated[bool, about("with messages: open the assistant's message")] = True
+    continue_final_message: Annotated[bool, about("with messages: leave the last message open")] = False
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("of conversations: further variables of the template")
+        dict[str, Any] | None, about("with messages: further variables for the chat template")
     ] = None
     tools: Annotated[
-        list[dict[str, Any]] | None, about("of conversations: functions that the model may call")
+        list[dict[str, Any]] | None, about("with messages: functions that the model may call")
     ] = None
 
 

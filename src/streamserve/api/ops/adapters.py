@@ -27,11 +27,15 @@ class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     lora_name: AdapterName
     lora_path: Annotated[
         str,
-        msgspec.Meta(min_length=1, max_length=4096, description="its folder on the server, in PEFT's layout"),
+        msgspec.Meta(
+            min_length=1, max_length=4096, description="the adapter's folder on the server, in PEFT's layout"
+        ),
     ]
     model: Annotated[
         str | None,
-        about("the model that the adapter is of, by one of its names; required if there are several"),
+        about(
+            "a name of the model that the adapter was trained for; required if the server has several models"
+        ),
     ] = None
 
 
@@ -39,8 +43,10 @@ class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Unload a LoRA adapter."""
 
     lora_name: AdapterName
-    model: Annotated[str | None, about("the model that the adapter is of; it may be left out")] = None
-    lora_int_id: Annotated[int | None, about("vLLM's number of the adapter; without effect")] = None
+    model: Annotated[
+        str | None, about("a name of the model that the adapter was trained for; not required")
+    ] = None
+    lora_int_id: Annotated[int | None, about("the adapter's number in vLLM; without effect")] = None
 
 
 async def load(context: AppContext, request: Request) -> Response:
@@ -49,7 +55,7 @@ async def load(context: AppContext, request: Request) -> Response:
     models = context.models
     if body.model is None and len(models.entries) > 1:
         names = ", ".join(models.entries)
-        raise RequestError(f"model is required: this server has several: {names}", field="model")
+        raise RequestError(f"model is required, as this server has several models: {names}", field="model")
     models.find(body.model)
     with models.reserved(body.lora_name):
         context = await routed(context, request, body.model)
@@ -91,8 +97,8 @@ ADAPTER_ROUTES: tuple[Route[AppContext], ...] = (
             example={"lora_name": "sql", "lora_path": "/adapters/sql"},
             media="text/plain",
             errors=(403, 404, 409),
-            description="Load a LoRA adapter at all workers of its model, which is loaded for that if it is "
-            "not. Requests then choose the adapter by `model`. Needs an admin key.",
+            description="Load a LoRA adapter at all workers of its model. A model that is not loaded is "
+            "loaded first. Requests then choose the adapter by `model`. Needs an admin key.",
         ),
     ),
     Route(
@@ -105,8 +111,8 @@ ADAPTER_ROUTES: tuple[Route[AppContext], ...] = (
             example={"lora_name": "sql"},
             media="text/plain",
             errors=(403, 404),
-            description="Refuse new requests for a LoRA adapter; open ones run to completion, and then its "
-            "memory is free. Needs an admin key.",
+            description="Refuse new requests for a LoRA adapter. Open requests run to completion, and then "
+            "the adapter's memory is freed. Needs an admin key.",
         ),
     ),
 )

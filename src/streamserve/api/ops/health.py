@@ -78,7 +78,8 @@ HEALTH_ROUTES: tuple[Route[AppContext], ...] = (
             "Whether requests are served: 200, or 503 with the reason",
             reply=HealthReply,
             description="Whether requests are served: 200, with the status `degraded` and the reason if some "
-            "workers do not serve, or 503 with the reason, and with Retry-After if known.",
+            "workers do not serve; or 503 with the reason, and with Retry-After if the time is "
+            "known.",
             other_replies={503: HealthReply},
         ),
     ),

@@ -132,7 +132,7 @@ class PromptStream:
             if not self.answer_early:
                 raise RequestError("the stream was not created with answer_early", status=409)
             if self.reading:
-                raise RequestError("another client reads this answer already", status=409)
+                raise RequestError("another client is already reading this answer", status=409)
             self.reading = True
 
     async def current_answer(self, body: FinishRequest) -> tuple[Answer, GenerationTask, int]:

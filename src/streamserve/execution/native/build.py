@@ -76,7 +76,7 @@ def find_compiler() -> str:
         path = shutil.which(name) if name else None
         if path:
             return path
-    raise BuildFailed("there is no C++ compiler (g++, clang++ or what CXX names)")
+    raise BuildFailed("there is no C++ compiler (g++, clang++, or the compiler that CXX names)")
 
 
 def level_flags(level: Level) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ class ProfileStore:
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-                raise ValueError(f"it is no file of at most {MAX_BYTES} bytes")
+                raise ValueError(f"it is not a file of at most {MAX_BYTES} bytes")
             profile = msgspec.json.decode(path.read_bytes(), type=Profile)
         except FileNotFoundError:
             return None
