@@ -187,7 +187,7 @@ async def test_draining_refuses_requests_that_wait_for_a_model(served: Served) -
 
 async def test_adapters_are_of_a_model(served: Served) -> None:
     load = {"lora_name": "odes", "lora_path": "/odes"}
-    required = "model is required: this server has several: a, b"
+    required = "model is required, as this server has several models: a, b"
     assert await change(served.http, "load", **load) == (400, required)
     taken = (400, "lora_name: the name 'b' is in use")
     assert await change(served.http, "load", lora_name="b", lora_path="/b", model="a") == taken
