@@ -103,8 +103,8 @@ class KVTransferManager:
                 self._observer.on_event("reserved", sequence.request)
 
     def advance(self, sequence: Sequence, coming: int = 0) -> None:
-        """Send the KV of a sequence that is computed and not sent yet, and that of the next `coming` tokens,
-        which the step about to run computes."""
+        """Send the computed and unsent KV of a sequence, and the KV of the next `coming` tokens, which the
+        step about to run computes."""
         if self._outgoing and sequence.transfer.role.sends and self._outgoing.advance(sequence, coming):
             self._observer.on_event("mid-layer push", sequence.request)
 
