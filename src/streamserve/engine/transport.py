@@ -177,8 +177,8 @@ class Outgoing:
 
     def advance(self, sequence: Running, upcoming: int = 0) -> bool:
         """Push the sequence's computed and unsent KV, and the KV of the next `upcoming` tokens, which the
-        step about to run computes. Only whole blocks are sent, except for the last tokens. Nothing is sent while
-        the KV is in the host pool. Returns whether anything was sent."""
+        step about to run computes. Only whole blocks are sent, except for the last tokens. Nothing is sent
+        while the KV is in the host pool. Returns whether KV was sent."""
         sending = self._sending.get(sequence.id)
         if sending is None or sending.error or not sequence.kv.blocks:
             return False
