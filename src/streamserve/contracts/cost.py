@@ -20,10 +20,10 @@ class StepCost:
     """Seconds of a step: `seconds[i][j]` for `tokens[i]` query tokens and `kv_bytes[j]`, linear between the
     points.
 
-    The grid is of sequences with one or a few query tokens each. A sequence with many costs `pair_seconds`
-    more for each of its `further_pairs`. Beyond the grid the curve continues with its last slope, and at
-    least with `token_seconds` a token and `byte_seconds` a byte, since measured curves are staircases. It
-    never falls.
+    The grid was measured with sequences of one or a few query tokens each. A sequence with many query tokens
+    costs `pair_seconds` more for each of its `further_pairs`. Beyond the grid the curve continues with its
+    last slope, but with at least `token_seconds` a token and `byte_seconds` a byte: measured curves are
+    staircases, and the last slope may be a flat step. The curve never falls.
 
     Raises ValueError unless both axes ascend, costs are positive and never fall along either axis, and the
     slopes are not negative.
@@ -61,14 +61,13 @@ class StepCost:
         return minimum + by_token * right + (by_byte + twist * right) * above + self.pair_seconds * pairs
 
     def in_tokens(self, kv_token_bytes: int) -> Callable[[int, int], float]:
-        """Return the curve over KV tokens of `kv_token_bytes` bytes each instead of bytes, as a simulation
-        takes it."""
+        """Return the curve as a function of query tokens and KV tokens, of `kv_token_bytes` bytes each."""
         return lambda query_tokens, kv_tokens: self(query_tokens, kv_tokens * kv_token_bytes)
 
     @cached_property
     def _cells(self) -> list[list["_Cell"]]:
-        """The surface in pieces, by how many points of each axis are not above: flat before the grid, after
-        it with the last slope."""
+        """The pieces of the surface, by [points of `tokens`, points of `kv_bytes`] that are not above the
+        arguments. Before the grid the surface is flat, after it it has the last slope."""
         grid, x, y = np.array(self.seconds), np.array(self.tokens), np.array(self.kv_bytes)
         beyond_x = _last_slopes(self.tokens, grid.T, self.token_seconds)
         beyond_y = _last_slopes(self.kv_bytes, grid, self.byte_seconds)
@@ -85,13 +84,13 @@ class StepCost:
 
 
 _Cell = tuple[float, float, float, float, float, float]
-"""A piece of a curve: its lower ends in tokens and bytes, the seconds there, and their slopes by token, by
+"""A piece of the surface: its lower ends in tokens and bytes, the seconds there, and the slopes by token, by
 byte, and by token times byte."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of something done `count` times: `start + each * count`; 0 for a count of 0."""
+    """A linear cost in seconds: `start + each * count`, and 0 for a count of 0."""
 
     start: float
     each: float
@@ -102,26 +101,26 @@ class Line:
 
 @dataclass(frozen=True)
 class SwapCost:
-    """Seconds of copying KV out to the host pool and back, by bytes or by blocks."""
+    """Seconds of copying KV `out` to the host pool and `back`, by bytes or by blocks."""
 
     out: Line
     back: Line
 
     def in_blocks(self, block_bytes: int) -> "SwapCost":
-        """Return the cost by blocks of `block_bytes` bytes, where this one is by bytes."""
+        """Return this cost by bytes as a cost by blocks of `block_bytes` bytes."""
         lines = (Line(line.start, line.each * block_bytes) for line in (self.out, self.back))
         return SwapCost(*lines)
 
 
 DEFAULT_SWAP_COST = SwapCost(Line(1e-4, 2e-4), Line(1e-4, 2e-4))
-"""Default without a measurement: blocks of one megabyte at about 5 GB/s."""
+"""The cost assumed where copies were not measured: blocks of one megabyte at about 5 GB/s."""
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of what an engine does: `step(query_tokens, kv_tokens)`, and the `swap` of blocks.
+    """Seconds of an engine's work: `step(query_tokens, kv_tokens)`, and the `swap` of blocks.
 
-    The step may be a measured curve (`StepCost.in_tokens`), one that learns from the steps themselves
+    `step` may be a measured curve (`StepCost.in_tokens`), a curve that learns from executed steps
     (`RefinedCost`), or a default.
     """
 
@@ -136,8 +135,9 @@ class CostModel:
 
 
 def fit_line(counts: Sequence[int], seconds: Sequence[float]) -> Line:
-    """Return the line through measured `seconds` by least squares of relative errors. Neither coefficient is
-    negative."""
+    """Return the line through measured `seconds`, by least squares of relative errors. Neither coefficient is
+    negative: where the least squares would have a negative one, the line goes through 0 with the median
+    slope."""
     x, y = np.asarray(counts, np.float64), np.asarray(seconds, np.float64)
     basis = np.stack((1 / y, x / y), axis=1)
     (start, each), *_ = np.linalg.lstsq(basis, np.ones(len(y)))
@@ -153,8 +153,9 @@ def fit(
     token_seconds: float = 0.0,
     byte_seconds: float = 0.0,
 ) -> StepCost:
-    """Return the curve through measured `seconds` [tokens, kv_bytes], with `pair_seconds` 0. Where a larger
-    step was measured cheaper, the smaller one gets that cost: disturbances of a measurement only add time."""
+    """Return the curve through measured `seconds` [tokens, kv_bytes], with `pair_seconds` 0. A step that was
+    measured slower than a larger one gets the larger one's seconds: disturbances of a measurement only add
+    time."""
     grid = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1, ::-1], axis=0)
     grid = np.minimum.accumulate(grid, axis=1)[::-1, ::-1]
     curve = tuple(tuple(row) for row in grid.tolist())
@@ -164,16 +165,16 @@ def fit(
 
 
 def further_pairs(query_tokens: int, start: int) -> int:
-    """Return the pairs of a query token and a token it attends to, for a sequence with so many query tokens
-    after `start` tokens: without the first query token's `start` tokens and each query token's own, which the
-    curve includes."""
+    """Return the number of attention pairs (query token, attended token) that the grid of `StepCost` does not
+    include, for a sequence with `query_tokens` after `start` tokens. The grid includes the first query token
+    with its `start` tokens, and each query token with itself."""
     return (query_tokens - 1) * start + query_tokens * (query_tokens - 1) // 2
 
 
 def _last_slopes(
     axis: tuple[int, ...], lines: npt.NDArray[np.float64], minimum: float
 ) -> npt.NDArray[np.float64]:
-    """Return, for each of `lines` over `axis`, the slope to continue with after its end: at least `minimum`,
-    and never less than the previous line's."""
+    """Return, for each of `lines` over `axis`, the slope beyond its end: at least `minimum`, and never less
+    than the previous line's slope."""
     last = (lines[:, -1] - lines[:, -2]) / (axis[-1] - axis[-2]) if len(axis) > 1 else np.zeros(len(lines))
     return np.maximum.accumulate(np.maximum(last, minimum))

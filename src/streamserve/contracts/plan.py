@@ -1,4 +1,4 @@
-"""The data of a step, plain enough to cross a socket, and the protocols of those that execute it.
+"""The data of a step, plain enough to cross a socket, and the protocols of executors and drafters.
 
 plan      the engine ranks its sequences and allocates blocks       (engine/scheduler.py)
 begin     the drafter starts drafting, collect returns its trees    (Drafter)
@@ -21,16 +21,16 @@ TARGET = 0
 """The KV cache group of the target model."""
 
 DRAFT = 1
-"""The KV cache group of a draft model, where there is one."""
+"""The KV cache group of a draft model, if there is one."""
 
 UNKNOWN_TOKEN = 0
-"""The token of a span whose token is on the device only."""
+"""Placeholder for the token of a span with `follows`: the token is known to the device only."""
 
 
 @dataclass(frozen=True)
 class SequenceState:
-    """Sampling state of a sequence: sent when it first joins a step (or was edited since), then updated by
-    the executor from its own results. `prompt` and `outputs` are token ids."""
+    """The sampling state of a sequence. It is sent with the sequence's first step, and again after an edit;
+    the executor updates it from its own results. `prompt` and `outputs` are token ids."""
 
     sequence: int
     choice: int
@@ -49,15 +49,16 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     node order.
 
     * `blocks`: the block table for positions 0 to `start + query_tokens - 1`.
-    * Logits: none without a tree; for every tree node with one; for all of `tokens` if `prompt_logprobs`.
-    * `choices`: the output choices sampled at the root: the sequence's own, or at the end of a fresh prompt
-      all of the request's (they fork from it; such a tree has one node). The sequence goes on as the first of
-      them, the others as separate sequences.
-    * `follows`: the value of the span's one token is not known yet: it is the one that the step launched
-      before samples for this sequence.
-    * `adapter`: the LoRA adapter of its rows, by the hash of its files; empty: none.
-    * `skip`: the first rows, left out of a pass because their KV is in its slots already. (Used for a draft
-      model's pass over a tree's last level.)
+    * Logits are computed for every tree node, and for all of `tokens` if `prompt_logprobs` is set; without
+      both, for no row.
+    * `choices`: the output choices that are sampled at the root. At the end of a fresh prompt these are all
+      choices of the request, and the tree has one node: the sequence goes on as the first choice, and the
+      others fork from it. Later each sequence has one choice.
+    * `follows`: the span's one token is not known to the host yet: the step launched before this one samples
+      it.
+    * `adapter`: the LoRA adapter of the rows, by the hash of its files; empty: none.
+    * `skip`: number of first rows to leave out of the pass, because their KV is in its slots already. Used
+      for a draft model's passes over the levels of a tree.
     """
 
     sequence: int
@@ -80,12 +81,13 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step. The executor does things in this order: forget `released` sequences, take `admitted` ones,
-    perform `copies` (source block, destination block; one after another, of the target's KV), run `spans`.
+    """One step. The executor first forgets the `released` sequences, then takes the states of `admitted`
+    ones, performs `copies` of the target's KV (source block, destination block) one after another, and runs
+    `spans`.
 
-    Concurrently with all that, at any time until the step is over, it copies blocks of all KV cache groups to
-    and from the host pool: `swap_out` (KV block, host block) and then `swap_in` (host block, KV block). No
-    span or copy touches a block that these read or write.
+    At any time until the step has ended it also copies blocks of all KV cache groups to and from the host
+    pool: `swap_out` (KV block, host block), then `swap_in` (host block, KV block). No span or other copy
+    touches a block that these read or write.
     """
 
     step: int
@@ -98,8 +100,9 @@ class StepPlan:
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
-    """A sampled token, with log-probabilities under the unprocessed distribution if the request asked for
-    them. `ends`: the token ends the text whatever the parameters say, because its grammar is complete."""
+    """A sampled token. If requested, it has its log-probability and the top ones, of the distribution before
+    processing. `ends`: the token ends the text whatever the parameters say, because its grammar is
+    complete."""
 
     token: int
     logprob: float | None = None
@@ -108,14 +111,15 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpanResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of a span with a tree, or with prompt log-probabilities.
+    """The result of one span.
 
-    `outputs[i]` are the new tokens of `Span.choices[i]`: the accepted path's, then one more. When the result
-    is returned, the KV of `tokens` and of the accepted path lies in position order from `start` on.
-    `prompt_logprobs[j]` is for the token at position `start + 1 + j`. With an `error` the outputs mean
-    nothing, and the sequence cannot go on. The same holds where the model's logits were `not_finite` (NaN or
-    infinite, before any mask); then its KV is not to be trusted either. `pooled` is the vector of a request
-    with `pooling`, in its last span: float32 numbers.
+    * `outputs[i]`: the new tokens of `Span.choices[i]`: the accepted path, then one more. When the result is
+      returned, the KV of `tokens` and of the accepted path lies in position order from `start` on.
+    * `prompt_logprobs[j]`: the log-probabilities of the token at position `start + 1 + j`.
+    * `error`: why the sequence cannot go on; its `outputs` are void. Empty: none.
+    * `not_finite`: the model's logits were NaN or infinite before any mask. The sequence cannot go on, its
+      `outputs` are void, and its KV must not be used.
+    * `pooled`: the vector of a request with `pooling`, in its last span, as float32 numbers.
     """
 
     sequence: int
@@ -128,9 +132,14 @@ class SpanResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One entry a span, in the plan's order. `seconds`: how long the step took, where no clock shows it. The
-    swap copies took `swap_seconds`, concurrently with the rest. `compiled`: whether kernels were
-    compiled or graphs captured for it, so that its time says nothing of other steps."""
+    """The results of a step.
+
+    * `spans`: an entry for each span, in the plan's order.
+    * `seconds`: the step's seconds as the executor knows them; None: the engine's clock measures them.
+    * `swap_seconds`: seconds of the swap copies, which run concurrently with the rest.
+    * `compiled`: whether kernels were compiled or graphs captured for the step; then its time says nothing of
+      other steps.
+    """
 
     spans: list[SpanResult]
     seconds: float | None = None
@@ -142,7 +151,7 @@ class Executor(Protocol):
     """Executes steps on tensors (execution/) or on a cost model (simulate/)."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Execute one step. Only the executor ever sees a KV cache that is not in position order."""
+        """Execute one step. Before it returns, the KV of accepted tree nodes is moved into position order."""
         ...
 
     def close(self) -> None:
@@ -152,45 +161,45 @@ class Executor(Protocol):
 
 @runtime_checkable
 class AsyncExecutor(Executor, Protocol):
-    """An executor that need not be waited for. Steps run in the order in which they were launched; at most
-    two are launched and not finished."""
+    """An executor that runs steps while the host does other work. Steps run in the order of their launches;
+    at most two are launched and not finished at a time."""
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin to execute a step. Its spans may follow the step launched before (Span.follows)."""
+        """Begin to execute a step. Its spans may take their tokens from the step launched before
+        (Span.follows)."""
         ...
 
     def can_follow(self) -> bool:
-        """Return whether a step may follow the one launched last: all of its tokens are chosen where they are
-        needed, and nothing of it is left to do when it is finished."""
+        """Return whether a step may be launched that takes its tokens from the step launched last: these are
+        chosen on the device, and the host has nothing to add to them in `finish`."""
         ...
 
     def finish(self) -> StepResult:
-        """Return the result of the earliest step that was launched and not finished, waiting for it."""
+        """Wait for the earliest launched step that is not finished, and return its results."""
         ...
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """Request a draft tree after the committed tokens of sequence `id`: the first `length` of `tokens`.
+    """A request for a draft tree after the committed tokens of sequence `id`: the first `length` of `tokens`.
 
-    `tokens` is the sequence's list itself, not a copy. It is not to be modified, and it may only be appended
-    to afterwards. With another `epoch` than before, tokens, outputs and `params` may be others; what the
-    drafter derived from earlier ones is void.
+    `tokens` is the sequence's list itself, not a copy: drafters must not modify it, and the engine only
+    appends to it. If `epoch` differs from the sequence's earlier requests, tokens, outputs and `params` may
+    have changed, and any state derived from earlier requests is void.
 
-    The draft tokens are for output number `output` and the following ones of `choice`, sampled as `params`
-    say: a drafter that uses the target's sampling noise drafts what the target will sample. `depth`, `width`
-    and `nodes` are the tree's shape: levels, nodes a level, nodes in all, the root not counted. With an
+    The draft tokens are for outputs number `output`, `output` + 1, … of `choice`, under `params`. A drafter
+    that uses the target's sampling noise drafts the tokens that the target is likely to sample. `depth`,
+    `width` and `nodes` are the tree's levels, nodes a level, and nodes in all, without the root. With an
     `expansion` each node of level l gets its best `expansion[l]` children, whatever their probabilities.
 
     With depth 0, a drafter with its own KV only computes the tokens' KV, and answers with a root.
 
-    `need`: the seconds in which the sequence's next token is due for its target for the time per output
-    token; None without one.
-
-    A drafter with its own KV finds that of the first `computed` tokens in its KV cache group of `blocks`,
-    writes that of the others, and may use the following slots for `nodes` draft tokens.
-
-    `adapter`: the target's LoRA adapter for the sequence. Only a drafter that is part of the target has it.
+    * `need`: seconds until the next token is due for the target for the time per output token; None without a
+      target.
+    * `blocks`: the KV blocks, for a drafter with its own KV. Its KV cache group has the KV of the first
+      `computed` tokens. The drafter writes the KV of the others, and may use the following slots for `nodes`
+      draft tokens.
+    * `adapter`: the target's LoRA adapter for the sequence. Only a drafter that is part of the target has it.
     """
 
     id: int
@@ -215,7 +224,7 @@ class Drafter(Protocol):
 
     @property
     def group(self) -> int | None:
-        """The KV cache group that a request's blocks hold for it: the target's, a separate one, or none."""
+        """The KV cache group that the drafter uses: TARGET, DRAFT, or None for a drafter without KV."""
         ...
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -223,9 +232,9 @@ class Drafter(Protocol):
         ...
 
     def collect(self, deadline: float) -> dict[int, TokenTree]:
-        """Return the trees that are ready by `deadline` (the engine's clock); a missing one means no
-        speculation. A sequence with a tree has KV for all its committed tokens in the drafter's KV cache
-        group from now on."""
+        """Return the trees that are ready by `deadline` (on the engine's clock), by sequence id. A sequence
+        without a tree is not speculated for in this step. For a sequence with a tree, the drafter's KV cache
+        group now has the KV of all committed tokens."""
         ...
 
     def release(self, ids: Sequence[int]) -> None:
@@ -235,7 +244,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class CompilingDrafter(Drafter, Protocol):
-    """A drafter whose first trees of a shape take longer than later ones."""
+    """A drafter that compiles kernels or captures graphs for the first trees of a shape."""
 
     @property
     def compiled(self) -> bool:
@@ -249,35 +258,37 @@ class DeviceDrafter(Drafter, Protocol):
 
     @property
     def seconds(self) -> float:
-        """How long it took to draft the pending trees collected last."""
+        """Seconds that drafting the pending trees collected last took."""
         ...
 
     @property
     def began_ahead(self) -> bool:
-        """Whether `draft_ahead` began the trees that are pending."""
+        """Whether the pending trees were begun by `draft_ahead`."""
         ...
 
     def pending_trees(self) -> dict[int, TokenTree]:
-        """Return the trees that are being drafted, to be verified as a whole and collected afterwards; none
-        where they must be collected first. A draft token is negative: -1 - p is at place p of the device."""
+        """Return the trees that are being drafted, to be verified as a whole and collected afterwards.
+        Returns none if they must be collected first. Their draft tokens are negative: -1 - p stands for the
+        token at place p of the device."""
         ...
 
     def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
-        """Begin to draft, if the drafter can, chains of the depths of `requests` after what the step launched
-        last yields: it verifies for the i-th request a chain of verified[i] draft tokens, as tree i. The next
-        `begin` takes them, if it asks for chains after just these tokens. Returns whether kernels were
-        compiled or graphs captured, for which the step was kept waiting."""
+        """Begin to draft chains of the depths of `requests` after the tokens that the step launched last
+        yields, if the drafter can. That step verifies, as tree i, a chain of verified[i] draft tokens for the
+        i-th request. The next `begin` takes the chains if it requests chains after exactly these tokens.
+        Returns whether kernels were compiled or graphs captured, which delayed the step."""
         ...
 
     def forget_ahead(self) -> None:
-        """Forget what was drafted ahead: the next step has no draft tokens."""
+        """Forget the chains that were drafted ahead, because the next step has no draft tokens."""
         ...
 
 
 @runtime_checkable
 class RemoteDraft(Drafter, Protocol):
-    """A drafter elsewhere, which can read prompts while the target has not computed them."""
+    """A drafter in another process, which can read prompts before the target has computed them."""
 
     def foresee(self, requests: Sequence[DraftRequest]) -> None:
-        """Let it read these prompts, of depth 0, before trees are requested for them."""
+        """Let the drafter read the prompts of these requests, of depth 0, before trees are requested for
+        them."""
         ...

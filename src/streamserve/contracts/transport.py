@@ -8,12 +8,12 @@ from streamserve.protocol.transfers import CacheAddress
 
 
 class TransferError(Exception):
-    """KV cannot be written to that address; the message says why."""
+    """KV cannot be written to an address; the message says why."""
 
 
 @dataclass(frozen=True)
 class Landed:
-    """A push has ended: `sent` bytes have arrived, or with an `error` perhaps not all of them. It writes no
+    """The end of a push: `sent` bytes have arrived, or with an `error` perhaps fewer. The push writes nothing
     more in either case. It was on the wire for `seconds`."""
 
     job: int
@@ -23,10 +23,10 @@ class Landed:
 
 
 class Transport(Protocol):
-    """Writes blocks into other workers' pools (transfer/), or simulates it (simulate/)."""
+    """Writes blocks into other workers' KV pools (transfer/), or simulates that (simulate/)."""
 
     def check(self, to: CacheAddress) -> None:
-        """Raise TransferError unless blocks can be written to that address."""
+        """Raise TransferError unless blocks can be written to the address `to`."""
         ...
 
     def push(
@@ -36,9 +36,9 @@ class Transport(Protocol):
         upcoming: bool = False,
         reservation: str = "",
     ) -> int:
-        """Start writing blocks (own block, block there) in all KV cache groups; returns the job's number.
-        With `upcoming` the step about to run fills the target's KV: each layer is written as soon as it is
-        computed. The receiver may check the `reservation` that permits it."""
+        """Start writing the blocks of `copies` (own block, receiver's block), in all KV cache groups; returns
+        the number of the job. With `upcoming` the step about to run computes the target's KV: each layer is
+        written when it is computed. The receiver may check that `reservation` permits the writes."""
         ...
 
     def landed(self) -> list[Landed]:
@@ -47,23 +47,23 @@ class Transport(Protocol):
 
 
 class Gate(Protocol):
-    """Which of a worker's own blocks other workers may write (transfer/gate.py)."""
+    """The permission for other workers to write a worker's blocks (transfer/gate.py)."""
 
     refused: int
 
     def open(self, reservation: str, blocks: Iterable[int]) -> None:
-        """Let these blocks be written for a reservation."""
+        """Permit writes to these blocks for a reservation."""
         ...
 
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
-        """Let nothing more be written for a reservation, nor what may still be on the way (`doubtful`).
-        Returns the address of the memory if it has another one from now on."""
+        """Permit no more writes for a reservation, not even of bytes that may still be on the network
+        (`doubtful`). Returns the new address of the memory, if it moves for that."""
         ...
 
 
 class Landing(Protocol):
-    """Memory where other workers write KV that steps do not read (execution/cuda/landing.py)."""
+    """Memory that other workers write KV to and that steps do not read (execution/cuda/landing.py)."""
 
     def take(self, blocks: Sequence[int]) -> None:
-        """Copy these blocks to where steps read them, before any later step does."""
+        """Copy these blocks to the memory that steps read, before any later step reads them."""
         ...

@@ -19,12 +19,15 @@ NO_DRAWS: Mapping[int, NDArray[np.float32]] = {}
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """Nodes in an order where a parent comes before its children; node 0 is the root, with parent -1.
+    """Draft tokens in an order where parents precede their children. Node 0 is the root, with parent -1.
 
-    `scores` are the drafter's own, `accept` the calibrated probability that the whole path to a node is
-    accepted (1 for the root, never above the parent's). Where draft tokens were sampled, `draws[node]` is the
-    distribution [vocabulary] that the children of `node` were drawn from, independently, in their order. Call
-    `check` on a tree from outside the process; a step has too many trees to check all.
+    * `scores`: the drafter's own scores.
+    * `accept`: the calibrated probability that the whole path to a node is accepted. It is 1 for the root,
+      and never above the parent's.
+    * `draws[node]`: where draft tokens were sampled, the distribution [vocabulary] that the children of
+      `node` were drawn from, independently, in their order.
+
+    Trees from outside the process are to be checked with `check`. A step has too many trees to check all.
     """
 
     tokens: tuple[int, ...]
@@ -63,14 +66,15 @@ class TokenTree:
         return path[::-1]
 
     def child(self, node: int, token: int) -> int | None:
-        """Return the child of `node` with the draft token `token`, None if there is none."""
+        """Return the child of `node` with the draft token `token`; None if there is none."""
         for other in range(node + 1, len(self.tokens)):
             if self.parents[other] == node and self.tokens[other] == token:
                 return other
         return None
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """Return the nodes that `tokens` lead through, the root first, as far as they were drafted."""
+        """Return the path of nodes that `tokens` follow from the root, root included. It ends at the first
+        token that was not drafted."""
         path, left = [0], iter(tokens)
         token = next(left, None)
         for node in range(1, len(self.tokens)):  # children come after their parents
@@ -80,7 +84,8 @@ class TokenTree:
         return path
 
     def keep(self, nodes: Sequence[int]) -> "TokenTree":
-        """Return the subtree of `nodes`: ascending, with the root, and every node's parent among them."""
+        """Return the subtree of `nodes`. They must be ascending, contain the root, and contain every node's
+        parent."""
         if len(nodes) == len(self.tokens):
             return self
         index = {node: i for i, node in enumerate(nodes)}
@@ -95,18 +100,18 @@ class TokenTree:
 
 
 def likeliest(tree: TokenTree) -> Iterator[int]:
-    """Return all nodes but the root, the likeliest path first and a parent always before its children: ties
-    are in node order, where parents come first."""
+    """Return all nodes but the root, by falling acceptance. A parent always precedes its children: it is at
+    least as likely, and ties are in node order."""
     return iter(sorted(range(1, len(tree)), key=lambda node: (-tree.accept[node], node)))
 
 
 @lru_cache(maxsize=1 << 10)
 def root(token: int) -> TokenTree:
-    """Return the tree without draft tokens: the last committed token alone."""
+    """Return the tree without draft tokens, whose root is the last committed token."""
     return TokenTree((token,), (-1,), (0.0,), (1.0,))
 
 
 def chain(tokens: Sequence[int], accept: Sequence[float] | None = None) -> TokenTree:
-    """Return a chain: `tokens[0]` is the root, each further token the only child of the one before."""
+    """Return a chain: `tokens[0]` is the root, each further token the only child of the preceding one."""
     size = len(tokens)
     return TokenTree(tuple(tokens), tuple(range(-1, size - 1)), (0.0,) * size, tuple(accept or (1.0,) * size))

@@ -1,4 +1,4 @@
-"""Errors of the hub in one line that says what to do. No message contains a token."""
+"""Errors of the hub, as one line that says what to do. No message contains a token."""
 
 import errno
 from collections.abc import Iterator
@@ -11,17 +11,18 @@ TOKEN_ADVICE = "give a token with --token or HF_TOKEN"
 
 
 class Unreachable(CheckpointError):
-    """The hub does not answer, or may not be asked: what is in the cache may still be used."""
+    """The hub does not answer, or the process is in offline mode. Cached models can still be used."""
 
 
 @contextmanager
 def hub_errors(name: HubName) -> Iterator[None]:
-    """Turn every error of a request about `name` into CheckpointError, or Unreachable where the hub is."""
+    """Convert every error of a request about `name` into CheckpointError, or into Unreachable if the hub
+    cannot be reached."""
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # of three HTTP libraries, by the version of huggingface_hub
+    except Exception as error:  # by version, huggingface_hub raises errors of three HTTP libraries
         raise _refusal(name, error) from error
 
 
