@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 import pytest
 import zmq
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Identity as OwnIdentity
 from streamserve.draft_service.server.types import ServiceConfig
 from streamserve.draft_service.target.client import Identity
-from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.messages import Stop, encode
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree, chain
-from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
+from streamserve.workers.draft_worker import listen
 from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.checkpoints import make_checkpoint
 from tests.draft_service.network import drafting
@@ -98,7 +98,7 @@ class Running:
         child.connect("inproc://parent")
         identity = OwnIdentity(model="m", tokenizer="t", vocabulary="v", vocab_size=320, max_model_len=512)
         self.service = Service(identity, ServiceConfig(num_blocks=200, keep_warm="never"), self.secret)
-        self.listener = DraftListener(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
+        self.listener = listen(self.context, DraftingConfig(listen="tcp://127.0.0.1:0"))
         self.drafter = Poisoned()
         self.runtime = ServiceRuntime(self.service, self.listener, child, self.context)
         self.runtime.start()

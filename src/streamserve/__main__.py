@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from streamserve.protocol.stop_signals import INTERRUPTED
+from streamserve.system.stop_signals import INTERRUPTED
 
 
 def main() -> None:

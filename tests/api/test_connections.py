@@ -12,8 +12,8 @@ import pytest
 
 from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.api.http.descriptors import Descriptors, client_descriptors
-from streamserve.protocol import throttle
 from streamserve.protocol.errors import RequestError
+from streamserve.system import throttle
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 

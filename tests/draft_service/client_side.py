@@ -2,8 +2,8 @@
 
 import itertools
 
+from streamserve.contracts.plan import DraftRequest
 from streamserve.draft_service.target.client import Client, Identity
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft, Drafts, Hello, Tree, Welcome
 from streamserve.protocol.sampling import SamplingParams
 

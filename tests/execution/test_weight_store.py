@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.load import load, make_attention
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import kernels

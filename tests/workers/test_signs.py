@@ -1,6 +1,7 @@
 """The signs that a worker's step goes on, as its journal shows them to the server."""
 
 import mmap
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,28 @@ def test_each_layer_and_each_phase_is_progress() -> None:
     assert (entry.beat_at, entry.moved_at, entry.predicted) == (156.0, 106.0, 1.0)
     worker.journal.enter("commit", [])
     assert worker.later(1.0).moved_at == 156.0
+
+
+def test_the_signs_of_a_closed_model_are_not_read() -> None:
+    """A thread reads them, and may be reading them just when the model is to be closed."""
+    worker = Worker()
+    reading, closed, errors = threading.Event(), threading.Event(), []
+
+    def progress() -> int:
+        reading.set()
+        if closed.wait(0.2):
+            errors.append("read after the model was closed")
+        return 0
+
+    worker.journal.signs = Signs(progress)
+    beating = threading.Thread(target=worker.journal.beat)
+    beating.start()
+    assert reading.wait(5.0)
+    worker.journal.signs = Signs()
+    closed.set()
+    beating.join()
+    assert not errors
+    assert worker.later(1.0).beat_at == 101.0
 
 
 def test_while_kernels_are_compiled_nothing_else_is_expected() -> None:

@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Mapping
 from math import inf
 from typing import Protocol
 
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.fleet.scaling import AddedRole, Removal
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.adapters import Adapter
-from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
 from streamserve.protocol.reports import IncidentReport, Report

@@ -9,11 +9,11 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
+from streamserve.contracts.tree import TokenTree, likeliest
 from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
 from streamserve.speculation.policies import SpeculationPolicy, stateless
 from streamserve.speculation.shapes import Seconds, Shape
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import TokenTree, likeliest
 
 MAX_DEPTH, MAX_WIDTH = 8, 4
 """D_max and W_max of Algorithm 2."""

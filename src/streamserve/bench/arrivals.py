@@ -44,4 +44,4 @@ def trace_arrivals(path: Path, count: int) -> list[float]:
         times.append(time)
         if len(times) == count:
             return [time - times[0] for time in times]
-    raise BenchError(f"{path} has {len(times)} times: reduce --num-prompts to at most that")
+    raise BenchError(f"{path} has {len(times)} times: reduce --num-prompts to at most {len(times)}")

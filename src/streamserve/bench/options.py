@@ -48,17 +48,17 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 64
     random_range_ratio: Annotated[
         float,
-        Meta(ge=0, le=0.99, description="random lengths are drawn uniformly from length × (1 ± this)"),
+        Meta(ge=0, le=0.99, description="random lengths are drawn uniformly from length × (1 ± this value)"),
     ] = 0.0
     random_vocab_size: Annotated[
-        int, Meta(ge=1, description="random token ids are below this (only --endpoint completions)")
+        int, Meta(ge=1, description="random token ids are below this value (only --endpoint completions)")
     ] = 1000
     output_len: (
         Annotated[
             int,
             Meta(
                 ge=1,
-                description="output length in tokens for prompts of a file that do not set one (jsonl: 128)",
+                description="output length in tokens of prompts from a file that do not set it (jsonl: 128)",
             ),
         ]
         | None
@@ -81,10 +81,16 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     request_rate: Annotated[float, Meta(description="requests per second; inf: all at once")] = math.inf
     burstiness: Annotated[
         float,
-        Meta(description="1: Poisson arrivals; less: burstier; more: more regular (shape of gamma gaps)"),
+        Meta(
+            description="regularity of arrivals; 1: Poisson; below 1: burstier; above 1: more regular "
+            "(shape of gamma gaps)"
+        ),
     ] = 1.0
     trace: (
-        Annotated[str, Meta(description="file with arrival times to use instead, in seconds, one per line")]
+        Annotated[
+            str,
+            Meta(description="file with arrival times in seconds, one per line, instead of --request-rate"),
+        ]
         | None
     ) = None
     max_concurrency: (

@@ -74,11 +74,13 @@ def remarks(summary: Summary, outcomes: Sequence[Outcome]) -> list[str]:
     remark_lines = []
     if summary.counted:
         remark_lines.append(
-            f"The server reported no usage for {summary.counted} requests: their output tokens are the "
-            "number of events with text, and may be more."
+            f"The server reported no usage for {summary.counted} requests: their output tokens were "
+            "counted as events with text, and may be more."
         )
     if summary.input_tokens is None:
-        remark_lines.append("Input tokens are not known for all requests: they and the total are omitted.")
+        remark_lines.append(
+            "Input tokens are not known for all requests, so their number and the total are omitted."
+        )
     errors: dict[str, int] = {}
     for outcome in outcomes:
         if outcome.error is not None:

@@ -144,5 +144,7 @@ def _choose(available: int, count: int, path: Path, rng: np.random.Generator) ->
     Raises BenchError if there are too few: repeated entries would measure the server's prefix cache.
     """
     if available < count:
-        raise BenchError(f"{path} has {available} usable prompts: reduce --num-prompts to at most that")
+        raise BenchError(
+            f"{path} has {available} usable prompts: reduce --num-prompts to at most {available}"
+        )
     return [int(index) for index in rng.permutation(available)[:count]]

@@ -41,7 +41,9 @@ def only_adapter(settings: Settings) -> str:
     are several."""
     names = list(adapter_paths(settings.server.lora))
     if len(names) > 1:
-        raise SettingsError(f"lora: one adapter answers here, but there are {', '.join(names)}: give one")
+        raise SettingsError(
+            f"lora: this command uses one adapter, but there are {', '.join(names)}: give only one"
+        )
     return names[0] if names else ""
 
 

@@ -5,8 +5,8 @@ import os
 import signal
 from types import FrameType
 
-from streamserve.protocol.runtime_folder import remove_own
-from streamserve.protocol.stop_signals import stop_signals
+from streamserve.system.runtime_folder import remove_own
+from streamserve.system.stop_signals import stop_signals
 
 
 def end_on_signals() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from streamserve import __version__
 from streamserve.api.http.server import BindError, bind
-from streamserve.protocol.processors import Processors
+from streamserve.system.processors import Processors
 
 LITTLE_MEMORY = 2 << 30
 LITTLE_DISK = 1 << 30
@@ -93,7 +93,7 @@ def processor_finding(name: str, usable: Processors, present: int) -> Finding:
 
 def memory_finding(available: int) -> Finding:
     """Return whether `available` bytes, within control groups, suffice for more than a small model."""
-    text = f"{available / 1e9:.1f} GB are available, of which the KV cache takes 40 % by default"
+    text = f"{available / 1e9:.1f} GB are available; by default the KV cache takes 40 % of them"
     if available < LITTLE_MEMORY:
         return Finding(
             Verdict.SLOW,
@@ -110,7 +110,9 @@ def address_finding(host: str, port: int) -> Finding:
     try:
         bind(host, port).close()
     except BindError as error:
-        return Finding(Verdict.FAIL, "address", str(error), "give another --host or --port, here and there")
+        return Finding(
+            Verdict.FAIL, "address", str(error), "choose another --host or --port, here and for the server"
+        )
     return Finding(Verdict.OK, "address", f"{host}, port {port} is free")
 
 
@@ -129,7 +131,10 @@ def folder_finding(subject: str, folder: Path, without: str, variable: str) -> F
         )
     if free < LITTLE_DISK:
         return Finding(
-            Verdict.SLOW, subject, f"{text}: {without}", f"free some, or set {variable} to another folder"
+            Verdict.SLOW,
+            subject,
+            f"{text}: {without}",
+            f"free disk space, or set {variable} to another folder",
         )
     return Finding(Verdict.OK, subject, text)
 
@@ -138,7 +143,7 @@ def sockets_finding() -> Finding:
     """Return whether the sockets between server and workers can be created in the temporary folder."""
     try:
         with tempfile.TemporaryDirectory(prefix="streamserve-doctor-") as folder:
-            return Finding(Verdict.OK, "sockets", f"can be made in {Path(folder).parent}")
+            return Finding(Verdict.OK, "sockets", f"can be created in {Path(folder).parent}")
     except OSError as error:
         return Finding(
             Verdict.FAIL,
@@ -151,12 +156,14 @@ def sockets_finding() -> Finding:
 def files_finding(limit: int | None = None) -> Finding:
     """Return how many files, and thus connections, the process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
-    text = "any number may be open" if limit == resource.RLIM_INFINITY else f"{limit} may be open"
+    text = (
+        "any number of files may be open" if limit == resource.RLIM_INFINITY else f"{limit} files may be open"
+    )
     if 0 <= limit < FEW_FILES:
         return Finding(
             Verdict.SLOW,
             "files",
-            f"{text}, and each connection is one",
+            f"{text}, and each connection counts as one",
             "raise the limit: ulimit -n, or LimitNOFILE in the systemd unit",
         )
     return Finding(Verdict.OK, "files", text)

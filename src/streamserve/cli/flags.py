@@ -10,9 +10,9 @@ import typer
 
 from streamserve.bench.errors import BenchError
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
-from streamserve.protocol.stop_signals import INTERRUPTED
 from streamserve.settings.commands import Use
 from streamserve.settings.options import Option, Settings, SettingsError
+from streamserve.system.stop_signals import INTERRUPTED
 
 Model = Annotated[
     str | None,

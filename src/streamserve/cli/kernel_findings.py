@@ -20,7 +20,7 @@ from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.packaged import packaged_library
 from streamserve.execution.native.paths import choose, name_of, stored_rates
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 
 
 def kernel_findings() -> list[Finding]:
@@ -31,7 +31,7 @@ def kernel_findings() -> list[Finding]:
         packaged = packaged_library()
         library = packaged or cached_library()
     except (NativeCacheError, CheckpointError) as error:
-        return [Finding(Verdict.FAIL, "kernels", str(error), "do what it says, and run this again")]
+        return [Finding(Verdict.FAIL, "kernels", str(error), "solve this problem, and run the command again")]
     except BuildFailed as error:
         return [
             Finding(
@@ -45,7 +45,7 @@ def kernel_findings() -> list[Finding]:
         text = f"will be compiled at the first start, in about half a minute, by {find_compiler()}"
         advice = "compile them now: python -m streamserve.execution.native"
         return [Finding(Verdict.SLOW, "kernels", text, advice)]
-    source = "of the package" if packaged else "compiled on this machine"
+    source = "packaged" if packaged else "compiled on this machine"
     return [_library_finding(library, source), _compiler()]
 
 
@@ -75,8 +75,8 @@ def _library_finding(library: Path, source: str) -> Finding:
         return Finding(
             Verdict.SLOW,
             "kernels",
-            f"{text}; {KERNEL_PATH_VARIABLE} makes this a processor of level {lesser.name}",
-            f"unset {KERNEL_PATH_VARIABLE}, unless you want that",
+            f"{text}; {KERNEL_PATH_VARIABLE} limits the kernels to level {lesser.name}",
+            f"unset {KERNEL_PATH_VARIABLE}, unless you want this limit",
         )
     if best == KernelPath.PORTABLE:
         level = detected_level().name
@@ -94,4 +94,4 @@ def _compiler() -> Finding:
     try:
         return Finding(Verdict.OK, "compiler", find_compiler())
     except BuildFailed:
-        return Finding(Verdict.OK, "compiler", "there is none, and none is needed")
+        return Finding(Verdict.OK, "compiler", "there is no compiler, and none is needed")

@@ -26,4 +26,4 @@ def notify(state: str) -> None:
             sender.settimeout(1.0)
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
     except OSError as error:
-        _log.warning("the service manager at %s is not told %s: %s", address, state, error)
+        _log.warning("the service manager at %s could not be notified of %s: %s", address, state, error)

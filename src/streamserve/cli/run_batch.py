@@ -29,7 +29,7 @@ from streamserve.api.batches.lines import (
 )
 from streamserve.api.batches.ordered import run_in_order
 from streamserve.cli.answers import log_warnings
-from streamserve.cli.run_server import api_settings
+from streamserve.cli.serving import api_settings
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.settings.options import Settings, SettingsError
@@ -96,8 +96,8 @@ def _finished(target: Path, names: list[str]) -> tuple[int, int]:
             raise RequestError(f"{target}, line {len(found) + 1} is not a result: {error}") from error
         if [result.custom_id for result in found[-1:]] != names[len(found) - 1 : len(found)]:
             raise RequestError(
-                f"{target}, line {len(found)} is not the result of the same line of the input: choose "
-                "another --output, or delete it"
+                f"{target}, line {len(found)} is not the result of this line of the input: choose another "
+                "--output, or delete the file"
             )
 
     complete_lines(target, read)

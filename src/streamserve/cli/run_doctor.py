@@ -17,8 +17,8 @@ from streamserve.cli.findings import (
     sockets_finding,
     version_findings,
 )
-from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import usable_processors
+from streamserve.system.user_folders import cache_folder
 
 COLORS = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.FAIL: "red"}
 
@@ -51,7 +51,7 @@ def _by_torch() -> list[Finding]:
     """Return the findings whose modules import torch."""
     from streamserve.cli.kernel_findings import kernel_findings
     from streamserve.execution.profile.profile import processor_name
-    from streamserve.protocol.available_memory import available_bytes
+    from streamserve.system.available_memory import available_bytes
 
     usable = usable_processors()
     processor = processor_finding(processor_name(), usable, os.cpu_count() or 1)
@@ -69,7 +69,7 @@ def gpu_findings() -> list[Finding]:
     finding = folder_finding("gpu", folder, "kernels are compiled at every start", "TRITON_CACHE_DIR")
     if finding.verdict != Verdict.OK:
         return [finding]
-    started = "the first start compiles kernels, in about 5 s, and keeps them in"
+    started = "the first start compiles kernels, in about 5 s, and stores them in"
     return [Finding(Verdict.OK, "gpu", f"{torch.cuda.get_device_name()}: {started} {folder}")]
 
 
@@ -77,7 +77,7 @@ def _folders() -> list[Finding]:
     """Return the findings about the folders to which a server writes."""
     cache = cache_folder()
     hub = Path(os.environ.get("HF_HOME") or cache.with_name("huggingface"))
-    without = "kernels and profiles are made again at every start"
+    without = "kernels and profiles are created again at every start"
     return [
         folder_finding("cache", cache, without, "XDG_CACHE_HOME"),
         folder_finding("models", hub, "models cannot be downloaded by name", "HF_HOME"),

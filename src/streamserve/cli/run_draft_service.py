@@ -21,15 +21,14 @@ from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.process_state import ProcessState, SupervisionPolicy, Watch
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.worker_process import STOP_SECONDS, WorkerProcesses
-from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.config import LogLevel, WorkerConfig
 from streamserve.protocol.curve import parse_endpoint, read_key_pair
 from streamserve.protocol.drafting import DraftReady, DraftReport, decode_report
 from streamserve.protocol.errors import CheckpointError, StartError
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import Failed, Stop, encode
-from streamserve.protocol.server_config import LogLevel
-from streamserve.protocol.stop_signals import stop_signals
 from streamserve.settings.draft import DraftSettings
+from streamserve.system.logs import configure_logging
+from streamserve.system.stop_signals import stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ TICK_SECONDS = 0.5
 WORKER = "draft"
 
 POLICY = SupervisionPolicy(
-    stuck_after=30.0,  # reports are sent twice a second, even while it drafts
+    stuck_after=10.0,  # reports are sent twice a second, even while it drafts
     idle_factor=1.0,
     load_silence=math.inf,  # it gives no sign of life before it is ready
     immediate_restarts=0,

@@ -9,7 +9,7 @@ from streamserve import __version__
 from streamserve.api.app import OnDemand, create_app_on_demand
 from streamserve.api.http.process_memory import bound_allocator, bound_switching
 from streamserve.cli.notify import STOPPING, notify
-from streamserve.cli.run_server import (
+from streamserve.cli.serving import (
     api_settings,
     example,
     is_local_only,
@@ -92,7 +92,7 @@ def _welcome(llms: list[AsyncLLM], plan: MemoryPlan, url: str, seconds: float) -
         for llm, memory in zip(llms, plan.models, strict=True)
     ]
     together = sum(memory.total for memory in plan.models)
-    fits = "all fit together" if together <= plan.budget else f"of {together / 1e6:.0f} MB of all together"
+    fits = "all fit" if together <= plan.budget else f"all together need {together / 1e6:.0f} MB"
     models = "\n            ".join(lines)
     return f"""
   models    {models}

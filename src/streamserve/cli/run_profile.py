@@ -12,9 +12,9 @@ from rich.table import Table
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, user_profiles
 from streamserve.fleet.worker_process import WORKER_ENVIRONMENT
-from streamserve.protocol.instructions import pytorch_bounds
-from streamserve.protocol.processors import usable_processors
 from streamserve.settings.options import Settings
+from streamserve.system.instructions import pytorch_bounds
+from streamserve.system.processors import usable_processors
 
 WAIT_SECONDS = 120.0
 """Seconds to wait for other processes that are measuring."""
@@ -118,7 +118,7 @@ def _multipliers(profile: Profile) -> str:
     """Return the rate of the multipliers, if it is known, as a part of a line."""
     if not profile.multiplier_rate:
         return ""
-    return f" of {profile.multiplier_rate / 1e9:.0f} that the multipliers could do"
+    return f" of at most {profile.multiplier_rate / 1e9:.0f} that the processor's multipliers allow"
 
 
 def _swapping(profile: Profile) -> list[str]:

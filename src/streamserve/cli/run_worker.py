@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from streamserve import __version__
 from streamserve.cluster.agent import Agent, AgentConfig
 from streamserve.cluster.membership import JoinError
+from streamserve.protocol.config import LogLevel
 from streamserve.protocol.curve import Endpoint
 from streamserve.protocol.errors import StartError
-from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.machine import own_address
-from streamserve.protocol.server_config import LogLevel
-from streamserve.protocol.stop_signals import stop_signals
 from streamserve.settings.cluster import JoinSettings
 from streamserve.settings.options import SettingsError
+from streamserve.system.logs import configure_logging
+from streamserve.system.machine import own_address
+from streamserve.system.stop_signals import stop_signals
 
 
 def run(settings: JoinSettings, log_level: LogLevel) -> None:

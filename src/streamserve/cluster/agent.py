@@ -37,9 +37,9 @@ from streamserve.protocol.cluster import (
     encode,
 )
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.curve import Endpoint, KeyPair
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.crashes import crash_folder
+from streamserve.system.processors import usable_processors
 
 logger = logging.getLogger(__name__)
 
@@ -149,14 +149,14 @@ class Agent:
                 failures += 1
                 if failures % LOGGED == 1:
                     logger.warning(
-                        "%s closed the connection in its handshake: it is starting or stopping, or it has "
-                        "another key than --join says",
+                        "%s closed the connection in its handshake: it is starting or stopping, or its "
+                        "key is not the key in --join",
                         self._config.head.address,
                     )
             else:
                 logger.error(
-                    "%s refuses this machine's key %s, or has another key than --join says: list this one in "
-                    "its --join-clients, or give --key a copy of its --join-key file",
+                    "%s refuses this machine's key %s, or its key is not the key in --join: list this "
+                    "machine's key in its --join-clients, or give --key a copy of its --join-key file",
                     self._config.head.address,
                     self._config.own.public.hex(),
                 )
@@ -168,10 +168,12 @@ class Agent:
                     self.joined_heads += 1
                     logger.warning("joined the head at %s (epoch %d)", self._config.head.address, epoch)
                 case Lost() if self._config.keep:
-                    logger.error("the session with the head is over: %s: keeping the workers", effect.reason)
+                    logger.error(
+                        "the session with the head has ended: %s: keeping the workers", effect.reason
+                    )
                     self._host.leave(effect)
                 case Lost(reason):
-                    logger.error("the session with the head is over: %s: ending the workers", reason)
+                    logger.error("the session with the head has ended: %s: ending the workers", reason)
                     await self._host.end_all()
                 case Command(data):
                     await self._execute(data)

@@ -61,7 +61,7 @@ class JoinConfig:
     allowed: Mapping[str, str]
     lease: float
     epoch: int
-    offer: str = "`streamserve worker --join` offers one"
+    offer: str = "`streamserve worker --join` adds one"
 
 
 class JoinLauncher:
@@ -248,9 +248,7 @@ class JoinLauncher:
             return
         worker = self.remote.get(message.worker)
         if worker is None or worker.agent is not agent:
-            logger.debug(
-                "ignored a message of %r, which does not run on %s (any more)", message.worker, agent.name
-            )
+            logger.debug("ignored a message of %r, which does not run on %s", message.worker, agent.name)
             return
         await self._hear(worker, message)
 

@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from streamserve.protocol.cluster import MAX_CLUSTER_BYTES
 from streamserve.protocol.curve import KeyPair, parse_endpoint
-from streamserve.protocol.throttle import Throttle
+from streamserve.system.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 

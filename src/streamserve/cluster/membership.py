@@ -101,7 +101,7 @@ class Membership:
                 yield Knock(CLUSTER_VERSION, __version__)
             return
         if now > self.expires - self._leaving_seconds:
-            yield self._lose("the head has not answered: the lease is over")
+            yield self._lose("the head has not answered, so the lease has ended")
         elif now - self._acted >= min(max(self._lease / RENEWALS, FASTEST_RENEWAL), SLOWEST_RENEWAL):
             yield self._alive(now)
 
@@ -110,8 +110,10 @@ class Membership:
         match message:
             case Challenge() if self.session is None:
                 if message.epoch < self._highest_epoch:
-                    logger.warning("ignored a head of epoch %d: there is one of %d", message.epoch,
-                                   self._highest_epoch)  # fmt: skip
+                    logger.warning(
+                        "ignored a head of epoch %d: this machine knows a head of epoch %d",
+                        message.epoch, self._highest_epoch,
+                    )  # fmt: skip
                     return
                 self._epoch = self._highest_epoch = message.epoch
                 self._acted = now
@@ -132,7 +134,7 @@ class Membership:
             case Alive() if self.session:
                 yield from self._renewed(self.session, message, now)
             case _:
-                logger.debug("ignored %s of the head", type(message).__name__)
+                logger.debug("ignored %s from the head", type(message).__name__)
 
     def reconnected(self, now: float) -> Iterator[FromAgent]:
         """Continue the session on a new connection."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from streamserve.cluster.agent import Agent, AgentConfig
 from streamserve.cluster.membership import JoinError
 from streamserve.protocol.cluster import Machine
+from streamserve.protocol.config import LogLevel
 from streamserve.protocol.curve import KeyPair, parse_endpoint
-from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.machine import identity, own_address
-from streamserve.protocol.server_config import LogLevel
+from streamserve.system.logs import configure_logging
+from streamserve.system.machine import identity, own_address
 
 
 @dataclass(frozen=True)

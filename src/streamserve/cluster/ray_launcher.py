@@ -28,9 +28,8 @@ from streamserve.cluster.remote_worker import RemoteWorker
 from streamserve.fleet.launcher import MachineState
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
-from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.config import LogLevel, WorkerConfig
 from streamserve.protocol.curve import KeyPair
-from streamserve.protocol.server_config import LogLevel
 
 logger = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from streamserve.protocol.cluster import (
     Welcome,
 )
 from streamserve.protocol.numbers import plain
+from streamserve.system.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -47,23 +48,6 @@ BYTE_RATE, BYTE_BURST = float(256 << 20), float(512 << 20)
 """Bytes per second of an agent, and in a burst."""
 
 
-class Bucket:
-    """A token bucket."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._level, self._at = burst, 0.0
-
-    def take(self, amount: float, now: float) -> bool:
-        """Take an amount; return False, without taking any, if there is not enough."""
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
-        self._at = now
-        if amount > self._level:
-            return False
-        self._level -= amount
-        return True
-
-
 @dataclass(eq=False)
 class Agent:
     """An agent that joined at `joined_at`. `peer` is its present connection. It was last heard at
@@ -78,8 +62,8 @@ class Agent:
     kept: list[str] = field(default_factory=list)
     """Workers of another head that it has kept, and that were not started for this head yet."""
     session: Session = field(default_factory=Session)
-    messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
-    size: Bucket = field(default_factory=lambda: Bucket(BYTE_RATE, BYTE_BURST))
+    messages: TokenBucket = field(default_factory=lambda: TokenBucket(RATE, BURST))
+    size: TokenBucket = field(default_factory=lambda: TokenBucket(BYTE_RATE, BYTE_BURST))
 
     @property
     def name(self) -> str:
@@ -134,7 +118,7 @@ class Registry:
         self._tokens = tokens
         self._by_peer: dict[bytes, Agent] = {}
         self._challenges: dict[bytes, tuple[bytes, float]] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
 
     def is_registered(self, peer: bytes) -> bool:
         """Return whether a peer is a registered agent."""
@@ -145,10 +129,10 @@ class Registry:
         refused."""
         agent = self._by_peer.get(peer)
         if agent is None:
-            bucket = self._buckets.setdefault(key, Bucket(JOIN_RATE, JOIN_BURST))
-            if not bucket.take(1, now):
+            bucket = self._buckets.setdefault(key, TokenBucket(JOIN_RATE, JOIN_BURST))
+            if not bucket.spend(1, now):
                 yield self.refuse(peer, "rate", f"at most {JOIN_RATE:g} messages a second before joining")
-        elif not (agent.messages.take(1, now) and agent.size.take(size, now)):
+        elif not (agent.messages.spend(1, now) and agent.size.spend(size, now)):
             yield self.refuse(
                 peer, "rate", f"at most {plain(RATE)} messages and {plain(BYTE_RATE)} bytes a second"
             )
@@ -171,7 +155,7 @@ class Registry:
             case Resume():
                 yield from self._resume(peer, key, message, now)
             case Packet() | Alive() if agent is None:
-                yield Reply(peer, Refused("connection", "this connection has no session"))
+                yield Reply(peer, Refused("connection", "this connection has no session: join first"))
             case Packet() if agent:
                 body = agent.session.take(message)
                 if body is not None:
@@ -179,7 +163,7 @@ class Registry:
             case Alive() if agent:
                 yield from self._alive(agent, message, now)
             case _:
-                yield self.refuse(peer, "unexpected", "this connection has a session")
+                yield self.refuse(peer, "unexpected", "this connection already has a session")
 
     def send(self, agent: Agent, body: bytes) -> Iterator[Effect]:
         """Send a message to an agent."""
@@ -194,7 +178,7 @@ class Registry:
         """End the sessions whose leases have ended."""
         for agent in list(self.agents.values()):
             if now - agent.seen_at > self.lease:
-                yield from self.end(agent, f"its machine has not been heard for {self.lease:g} s")
+                yield from self.end(agent, f"no message from its machine for {self.lease:g} s")
         self._challenges = {p: c for p, c in self._challenges.items() if now - c[1] < CHALLENGE_SECONDS}
 
     def end(self, agent: Agent, reason: str) -> Iterator[Effect]:
@@ -216,7 +200,7 @@ class Registry:
                 peer,
                 "version",
                 f"it runs streamserve {knock.release[:32]!r} (protocol {knock.version}), but the head runs "
-                f"{__version__} (protocol {CLUSTER_VERSION}): install the head's version there",
+                f"{__version__} (protocol {CLUSTER_VERSION}): install the head's version on that machine",
             )
         while len(self._challenges) >= MAX_CHALLENGES:
             del self._challenges[next(iter(self._challenges))]
@@ -228,7 +212,7 @@ class Registry:
     def _register(self, peer: bytes, key: str, message: Register, now: float) -> Iterator[Effect]:
         nonce, asked = self._challenges.pop(peer, (b"", 0.0))
         if nonce != message.nonce or now - asked > CHALLENGE_SECONDS:
-            yield self.refuse(peer, "challenge", "its registration is old, repeated, or was not asked for")
+            yield self.refuse(peer, "challenge", "its registration is old, repeated, or was not requested")
             return
         if len(self.agents) >= MAX_AGENTS:
             yield self.refuse(peer, "rate", f"at most {MAX_AGENTS} machines can join")
@@ -241,7 +225,7 @@ class Registry:
     def _resume(self, peer: bytes, key: str, message: Resume, now: float) -> Iterator[Effect]:
         agent = self.agents.get(message.session)
         if agent is None or agent.key != key:
-            yield self.refuse(peer, "session", "its session is over")
+            yield self.refuse(peer, "session", "its session has ended")
             return
         self._by_peer.pop(agent.peer, None)
         agent.peer = peer

@@ -211,7 +211,7 @@ class WorkerHost:
     async def _adopt(self, session: Session | None, hosted: Hosted, config: WorkerConfig) -> None:
         """Let a kept worker serve the head. If it does not, it is ended. If the head is lost meanwhile, it is
         kept for the next."""
-        logger.warning("worker %s: adopted from the head before, as %s", hosted.name, config.worker)
+        logger.warning("worker %s: adopted from the previous head, as %s", hosted.name, config.worker)
         hosted.kept_until = 0.0
         hosted.served.clear()
         self._offer()
@@ -281,7 +281,7 @@ class WorkerHost:
         """End kept workers until there is a free slot for one that is to start."""
         while self._kept and len(self._slots) >= self._machine.slots:
             hosted = nearest(self._kept, config)[0]
-            logger.warning("worker %s: not what the head needs: ending it", hosted.name)
+            logger.warning("worker %s does not match what the head needs: ending it", hosted.name)
             await self._end(hosted)
 
     async def _end(self, hosted: Hosted) -> None:

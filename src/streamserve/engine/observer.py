@@ -1,13 +1,13 @@
-"""The lifecycle events of a request in an engine: for traces, and for tests that inject a crash at one.
+"""The lifecycle events of a request in an engine, for traces and for tests that inject crashes at an event.
 
 submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ last layer landed
-          ─ (mid-draft ─ verified-before-commit) … ─ finishing;   swap and edit where they happen
+          ─ (mid-draft ─ verified-before-commit) … ─ finishing;   swap and edit at any point
 """
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from streamserve.engine.plan import StepPlan
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import COPY, ToEngine
 
@@ -25,15 +25,17 @@ LifecycleEvent = Literal[
     "finishing",
 ]
 """`mid-layer push`: KV is being sent. `mid-draft`: the drafter is working. `verified-before-commit`: the
-target's step is done, and none of it is committed yet."""
+target's step has ended, and none of its results is committed yet."""
 
 
 StepPhase = Literal["plan", "draft", "run", "verify", "swap", "commit"]
-"""Phase of a step: `run` computes without draft tokens, `verify` with some, `swap` while swap copies run."""
+"""Phase of a step. The target's pass is `run` without draft tokens, `verify` with draft tokens, and `swap` if
+swap copies run at the same time."""
 
 
 class Journal(Protocol):
-    """Records what an engine is about to do, so that the record survives the process."""
+    """A record of what an engine is about to do, which survives the process: it names the suspects of a
+    crash."""
 
     def take(self, message: ToEngine) -> None:
         """Record that a message is about to be handled."""
@@ -46,12 +48,12 @@ class Journal(Protocol):
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        """Record that a phase of a step begins over these sequences, over all if None. It is predicted to
-        take `predicted` seconds; `plan` is what is executed."""
+        """Record that a phase of a step begins. `members` are its sequences (None: all). The phase is
+        predicted to take `predicted` seconds. `plan` is the executed step."""
         ...
 
     def leave(self, moving: Sequence[Running]) -> None:
-        """Record that the step, or the message, is done; only the KV transfers of these sequences
+        """Record that the step or the message is done. Only the KV transfers of the sequences in `moving`
         continue."""
         ...
 
@@ -76,15 +78,15 @@ class NullJournal:
 
 
 class Observer(Protocol):
-    """Observes an engine: receives events when they happen."""
+    """A receiver of an engine's events, called when they happen."""
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
-        """Receive a lifecycle event of a request; `request` is empty for an event that all in a step
-        share."""
+        """Receive a lifecycle event of a request. `request` is empty for an event of a whole step."""
         ...
 
     def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Receive that a step has ended which took `seconds`; `query_tokens`: those of each request."""
+        """Receive the end of a step that took `seconds`. `query_tokens` are pairs of request and its query
+        tokens."""
         ...
 
 
@@ -99,16 +101,16 @@ class NoObserver:
 
 
 class ClientObserver:
-    """Passes the events of clients' requests on to `observer`, without those of cache copies."""
+    """Passes events on to `observer`, except events of cache copies, which no client requested."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
-        """Pass the event on if it is of a client's request."""
+        """Pass the event on unless it belongs to a cache copy."""
         if not request.startswith(COPY):
             self._observer.on_event(name, request)
 
     def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Pass the step on, with its clients' requests only."""
+        """Pass the step on, without its cache copies."""
         self._observer.on_step([row for row in query_tokens if not row[0].startswith(COPY)], seconds)

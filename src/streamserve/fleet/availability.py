@@ -126,7 +126,9 @@ class Availability:
             return f"worker {name} is down: {worker.failure.error}"
         if worker.ready is None and worker.error:
             times = f" ({worker.failed_starts} starts failed)" if worker.failed_starts else ""
-            state = "does not fit the others and is not used" if worker.misfit else "is being restarted"
+            state = (
+                "does not match the other workers and is not used" if worker.misfit else "is being restarted"
+            )
             return f"worker {name} {state}{times}: {worker.error}"
         if worker.stuck:
             silent = f"it has not responded for {self.stuck_after:g} seconds"

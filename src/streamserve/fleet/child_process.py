@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Protocol
 
 from streamserve.fleet.fork_server import CannotFork, ForkedProcess, fork_server
-from streamserve.protocol.fork import Fork, Program, file_mode_mask
+from streamserve.protocol.fork import Fork, Program
+from streamserve.system.forks import file_mode_mask
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from streamserve.fleet.process_state import ProcessState
 from streamserve.protocol.messages import MAX_MESSAGE_BYTES
-from streamserve.protocol.runtime_folder import RuntimeFolder, make_runtime_folder
+from streamserve.system.runtime_folder import RuntimeFolder, make_runtime_folder
 
 logger = logging.getLogger(__name__)
 

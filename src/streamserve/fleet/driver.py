@@ -176,7 +176,7 @@ class FleetDriver:
             if isinstance(message, AdapterLoaded) and message.error:
                 logger.error("worker %s: a LoRA adapter cannot be loaded: %s", worker, message.error)
             if isinstance(message, Ready) and incarnation > 1:
-                logger.info("worker %s: it serves again", worker)
+                logger.info("worker %s serves again", worker)
             await self._hear(WorkerMessage(worker, incarnation, message))
             self._hooks.changed()
 

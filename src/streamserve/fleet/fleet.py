@@ -69,8 +69,8 @@ from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.transfers import Hold
 
 REPLACED = (
-    "the files of the model were replaced, and no worker has the model any more that began this answer: "
-    "send the request again"
+    "the model's files were replaced while this answer was generated, and no worker has the old model any "
+    "more: send the request again"
 )
 
 

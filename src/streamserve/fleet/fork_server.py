@@ -33,12 +33,10 @@ from streamserve.protocol.fork import (
     Request,
     Unable,
     Wait,
-    above_streams,
-    identity,
     receive,
     send,
-    surroundings,
 )
+from streamserve.system.forks import above_streams, identity, surroundings
 
 logger = logging.getLogger(__name__)
 

@@ -97,7 +97,9 @@ def _merged(first: list[KeptToken], second: list[KeptToken]) -> list[KeptToken]:
     merged: list[KeptToken] = []
     for one, other in zip(first, second, strict=False):
         if one.token != other.token:
-            logger.error("two workers have kept different outputs of one request: using what they share")
+            logger.error(
+                "two workers have kept different outputs of one request: only their common beginning is used"
+            )
             return merged
         merged.append(other if one.logprob is None else one)
     return merged + first[len(merged) :] + second[len(merged) :]

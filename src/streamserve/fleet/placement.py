@@ -159,7 +159,7 @@ class Placement:
             self._overrule(steps, (front, back), "it has the prefix cached")
         if stay and stay != (front, back) and self._stays(request, stay, (front, back), hashes, ready, now):
             front, back = stay
-            self._overrule(steps, stay, "stays: the move costs more than it gains")
+            self._overrule(steps, stay, "stays: moving costs more than it gains")
         known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
         self._learn(front, hashes)
         return Route(front, back, max(len(request.opened.prompt) - known, 1))

@@ -220,7 +220,7 @@ class ProcessState(Generic[Ready]):
 def _standing_still(beat: Heartbeat | None, seconds: float, alive: bool, loading: bool) -> str:
     """Return in words for how long a process has shown no progress."""
     if loading:
-        return f"it gave no sign of life for {seconds:.0f} s while it loaded its model"
+        return f"it did not respond for {seconds:.0f} s while it loaded its model"
     if alive and beat is not None and beat.phase:
         return f"its step made no progress for {seconds:.0f} s in phase {beat.phase}"
     return f"it has not responded for {seconds:.0f} s"

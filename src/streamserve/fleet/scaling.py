@@ -103,7 +103,7 @@ class Scaling:
         try:
             return self._availability.remaining.joined_by(names)
         except ValueError:
-            message = f"{', '.join(names)} cannot serve without the other half: add a pair"
+            message = f"{', '.join(names)} cannot serve without its other half: add a pair"
             raise RequestError(message, status=409) from None
 
     def after_removing(self, names: Collection[str]) -> Topology:
@@ -177,9 +177,9 @@ class Scaling:
         if roles & {*PAIR_ROLES} and not started.prefill:
             return RequestError("this server was started without stream pairs: add unified", field="role")
         if len(self._workers) + len(names) > bound:
-            there = f"{len(self._workers)} workers, of at most {bound}"
+            there = f"{len(self._workers)} of at most {bound} workers"
             return RequestError(
-                f"there are {there}: start the server with a larger --max-workers", status=409
+                f"{there} are running: start the server with a larger --max-workers", status=409
             )
         return None
 

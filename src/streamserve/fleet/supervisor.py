@@ -119,7 +119,10 @@ class WorkerSupervisor:
             return
         for name, worker in workers.items():
             if worker.ready:
-                reason = f"the files of the model were replaced, and it cannot serve without {misfits[0]}"
+                reason = (
+                    "the model's files were replaced, and this worker cannot serve without "
+                    f"{misfits[0]}, which has the new model"
+                )
                 if worker.condemn(reason, now, self._policy, "outside"):
                     yield Kill(name, reason)
 
@@ -167,17 +170,17 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
     own, theirs = ready.model.numerics, first.model.numerics
     if own != theirs:
         return Failed(
-            f"its numerics are {own!r}, those of worker {other} are {theirs!r}: workers share KV and "
-            "continue each other's requests, so all need the same: start the server with --numerics native "
-            "or portable",
+            f"its numerics are {own!r}, but worker {other} has {theirs!r}: workers share KV and continue "
+            "each other's requests, so all need the same numerics: start the server with --numerics "
+            "native or portable",
             1,
             misfit=True,
         )
     own, theirs = _kv_format(ready), _kv_format(first)
     if own != theirs:
         return Failed(
-            f"its KV format is {own}, that of worker {other} is {theirs}: if the files of the model were "
-            "replaced, put the old ones back, or restart the server to serve the new ones",
+            f"its KV format is {own}, but worker {other} has {theirs}: if the files of the model were "
+            "replaced, restore the old ones, or restart the server to serve the new ones",
             1,
             misfit=True,
         )

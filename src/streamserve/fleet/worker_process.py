@@ -23,10 +23,10 @@ from streamserve.fleet.events import Heartbeat, Retire, Start, WorkerDead, Worke
 from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.launcher import Launch, Launched
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, pytorch_bounds
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 from streamserve.protocol.lease import LEASE
-from streamserve.protocol.oom_kills import oom_kills, rose
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, pytorch_bounds
+from streamserve.system.oom_kills import oom_kills, rose
 
 STOP_SECONDS = 10.0
 LIFE_SECONDS = 2.0
@@ -75,7 +75,7 @@ class WorkerProcess:
         self._journal.close()
         reason = entry.words or f"its process ended with {status_in_words(code)}"
         if unkillable:
-            reason = "it was killed, and its process does not end: does it wait for a disk or a device?"
+            reason = "it was killed, but its process has not ended: it may be waiting for a disk or a device"
         ending = ending_of(code, out_of_memory)
         return WorkerLost(
             worker, incarnation, reason, entry.attempts, entry.phase, entry.report, not unkillable, ending

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from streamserve.contracts.cost import StepCost, further_pairs
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.prompt_queue import PromptQueue, Queued
 from streamserve.protocol.config import Role
 from streamserve.protocol.messages import CostCurve, Ready
 from streamserve.protocol.reports import Report
-from streamserve.scheduling.cost import StepCost, further_pairs
 from streamserve.scheduling.routing import Costs, WorkerLoad
 
 RECENT = 0.2

@@ -78,7 +78,7 @@ class ServedAdapters:
             if len(runtime.adapters | {adapter.fingerprint}) > self._limit:
                 raise RequestError(
                     f"{len(runtime.adapters)} adapters are loaded, which is the limit (max_loras): unload "
-                    "one, whose open requests must have ended",
+                    "an adapter, and wait until its open requests have ended",
                     status=409,
                 )
             refusal = await self._load(adapter)

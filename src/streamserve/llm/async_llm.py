@@ -31,21 +31,21 @@ from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
-from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.kept import digest_of
 from streamserve.protocol.messages import ModelInfo, Ready
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import check_router, topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.crashes import crash_folder
+from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.reranker import scoring
@@ -351,13 +351,14 @@ class AsyncLLM:
         if limit < 0 or (limit == 0 and params.max_tokens != 0):
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, but the model's context is limited to "
-                f"{model.max_model_len}, with the output: shorten the prompt",
+                f"{model.max_model_len}, including the output: shorten the prompt",
                 field="prompt",
             )
         if params.max_tokens is not None and params.max_tokens > limit:
             raise RequestError(
-                f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only {limit} "
-                f"are left of the model's context of {model.max_model_len}: lower it or shorten the prompt",
+                f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only "
+                f"{limit} tokens are left of the model's context of {model.max_model_len}: lower it or "
+                "shorten the prompt",
                 field="max_tokens",
             )
         return msgspec.structs.replace(

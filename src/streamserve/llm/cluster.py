@@ -17,8 +17,8 @@ from streamserve.fleet.worker_process import may_use_gpu
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import KeyPair, read_key_pair
 from streamserve.protocol.kv_network import KVNetwork
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.cluster import allowed_keys, ray_resources
+from streamserve.settings.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def _ray_launcher(join: JoinConfig, server: ServerConfig, model: ModelConfig) ->
     join = replace(
         join,
         allowed={**join.allowed, agents.public.hex(): "ray"},
-        offer="Ray places an agent where there is space",
+        offer="Ray places a worker's agent where there is space",
     )
     if server.listen == ServerConfig().listen:
         join = replace(join, endpoint="")  # empty: at the address by which Ray knows this machine
@@ -86,5 +86,7 @@ def next_epoch(key: Path, clock: float | None = None) -> int:
         temporary.write_text(f"{epoch}\n")
         temporary.replace(file)
     except OSError as error:
-        logger.warning("%s cannot be written (%s): the head's epoch is its start time", file, error.strerror)
+        logger.warning(
+            "%s cannot be written (%s): the head uses its start time as its epoch", file, error.strerror
+        )
     return epoch

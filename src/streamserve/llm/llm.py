@@ -399,7 +399,9 @@ class LLM:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt or several as a list. Token ids may be any Integral type, such as numpy's."""
     if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
-        raise TypeError(f"prompts must be a string, token ids, or a list of these, not {prompts!r:.80}")
+        raise TypeError(
+            f"prompts must be a string, token ids, or a list of strings or of token ids, not {prompts!r:.80}"
+        )
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

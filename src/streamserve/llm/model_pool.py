@@ -133,12 +133,14 @@ class ModelPool:
             return
         if model.state == "not loaded" and not self._unloading:
             busy = ", ".join(each.name for each in self.models.values() if each.users)
-            text = f"its memory is taken by models in use for {self._memory_timeout:g} seconds: {busy}"
+            text = (
+                f"models that are in use have taken its memory for {self._memory_timeout:g} seconds: {busy}"
+            )
         else:
             await asyncio.wait({waiter}, timeout=max(0.0, self._load_timeout - self._memory_timeout))
             if waiter.done():
                 return
-            text = f"it takes longer than {self._load_timeout:g} seconds (load_timeout)"
+            text = f"loading takes longer than {self._load_timeout:g} seconds (load_timeout)"
         raise RequestError(
             f"the model {model.name!r} is not loaded: {text}", status=503, retry_after=_BUSY_RETRY
         )

@@ -103,7 +103,7 @@ class Busy(msgspec.Struct, tag=True, frozen=True):
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """A request for a tree after a sequence's committed tokens: the first `retained` tokens of delta `base`,
     followed by `tokens`. `params` come with every delta of base 0. Fields not described here have the same
-    meaning as in engine.plan.DraftRequest.
+    meaning as in contracts.plan.DraftRequest.
 
     - `epoch`: larger after the sequence was edited or preempted; within an epoch the sequence only grows.
     - `depth`: with 0, the service only reads the tokens ahead of a request for a tree, and does not answer.
@@ -225,7 +225,7 @@ def encode(message: ToService | ToTarget) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_to_service(data: bytes) -> ToService:
+def decode_to_service(data: bytes | memoryview) -> ToService:
     """Decode a message at the service. Raises msgspec.DecodeError for anything else."""
     try:
         return _to_service.decode(data)
@@ -233,7 +233,7 @@ def decode_to_service(data: bytes) -> ToService:
         raise msgspec.DecodeError(type(error).__name__) from error
 
 
-def decode_to_target(data: bytes) -> ToTarget:
+def decode_to_target(data: bytes | memoryview) -> ToTarget:
     """Decode a message at the target. Raises msgspec.DecodeError for anything else."""
     try:
         return _to_target.decode(data)

@@ -310,7 +310,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured cost of a worker's steps: the fields of scheduling/cost.StepCost. `kv_token_bytes` is the
+    """The measured cost of a worker's steps: the fields of contracts.cost.StepCost. `kv_token_bytes` is the
     size of one token's KV."""
 
     kv_token_bytes: int

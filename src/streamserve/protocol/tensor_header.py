@@ -99,7 +99,7 @@ def _entries(path: Path, content: bytes) -> dict[str, Any]:
     try:
         entries = json.loads(content.decode(), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        _refuse(path, f"its header is no JSON: {error}")
+        _refuse(path, f"its header is not JSON: {error}")
     if not isinstance(entries, dict):
         _refuse(path, "its header must be a JSON object")
     return entries

@@ -74,7 +74,7 @@ def refuse_odd_files(files: Iterable[Path]) -> None:
             continue
         is_empty = stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or is_empty):
-            raise CheckpointError(f"{file} is no file, but a pipe, a device or a socket: remove it")
+            raise CheckpointError(f"{file} is not a file, but a pipe, a device or a socket: remove it")
         if file.suffix in TEXT_SUFFIXES and status.st_size > MAX_TEXT_BYTES:
             raise CheckpointError(f"{file} has {status.st_size} bytes: at most {MAX_TEXT_BYTES} are read")
         if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_POINTER_BYTES:

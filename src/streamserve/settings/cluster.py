@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from streamserve.protocol.cluster import Machine
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoint, read_clients, read_key_pair
-from streamserve.protocol.machine import identity
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.checkpoints import locate
 from streamserve.settings.options import SECRETS, SettingsError
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.machine import identity
 
 NEW_KEY = "create one with `streamserve keys new FILE`"
 
@@ -58,8 +58,9 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         raise SettingsError(f"launcher = {server.launcher!r}: join_key is required: {NEW_KEY}")
     if server.kv_transport == "nixl" and not server.kv_trusted_network:
         raise SettingsError(
-            "kv_transport = 'nixl': it has no keys, and whoever reaches its ports can write the memory of "
-            "workers: leave it out, or give kv_trusted_network if only they are in their network"
+            "kv_transport = 'nixl': NIXL has no keys: every program that reaches its ports can write to "
+            "the memory of workers: leave kv_transport out, or give kv_trusted_network if only the "
+            "workers can reach their network"
         )
     if model.draft.startswith("tcp://") and model.draft_key:
         raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")

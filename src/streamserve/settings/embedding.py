@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.gguf.files import open_gguf
 from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.config import Task
-from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import CheckpointError
 
 MAX_BYTES = 64 << 20

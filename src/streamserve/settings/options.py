@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.numbers import plain
-from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.server_config import ServerConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -131,7 +131,7 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
     """Raise SettingsError for a number that is not finite, or does not fit in 64 bits."""
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name} = {value}: must be a number that is finite")
+            raise SettingsError(f"{name} = {value}: must be a finite number")
         if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
             raise SettingsError(f"{name} = {value!r:.40}: must be between {-MAX_NUMBER} and {MAX_NUMBER}")
 

@@ -24,10 +24,6 @@ from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
-from streamserve.protocol.server_config import ServerConfig
-from streamserve.protocol.tls import tls_context
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.cluster import check_launcher
@@ -35,6 +31,10 @@ from streamserve.settings.commands import Use, acting, idle_text, refuse_idle, s
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
+from streamserve.system.tls import tls_context
 
 PREFIX = "STREAMSERVE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -130,7 +130,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
     unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
-        raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
+        raise CheckpointError(f"{folder} has no config.json: give the folder that contains it")
     task = detect_task(folder) if unresolved.task == "auto" else unresolved.task
     unresolved = msgspec.structs.replace(unresolved, task=task)
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
@@ -201,7 +201,7 @@ def _check_addresses(server: ServerConfig) -> None:
 
 def _check_names(server: ServerConfig) -> None:
     if not all(name.strip() for name in server.served_model_name):
-        raise SettingsError("served_model_name: a name is empty: requests could not give it")
+        raise SettingsError("served_model_name: a name is empty, so no request could use it")
 
 
 def _check_tls(server: ServerConfig) -> None:
@@ -252,11 +252,12 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
-        raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
+        raise SettingsError("router = 'predictive' needs measured step times: enable profile")
     workers = topology(server)
     if server.max_workers is not None and server.max_workers < len(workers.names):
         raise SettingsError(
-            f"max_workers = {server.max_workers}: there are {len(workers.names)} from the start: raise it"
+            f"max_workers = {server.max_workers}: the server starts with {len(workers.names)} workers: "
+            "raise max_workers"
         )
     check_router(server.router, workers)
 
@@ -268,13 +269,14 @@ def check_router(name: str, workers: Topology) -> None:
     decode = len(workers.decode)
     if sizes and sizes != decode:
         raise SettingsError(
-            f"router = {name!r}: its classes have {sizes} decode workers, but there are {decode}: "
-            "give as many with decode or pairs"
+            f"router = {name!r}: its classes have {sizes} decode workers, but there are {decode}: set "
+            f"decode or pairs to {sizes}"
         )
     if isinstance(router, ByClass) and workers.unified and workers.prefill and (sizes or not workers.paired):
         raise SettingsError(
-            f"router = {name!r}: classes cannot be divided among unified workers and pools: give "
-            "only one of these, or as many prefill as decode workers and classes without sizes"
+            f"router = {name!r}: classes cannot be divided among unified workers and pools: use only "
+            "unified workers, only pools, or classes without sizes and equal numbers of prefill and "
+            "decode workers"
         )
 
 
@@ -361,7 +363,7 @@ def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
     if name == text:
         return text
     if name not in environ:
-        raise SettingsError(f"{secret} = {text!r}: there is no such environment variable")
+        raise SettingsError(f"{secret} = {text!r}: the environment has no such variable")
     return environ[name]
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError, convert
 from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
+from streamserve.settings.server_config import ServerConfig
 
 OF_MODELS = frozenset(
     {
@@ -91,9 +91,14 @@ def _all_models(models: Sequence[str], given: Given) -> list[_Named]:
     for name, table in given.tables.items():
         if name in known:
             if "model" in table:
-                raise SettingsError(f"models.{name}: model is given twice, in {given.config} and outside")
+                raise SettingsError(
+                    f"models.{name}: model is given in {given.config} and outside of it: leave one of "
+                    "them out"
+                )
         elif not isinstance(table.get("model"), str):
-            raise SettingsError(f"models.{name} (in {given.config}): model is missing, a name or a folder")
+            raise SettingsError(
+                f"models.{name} (in {given.config}): model is missing: give a name or a folder"
+            )
         else:
             named.append(_Named(table["model"], (name,)))
     return named or [_Named(DEFAULT_MODEL)]
@@ -116,16 +121,18 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
         )
     if models > 1 and values.get("lora"):
         raise SettingsError(
-            "lora: with several models give each its adapters in its table [models.MODEL]: "
-            'lora = ["NAME=PATH"]'
+            "lora: with several models, give the adapters of each model in its table [models.MODEL]: lora "
+            '= ["NAME=PATH"]'
         )
     if models > 1 and values.get("launcher", "local") != "local":
         raise SettingsError(
-            f"launcher = {values['launcher']!r}: machines join a server of one model: start a server for "
-            "each model"
+            f"launcher = {values['launcher']!r}: machines can only join a server of one model: start a "
+            "server for each model"
         )
     if on_demand and values.get("timeline"):
-        raise SettingsError("timeline: it is written for one model that stays loaded: leave it out")
+        raise SettingsError(
+            "timeline: a timeline is only written for one model that stays loaded: leave timeline out"
+        )
     for name in ("load_timeout", "memory_timeout"):
         if not on_demand and values.get(name) is not None:
             raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
@@ -148,7 +155,9 @@ def _settings(named: _Named, given: Given, shared: bool) -> Settings:
     table."""
     tables = [given.tables[name] for name in named.names or (named.model,) if name in given.tables]
     if len(tables) > 1:
-        raise SettingsError(f"{','.join(named.names)}: these names of one model have several tables")
+        raise SettingsError(
+            f"{','.join(named.names)}: one model has several tables, under these names: leave only one table"
+        )
     table = tables[0] if tables else {}
     for name in table:
         if name not in OF_MODELS:
@@ -173,7 +182,9 @@ def _check_names(models: Sequence[Settings]) -> None:
             if name in seen and name in adapters:
                 raise SettingsError(f"lora = {name!r} of {names[0]}: another model or adapter has this name")
             if name in seen:
-                raise SettingsError(f"two models have the name {name!r}: give NAME=MODEL for one of them")
+                raise SettingsError(
+                    f"two models have the name {name!r}: give one of them another name with NAME=MODEL"
+                )
             seen.add(name)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from streamserve.engine.plan import DRAFT, DraftRequest
+from streamserve.contracts.plan import DRAFT, DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.simulate.executor import CostExecutor, Tokens, next_token, shift_of
-from streamserve.speculation.tree import TokenTree
 
 
 class SimulatedDrafter:
-    """Implements engine.plan.Drafter with KV in the DRAFT group of `executor`, whose clock its passes
+    """Implements contracts.plan.Drafter with KV in the DRAFT group of `executor`, whose clock its passes
     advance.
 
     A draft token equals the target's next token with probability `accuracy`. A tree is late with probability
@@ -74,7 +74,7 @@ class SimulatedDrafter:
         self._seen[request.id] = request.epoch, tokens
         cached = self._executor.read(self.group, request.blocks, request.computed)
         if cached.tolist() != tokens[: request.computed]:
-            raise RuntimeError(f"the draft KV of sequence {request.id} is not that of its tokens")
+            raise RuntimeError(f"the draft KV of sequence {request.id} is not the KV of its tokens")
         tree = self._grow(request, tokens)
         start = min(request.computed, len(tokens) - 1)
         self._executor.write(self.group, request.blocks, start, tokens[start:] + list(tree.tokens[1:]))

@@ -12,10 +12,10 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 
 Cost = Callable[[int, int], float]
 """Seconds of a step, from its query tokens and the KV tokens they attend to."""

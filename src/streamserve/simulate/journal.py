@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.observer import StepPhase
-from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import ToEngine
 from streamserve.simulate.faults import PoisonPhase

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.simulate.executor import CostExecutor, next_token
-from streamserve.speculation.tree import TokenTree
 
 KINDS = ("1", "2", "3", "4", "specinfer")
 """Shapes of recorded trees: beams of width 1 to 4, and SpecInfer's fixed tree."""
@@ -69,7 +69,7 @@ def unpack(arrays: "dict[str, npt.NDArray[np.generic]]") -> Recording:
 
 
 class RecordedDrafter:
-    """Implements engine.plan.Drafter with a CostExecutor, whose clock its passes advance. A request's seed
+    """Implements contracts.plan.Drafter with a CostExecutor, whose clock its passes advance. A request's seed
     selects the recorded text. `cost` returns the seconds of a draft pass, given its number of query
     tokens."""
 

@@ -4,7 +4,7 @@ early."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.simulate.executor import CostExecutor
 

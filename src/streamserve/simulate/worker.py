@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
 from streamserve.fleet.events import Heartbeat
-from streamserve.protocol.config import EngineConfig, Role
+from streamserve.protocol.config import Role
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     CostCurve,
@@ -24,7 +27,6 @@ from streamserve.protocol.messages import (
     ToEngine,
 )
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.simulate.clock import Action, VirtualClock
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.faults import FaultInjector, FaultObserver, InjectedCrash, PoisonPhase
@@ -256,4 +258,5 @@ class SimulatedWorker:
                 journal=self.journal,
                 adapters=SimulatedAdapters(),
             ),
+            ORDERS,
         )

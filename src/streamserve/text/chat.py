@@ -95,7 +95,9 @@ class ChatTemplate:
         except MemoryError as error:
             raise RequestError("the chat template needs too much memory", field="messages") from error
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise RequestError(f"the chat template refuses this: {error}", field="messages") from error
+            raise RequestError(
+                f"the chat template refuses this conversation: {error}", field="messages"
+            ) from error
         return prompt if final is None else _truncate_at_mark(prompt, final)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.protocol.embedding import EmbeddingConfig
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import Pooling, SamplingParams
 

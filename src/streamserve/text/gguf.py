@@ -162,7 +162,7 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
     for text in metadata.texts(key):
         first, _, second = text.partition(" ")
         if not first or not second or " " in second:
-            metadata.refuse(key, f"holds {shown(text)}, which is not two tokens")
+            metadata.refuse(key, f"holds {shown(text)}, which does not consist of two tokens")
         pairs.append((first, second))
     return pairs
 
@@ -234,7 +234,8 @@ def _scored_merges(
         if found and by_score.setdefault(score, text) != text:
             metadata.refuse(
                 PREFIX + "scores",
-                f"are equal for {shown(by_score[score])} and {shown(text)}: which is merged first?",
+                f"are equal for {shown(by_score[score])} and {shown(text)}, so the order of merges is "
+                "unknown",
             )
         merges += found
     merges.sort(key=lambda merge: (-merge[0], -len(merge[1])))

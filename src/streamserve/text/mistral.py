@@ -172,7 +172,9 @@ class MistralTemplate:
         # The library raises its own errors, pydantic's errors, and bare assertions.
         except Exception as error:
             reason = " ".join(str(error).split())[:500] or type(error).__name__
-            raise RequestError(f"mistral-common refuses this: {reason}", field="messages") from error
+            raise RequestError(
+                f"mistral-common refuses this conversation: {reason}", field="messages"
+            ) from error
 
     def _encode(
         self,

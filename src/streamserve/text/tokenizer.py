@@ -258,7 +258,8 @@ def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise CheckpointError(
-            f"{folder.path} has no tokenizer.json; streamserve[odd-tokenizers] converts other formats"
+            f"{folder.path} has no tokenizer.json; install streamserve[odd-tokenizers] to convert other "
+            "formats"
         ) from error
     try:
         backend = AutoTokenizer.from_pretrained(folder.path, local_files_only=True).backend_tokenizer

@@ -1,1 +1,1 @@
-"""Moves KV blocks between workers: implements engine.transport.Transport with real memory."""
+"""Moves KV blocks between workers: implements contracts.transport.Transport with real memory."""

@@ -22,7 +22,7 @@ import msgspec
 import torch
 import zmq
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.kv_network import (
     MAX_FRAME_BYTES,
     MAX_ROWS,
@@ -32,8 +32,8 @@ from streamserve.protocol.kv_network import (
     decode_written,
     encode,
 )
-from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
 from streamserve.transfer.network_memory import HEARTBEAT_MILLISECONDS, QUEUED, SILENCE_MILLISECONDS
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 from streamserve.transfer.shared_memory import SharedMemoryTransport
@@ -116,7 +116,7 @@ class NetworkTransport:
                 return
         self._local.discard(to)
         if not to.endpoint.startswith("tcp://"):
-            raise TransferError(f"the cache at {to.path} is on another machine, and has no address there")
+            raise TransferError(f"the cache at {to.path} is on another machine, which gave no address")
 
     def push(
         self,

@@ -21,7 +21,7 @@ from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.kv_network import (
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
@@ -32,8 +32,8 @@ from streamserve.protocol.kv_network import (
     decode_write,
     encode,
 )
-from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
 from streamserve.transfer.gate import BlockGate
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory
@@ -160,7 +160,7 @@ class NetworkMemory:
             return Written(write.number, "the worker was restarted")
         sizes = [len(write.blocks) * row.shape[1] for row in rows]
         if sizes != [len(frame) for frame in frames[1:]]:
-            return Written(write.number, "the rows have other sizes")
+            return Written(write.number, "the rows have different sizes")
         refusal = self.gate.write(
             write.reservation,
             write.blocks,

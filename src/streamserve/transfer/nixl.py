@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.transport import Landed, TransferError
-from streamserve.protocol.machine import identity
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
 from streamserve.transfer.nixl_memory import POLL_SECONDS, make_agent
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 

@@ -22,10 +22,10 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from streamserve.engine.transport import TransferError
-from streamserve.protocol.machine import identity
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.transfer.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,9 @@ class NixlMemory:
         # An agent ends when its object is freed, and reference cycles may delay that.
         gc.collect()
         if old() is not None:
-            raise TransferError("NIXL's agent does not end: this worker cannot refuse what may be on the way")
+            raise TransferError(
+                "NIXL's agent does not end: this worker cannot refuse writes that are still in flight"
+            )
         self.generation += 1
         logger.warning("a writer of KV was lost or has failed: KV is received by another NIXL agent")
         return self.address(*self._pool)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 

@@ -15,11 +15,11 @@ from typing import BinaryIO
 
 import msgspec
 
-from streamserve.protocol.available_memory import address_limit
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.lease import Lease
-from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.runtime_folder import folder_of, remove_if_dead
+from streamserve.system.available_memory import address_limit
+from streamserve.system.logs import configure_logging
+from streamserve.system.runtime_folder import folder_of, remove_if_dead
 
 MAX_CONFIG_BYTES = 1 << 20
 PARENT_SECONDS = 1.0

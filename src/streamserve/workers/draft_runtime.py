@@ -14,10 +14,10 @@ from collections import deque
 import msgspec
 import zmq
 
+from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.draft_service.server.explain import report
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Batch, Out
-from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.protocol.drafting import Reason, decode_to_service, encode, encode_report, printable
 from streamserve.protocol.messages import Stop, decode_to_worker
 from streamserve.workers.draft_listener import DraftListener, Failure, Received
@@ -166,12 +166,13 @@ class ServiceRuntime:
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        for socket in (self._listener.socket, self._listener.monitor, self._wake_receiver, self._parent):
-            poller.register(socket, zmq.POLLIN)
+        for pollable in (*self._listener.pollable, self._wake_receiver, self._parent):
+            poller.register(pollable, zmq.POLLIN)
         faults = Faults("an iteration of the receiver thread")
         while not self._stopping:
             try:
-                self._handle_ready(dict(poller.poll(int(REPORT_SECONDS * 1000))))
+                wait = 0.0 if self._listener.pending else REPORT_SECONDS
+                self._handle_ready(dict(poller.poll(int(wait * 1000))))
                 faults.succeeded()
             except zmq.ContextTerminated:
                 return
@@ -179,17 +180,15 @@ class ServiceRuntime:
                 faults.failed(error)
                 time.sleep(PAUSE_SECONDS)
 
-    def _handle_ready(self, ready: dict[zmq.Socket[bytes], int]) -> None:
+    def _handle_ready(self, ready: dict[object, int]) -> None:
         """Send queued messages, process received ones, and report when it is time."""
         if self._wake_receiver in ready:
             while self._wake_receiver.poll(0):
                 self._wake_receiver.recv()
         while self._outs:
             self._send(self._outs.popleft())
-        if self._listener.socket in ready:
-            self._receive()
-        if self._listener.monitor in ready:
-            self._receive_ended()
+        self._receive()
+        self._receive_ended()
         if self._parent in ready and isinstance(decode_to_worker(self._parent.recv()), Stop):
             self._stopping = True
         now = time.monotonic()
@@ -205,6 +204,7 @@ class ServiceRuntime:
     def _receive(self) -> None:
         """Process a limited number of received messages."""
         outs: list[Out] = []
+        heard = False
         for received in self._listener.receive():
             try:
                 outs += self._take(received)
@@ -214,6 +214,9 @@ class ServiceRuntime:
                 self._message_faults.failed(error)
                 with self._changed:
                     outs += self._refuse(received, "internal", "the service failed to process this message")
+            heard = True
+        if not heard:
+            return
         with self._changed:
             self._changed.notify()
         for out in outs:
@@ -247,12 +250,11 @@ class ServiceRuntime:
         return self._service.refuse(received.peer, reason, printable(text, 200), time.monotonic())
 
     def _receive_ended(self) -> None:
-        """Process ended connections, including those that failed in the handshake: a wrong key, or no
-        ZeroMQ."""
+        """Process ended connections, also those closed for a wrong key or a broken protocol."""
         for ended in self._listener.ended():
             with self._changed:
                 if isinstance(ended, Failure):
-                    self._service.refuse(b"", "key", ended.text, time.monotonic())
+                    self._service.refuse(b"", ended.reason, ended.text, time.monotonic())
                 else:
                     self._service.table.disconnected(ended.peer, time.monotonic())
 

@@ -1,6 +1,6 @@
 """The draft role: runs draft_service/server/service.py between a socket and a draft model.
 
-receiver and sender   one thread, which owns the sockets      ROUTER ◀──▶ targets, DEALER ◀──▶ parent
+receiver and sender   one thread, which owns the sockets      listener ◀──▶ targets, DEALER ◀──▶ parent
 drafting              the main thread: batch after batch, while any request waits
 
 The threads share the service under one lock, which is not held while the model computes. They are in
@@ -21,14 +21,17 @@ from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.execution.load import load, make_drafter
 from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.curve import parse_endpoint, read_clients, read_key_pair
 from streamserve.protocol.drafting import DraftReady, encode_report
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.processors import usable_processors
 from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
+from streamserve.workers.keyed_listener import KeyedListener
 from streamserve.workers.pinning import pin_threads
+from streamserve.workers.plain_listener import PlainListener
 
 BAD_SETTING_EXIT_STATUS = 2
 
@@ -42,7 +45,7 @@ def run(config: WorkerConfig) -> int:
         try:
             loaded = load(config.model, None, cores.cpus if cores else ())
             service = make_service(config.drafting, loaded, Path(config.model.path))
-            listener = DraftListener(context, config.drafting)
+            listener = listen(context, config.drafting)
         except (CheckpointError, ValueError, OSError, zmq.ZMQError) as error:
             parent.send(encode_report(Failed(str(error), BAD_SETTING_EXIT_STATUS)))
             return BAD_SETTING_EXIT_STATUS
@@ -63,6 +66,16 @@ def run(config: WorkerConfig) -> int:
             listener.close()
             loaded.executor.close()
     return 0
+
+
+def listen(context: zmq.Context[zmq.Socket[bytes]], config: DraftingConfig) -> DraftListener:
+    """Listen at `config.listen`. Raises ValueError for invalid key files; OSError or ZMQError if the address
+    cannot be used."""
+    endpoint = parse_endpoint(config.listen)
+    if config.key is None:
+        return PlainListener(endpoint)
+    clients = read_clients(config.clients) if config.clients else {}
+    return KeyedListener(context, endpoint, read_key_pair(config.key), clients)
 
 
 def make_service(config: DraftingConfig, loaded: Loaded, folder: Path) -> Service:

@@ -33,12 +33,11 @@ from streamserve.protocol.fork import (
     Imported,
     Unable,
     Wait,
-    above_streams,
-    identity,
     receive,
     send,
 )
-from streamserve.protocol.runtime_folder import socket_base, sweep
+from streamserve.system.forks import above_streams, identity
+from streamserve.system.runtime_folder import socket_base, sweep
 
 PARENT_SECONDS = 1.0
 """Seconds between checks whether the parent still runs: a fork of the parent may keep the socket open."""

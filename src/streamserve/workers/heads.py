@@ -23,7 +23,7 @@ def between_heads(engine: Engine, kv: KVPorts, link: Link) -> Adopt | None:
     kv.leave()
     engine.leave()
     link.send(Left())
-    logger.info("no head: this worker keeps its weights and its prefix cache for the next one")
+    logger.info("no head: this worker keeps its weights and its prefix cache for the next head")
     while True:
         message = link.receive(None)
         if isinstance(message, Adopt):

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.observer import StepPhase
-from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
 from streamserve.protocol.messages import Cancel, LoadAdapter, ToEngine, UnloadAdapter
@@ -52,13 +52,25 @@ class StepJournal:
     def __init__(self, memory: mmap.mmap, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan: StepPlan | None = None
         self.phase = ""
-        self.signs = Signs()
+        self._signs = Signs()
+        self._reading = threading.Lock()
+        """Held while the thread reads the signs: what they read must not be closed meanwhile."""
         self._writer = JournalWriter(memory)
         self._clock = clock
         self._seen: tuple[int, int, int] | None = None
         """The progress, the number of compilations and the entry's number at the last sign of life."""
         self._moved_at = 0.0
         self._stepped = False
+
+    @property
+    def signs(self) -> Signs:
+        """The signs that a step goes on. After a new value was set, the previous signs are no longer read."""
+        return self._signs
+
+    @signs.setter
+    def signs(self, signs: Signs) -> None:
+        with self._reading:
+            self._signs, self._seen = signs, None
 
     def take(self, message: ToEngine) -> None:
         """Record that a message is about to be processed, with the attempt to which it belongs."""
@@ -110,15 +122,16 @@ class StepJournal:
         compiling takes.
         """
         now = self._clock()
-        seen = (self.signs.progress(), self.signs.compiled(), self._writer.number)
-        before = self._seen or seen
-        if seen[1] != before[1]:
-            self._moved_at = now + COMPILING_SECONDS
-        elif seen[0] != before[0]:
-            self._moved_at = now
-        elif seen[2] != before[2]:  # the phase with the compilation is over
-            self._moved_at = min(self._moved_at, now)
-        self._seen = seen
+        with self._reading:
+            seen = (self._signs.progress(), self._signs.compiled(), self._writer.number)
+            before = self._seen or seen
+            if seen[1] != before[1]:
+                self._moved_at = now + COMPILING_SECONDS
+            elif seen[0] != before[0]:
+                self._moved_at = now
+            elif seen[2] != before[2]:  # the phase with the compilation is over
+                self._moved_at = min(self._moved_at, now)
+            self._seen = seen
         self._writer.beat(now, self._moved_at)
 
     def _beat(self) -> None:

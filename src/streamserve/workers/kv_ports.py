@@ -7,7 +7,7 @@ The pools stay, and so does the prefix cache.
 
 from dataclasses import dataclass
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.execution.cuda.landing import KVLanding
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.transfers import CacheAddress

@@ -28,7 +28,7 @@ def plan(request: MemoryRequest) -> MemoryPlan | PlanRefused:
     The KV caches of all models together take by default at most the share of the budget that the KV cache of
     a single model takes.
     """
-    from streamserve.protocol.available_memory import available_bytes
+    from streamserve.system.available_memory import available_bytes
 
     budget = int(available_bytes() * BUDGET_SHARE) if request.budget is None else request.budget
     planned = []

@@ -91,9 +91,7 @@ class ProfileRefresher:
             path = self._store.write(measured)
             engine.speculation.step_cost.replace_prior(measured.cost.in_tokens(measured.kv_token_bytes))
             self.profile = measured
-            changed = (
-                "different from before" if contradicts(profile, measured) else "about the same as before"
-            )
+            changed = "changed" if contradicts(profile, measured) else "almost unchanged"
             logger.info("measured again, %s: %s; stored in %s", changed, measured.summary, path)
 
     def _stop(self) -> None:

@@ -1,4 +1,5 @@
-"""Drafts with draft services: the sockets of draft_service/target/client.py. Implements engine.plan.Drafter.
+"""Drafts with draft services: the connections of draft_service/target/client.py. Implements
+contracts.plan.Drafter.
 
 begin ── deltas ──▶ service            the target continues: other requests' prompts, and steps without trees
 collect ◀── trees ── service           waits while waiting pays, then takes the received trees
@@ -12,30 +13,28 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import zmq
 
+from streamserve.contracts.plan import Drafter, DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.client import Client, Identity
 from streamserve.draft_service.target.links import Out
 from streamserve.draft_service.target.waiting import Waiting
-from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
 from streamserve.protocol.drafting import MAX_REPLY_BYTES, decode_to_target, encode
 from streamserve.protocol.reports import RemoteReport
-from streamserve.speculation.tree import TokenTree
+from streamserve.workers.draft_links import DraftLink, open_link
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_MILLISECONDS = 2000
 MAX_MESSAGES_AT_ONCE, MAX_BYTES_AT_ONCE = 64, 2 * MAX_REPLY_BYTES
 """Limits of the messages, and of their bytes, that are read from a service before the engine continues."""
-QUEUED = 32
-"""Messages of a service in the receive queue; beyond this number, TCP flow control stops the service's
-sending."""
 
 
 def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> "RemoteDrafter | None":
@@ -68,7 +67,8 @@ class RemoteDrafter:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._endpoints, self._own = endpoints, own
         self._poller = zmq.Poller()
-        self._sockets: list[zmq.Socket[bytes] | None] = [None for _ in endpoints]
+        self._links: list[DraftLink | None] = [None for _ in endpoints]
+        """The connection to each service; None while the service is on probation."""
         for number in range(len(endpoints)):
             self._connect(number)
         self.client = Client(identity, [endpoint.address for endpoint in endpoints], seed, models)
@@ -155,9 +155,9 @@ class RemoteDrafter:
     def close(self) -> None:
         """End the sessions and free the sockets."""
         self._send(self.client.close(time.monotonic()))
-        for socket in self._sockets:
-            if socket is not None:
-                socket.close(linger=200)
+        for link in self._links:
+            if link is not None:
+                link.close(linger=200)
         self._context.term()
 
     def _learn(self, requests: Sequence[DraftRequest], now: float) -> None:
@@ -179,27 +179,25 @@ class RemoteDrafter:
 
     def _receive(self, seconds: float) -> None:
         """Process received messages; wait up to `seconds` for the first message."""
-        ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
-        for ready_socket, _ in ready:
-            socket: zmq.Socket[bytes] = ready_socket
-            number, size = self._sockets.index(socket), 0
-            for _ in range(MAX_MESSAGES_AT_ONCE):
-                # `_hear` closes the socket of a service that it puts on probation.
-                if size >= MAX_BYTES_AT_ONCE or self._sockets[number] is not socket:
+        if seconds:
+            self._poller.poll(max(0, round(seconds * 1000)))
+        for number, link in enumerate(self._links):
+            if link is None:
+                continue
+            size = 0
+            for message in islice(link.receive(), MAX_MESSAGES_AT_ONCE):
+                size += len(message)
+                self._hear(number, message)
+                # A service on probation has no link any more: the rest of its messages is not even read.
+                if size >= MAX_BYTES_AT_ONCE or self._links[number] is not link:
                     break
-                try:
-                    frame = socket.recv(zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    break
-                size += len(frame)
-                self._hear(number, frame)
 
-    def _hear(self, number: int, frame: zmq.Frame) -> None:
+    def _hear(self, number: int, data: bytes | memoryview) -> None:
         """Process a message of service `number`, valid or not."""
         now = time.monotonic()
-        if self.client.size(number, len(frame), now):
+        if self.client.size(number, len(data), now):
             try:
-                message = decode_to_target(frame.bytes)
+                message = decode_to_target(data)
             except msgspec.DecodeError as error:
                 self.client.reject(number, "unreadable", str(error), now)
                 self._reconnect(now)
@@ -214,41 +212,23 @@ class RemoteDrafter:
     def _reconnect(self, now: float) -> None:
         """Close the connections of services on probation, so that their messages are not even read, and
         reopen them afterwards."""
-        for number, link in enumerate(self.client.links):
-            socket = self._sockets[number]
-            if link.on_probation(now):
-                if socket is not None:
-                    self._poller.unregister(socket)
-                    socket.close(linger=0)
-                    self._sockets[number] = None
-            elif socket is None:
+        for number, service in enumerate(self.client.links):
+            link = self._links[number]
+            if service.on_probation(now):
+                if link is not None:
+                    self._poller.unregister(link.pollable)
+                    link.close()
+                    self._links[number] = None
+            elif link is None:
                 self._connect(number)
 
     def _send(self, outs: Sequence[Out]) -> None:
         for out in outs:
-            socket = self._sockets[out.link]
-            try:
-                if socket is not None:
-                    socket.send(encode(out.message), zmq.NOBLOCK)
-            except zmq.ZMQError:  # not connected, or the send queue is full
+            link = self._links[out.link]
+            if link is not None and not link.send(encode(out.message)):
                 self.client.unreachable(out.link, time.monotonic())
 
     def _connect(self, number: int) -> None:
-        endpoint, own = self._endpoints[number], self._own
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.SNDHWM, 64)
-        socket.setsockopt(zmq.RCVHWM, QUEUED)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-        if endpoint.server_key is not None:
-            assert own is not None, "settings see to that"
-            socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.server_key)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-        socket.connect(endpoint.address)
-        self._sockets[number] = socket
-        self._poller.register(socket, zmq.POLLIN)
+        link = open_link(self._context, self._endpoints[number], self._own)
+        self._links[number] = link
+        self._poller.register(link.pollable, zmq.POLLIN)

@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from streamserve.engine.plan import AsyncExecutor
+from streamserve.contracts.plan import AsyncExecutor
 from streamserve.execution.loaded import Loaded
 from streamserve.workers.journal import Signs
 

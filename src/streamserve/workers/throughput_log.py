@@ -28,4 +28,7 @@ class ThroughputLog:
         text = f"{steps} steps in {busy:.1f} s: {generated / busy:.0f} tokens/s, {prompt} prompt tokens"
         if report.step_floor_seconds is None or last.step_floor_seconds is None:
             return text
-        return f"{text}, {(report.step_floor_seconds - last.step_floor_seconds) / busy:.0%} of the floor"
+        return (
+            f"{text}, step floor at {(report.step_floor_seconds - last.step_floor_seconds) / busy:.0%} "
+            "of step time"
+        )

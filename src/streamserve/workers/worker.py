@@ -15,11 +15,13 @@ import zmq
 from llguidance import LLTokenizer
 from msgspec.structs import replace
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import Drafter
+from streamserve.contracts.transport import TransferError
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
 from streamserve.engine.ports import EnginePorts
-from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.default_swap import with_default_swap
@@ -33,25 +35,24 @@ from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     CostCurve,
     Failed,
     Ready,
 )
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
+from streamserve.system.logs import configure_logging
+from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.pools import Pools
 from streamserve.workers.crash import write_report
 from streamserve.workers.grammar_queue import GrammarQueue
 from streamserve.workers.heads import between_heads, join
-from streamserve.workers.journal import StepJournal
+from streamserve.workers.journal import Signs, StepJournal
 from streamserve.workers.kv_ports import KVPorts, memory_of
 from streamserve.workers.link import Link
 from streamserve.workers.output_keeper import OutputKeeper
@@ -97,6 +98,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
                 link.send(Failed(out_of_memory_text(), 1))
                 return 1
             _run_engine(config, parts, link, journal, started)
+        journal.signs = Signs()  # those of the model cannot be read once it is closed
         parts.kv.memory.close()
         parts.loaded.executor.close()
     return 0
@@ -228,6 +230,7 @@ def _engine(
             journal=journal,
             adapters=loaded.adapters,
         ),
+        ORDERS,
     )
 
 

@@ -19,7 +19,8 @@ from streamserve.api.anthropic.schemas import (
     StopReason,
     ThinkingTokens,
 )
-from streamserve.api.generation import AppContext, GenerationTask, generate, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.anthropic_errors import AnthropicErrorBody, anthropic_error
 from streamserve.api.http.auth import caller_of
@@ -29,7 +30,8 @@ from streamserve.api.http.errors import as_request_error
 from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import (
     LARGE_REQUEST,
     Conversation,
@@ -43,7 +45,6 @@ from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import Delta, Usage
@@ -69,7 +70,7 @@ _HEADERS: tuple[dict[str, Any], ...] = (
     {
         "name": "beta",
         "in": "query",
-        "description": "without effect: Anthropic's clients send it with the header of betas",
+        "description": "without effect; Anthropic's clients send it together with the header anthropic-beta",
         "schema": {"type": "boolean"},
     },
 )
@@ -112,7 +113,7 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
         "/v1/messages",
         messages,
         Operation(
-            "The next message of a conversation, by Anthropic's API",
+            "The next message of a conversation, in Anthropic's API",
             MessagesRequest,
             MessageReply,
             event=MessageEvent,
@@ -143,7 +144,7 @@ def _ignored_headers(request: Request) -> IgnoredFields:
     """Return the request's ignored fields, to which the headers without effect are added."""
     ignored = ignored_of(request)
     if request.headers.get(VERSION_HEADER, VERSIONS[0]) not in VERSIONS:
-        ignored.add(VERSION_HEADER, f" with other values than {' and '.join(VERSIONS)}")
+        ignored.add(VERSION_HEADER, f" with values other than {' and '.join(VERSIONS)}")
     if request.headers.get(BETA_HEADER):
         ignored.add(BETA_HEADER)
     return ignored

@@ -26,7 +26,7 @@ ToolChoice = Annotated[
 ]
 Thinking = Annotated[
     dict[str, Any] | None,
-    about("type: enabled, adaptive or disabled, where the model's chat template has that"),
+    about("type: enabled, adaptive or disabled, if the model's chat template supports it"),
 ]
 OutputConfig = Annotated[
     dict[str, Any] | None, about("format: a json_schema that the output must match; effort")
@@ -39,7 +39,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     max_tokens: Annotated[
         int,
         about(
-            "maximum number of tokens of the output; it also ends where the context does",
+            "maximum number of output tokens; the output also ends at the end of the context",
             minimum=0,
             maximum=2**31,
         ),
@@ -58,7 +58,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = msgspec.field(default_factory=list)
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("further variables of the model's template")
+        dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
     metadata: Annotated[dict[str, Any] | None, about("without effect: named in the Warning header")] = None
 
@@ -74,7 +74,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     thinking: Thinking = None
     output_config: OutputConfig = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("further variables of the model's template")
+        dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
 
 

@@ -13,13 +13,13 @@ from starlette.middleware import Middleware
 from starlette.types import Message, Scope
 
 from streamserve.api.batches.lines import ENDPOINTS, PIECE, LineResponse, RequestLine, prepared_body
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import with_caller
 from streamserve.api.http.errors import ERROR_HANDLERS, error_body, error_headers
 from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.request_ids import HEADER, RequestIds
-from streamserve.api.on_demand import HeldModels
+from streamserve.api.leases import HeldModels, lease_of
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
 from streamserve.api.openai.responses import RESPONSE_ROUTES
@@ -99,10 +99,11 @@ class Caller:
     async def _answer(self, path: str, body: bytes, owner: str) -> _Answer:
         """Return the answer of the model that the body names. Waits until the model is loaded, without a
         limit."""
-        if self._context.models is None:
+        requested = await self._context.side_thread.run_if(len(body) > PIECE, partial(_model_of, body))
+        if not self._context.models.has(requested):  # the route refuses it
             return await self._call(path, body, owner, self._context)
         try:
-            lease = await self._context.models.lease(_model_of(body), patient=True)
+            lease = await lease_of(self._context, requested, patient=True)
         except RequestError as error:
             return _Answer(error.status, Headers(error_headers(error)), error_body(error), healthy=True)
         try:
@@ -132,7 +133,7 @@ def _model_of(body: bytes) -> str | None:
     """Return the model that a request names. None if it names none, or if its route refuses the field."""
     try:
         return msgspec.json.decode(body, type=_Named).model
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -97,7 +97,7 @@ class BatchFolder:
         if self.held + size > self.max_bytes:
             raise RequestError(
                 f"the files of all batches take {self.held} bytes, and {self.max_bytes} is the limit "
-                "(max_batch_folder_bytes): delete some",
+                "(max_batch_folder_bytes): delete some files",
                 status=413,
             )
         self.held += size
@@ -110,7 +110,7 @@ class BatchFolder:
         """Raise RequestError (413) if there are too many files or batches for another one."""
         if max(len(self.files), len(self.batches)) >= MAX_FILES:
             raise RequestError(
-                f"there are {MAX_FILES} files or batches, which is the limit: delete some", status=413
+                f"there are {MAX_FILES} files or batches, which is the limit: delete some of them", status=413
             )
 
     def put_file(self, stored: StoredFile) -> None:
@@ -151,7 +151,7 @@ class BatchFolder:
             if path.suffix == ".jsonl" and path.stem in growing | self.files.keys():
                 self.held += _size(path)
             elif path.suffix == ".jsonl" and damaged:
-                _set_aside(path, "its record may be one that is damaged")
+                _set_aside(path, "its record may be damaged")
             elif path.suffix not in (".json", DAMAGED) and not path.is_dir():
                 path.unlink()
 
@@ -215,10 +215,10 @@ def _read(path: Path, kind: type[S]) -> S:
     """Return a record. Raises ValueError if it is damaged, OSError if it cannot be read."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
-        raise ValueError(f"it is no file of at most {MAX_RECORD_BYTES} bytes")
+        raise ValueError(f"it is not a file of at most {MAX_RECORD_BYTES} bytes")
     record = msgspec.json.decode(path.read_bytes(), type=kind)
     if _id(record) != path.stem:
-        raise ValueError(f"it has the id {_id(record)!r:.100}, not that of its name")
+        raise ValueError(f"it contains the id {_id(record)!r:.100}, which differs from the id in its name")
     return record
 
 

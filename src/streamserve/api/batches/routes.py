@@ -23,7 +23,7 @@ from streamserve.api.batches.schemas import (
 )
 from streamserve.api.batches.service import BatchService
 from streamserve.api.batches.upload import Upload, receive
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.descriptors import Descriptors

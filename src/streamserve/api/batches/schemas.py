@@ -44,7 +44,7 @@ class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/batches."""
 
-    input_file_id: Annotated[str, about("an uploaded file: a request in JSON on each line")]
+    input_file_id: Annotated[str, about("an uploaded file with one request in JSON per line")]
     endpoint: Annotated[str, about("the route of all requests", enum=list(ENDPOINTS))]
     completion_window: Annotated[str, about("the time until which the batch is done", enum=[WINDOW])]
     metadata: Annotated[

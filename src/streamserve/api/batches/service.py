@@ -38,7 +38,7 @@ from streamserve.api.batches.schemas import (
     StoredBatch,
     StoredFile,
 )
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -305,7 +305,9 @@ class _Check:
         try:
             line = _parsed(source, place, (self._endpoint,))
             if line.custom_id in self._seen:
-                raise LineError("custom_id: an earlier line has the same", place.number, "custom_id")
+                raise LineError(
+                    "custom_id: an earlier line has the same custom_id", place.number, "custom_id"
+                )
             self._seen.add(line.custom_id)
         except LineError as error:
             self._add(error)

@@ -5,16 +5,16 @@ The memory of a decoded body is computed before decoding (json_scan.py), and cha
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.requests import Request
 
-from streamserve.api.generation import AppContext
 from streamserve.api.http.ignored_fields import STRICT, IgnoredFields, OtherFields, ignored_of
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
+from streamserve.api.http.side_thread import SideThread
 from streamserve.protocol.errors import RequestError
 
 _LARGE_BYTES = 64 << 10
@@ -27,8 +27,24 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class BodyLimits(Protocol):
+    """The limits of request bodies, and the thread that decodes large ones."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def max_values(self) -> int: ...
+
+    @property
+    def max_characters(self) -> int: ...
+
+    @property
+    def side_thread(self) -> SideThread: ...
+
+
 async def read_request(
-    request: Request, context: AppContext, kind: type[T], others: OtherFields = STRICT
+    request: Request, limits: BodyLimits, kind: type[T], others: OtherFields = STRICT
 ) -> T:
     """Read the body of `request` as `kind`.
 
@@ -38,28 +54,28 @@ async def read_request(
     """
     ignored = IgnoredFields(strict=True) if others.strict else ignored_of(request)
     charge = charge_of(request)
-    scan = JsonScan(context.max_values, context.max_characters)
-    data = await _read(request, context.settings.max_body_bytes, charge, scan)
+    scan = JsonScan(limits.max_values, limits.max_characters)
+    data = await _read(request, limits.max_body_bytes, charge, scan)
     size = len(data)
     charge.add(scan.decoded_bytes)
     large = size > _LARGE_BYTES or scan.values > _LARGE_VALUES
-    body = await context.side_thread.run_if(large, lambda: checked(parse(data), kind, others, ignored))
+    body = await limits.side_thread.run_if(large, lambda: checked(parse(data), kind, others, ignored))
     charge.release(size)
     return body
 
 
 async def read_message(
-    data: bytes, context: AppContext, charge: Charge, kind: type[T], others: OtherFields = STRICT
+    data: bytes, limits: BodyLimits, charge: Charge, kind: type[T], others: OtherFields = STRICT
 ) -> T:
     """Parse a WebSocket message as `kind`, strictly. Raises RequestError as `read_request` does."""
-    scan = JsonScan(context.max_values, context.max_characters)
+    scan = JsonScan(limits.max_values, limits.max_characters)
 
     def decoded() -> T:
         scan.feed(data)
         charge.add(scan.decoded_bytes)
         return checked(parse(data), kind, others)
 
-    return await context.side_thread.run_if(len(data) > _LARGE_BYTES, decoded)
+    return await limits.side_thread.run_if(len(data) > _LARGE_BYTES, decoded)
 
 
 async def _read(request: Request, limit: int, charge: Charge, scan: JsonScan) -> bytearray:

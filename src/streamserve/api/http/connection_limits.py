@@ -48,7 +48,9 @@ class Connections:
                 429,
             )
         if not self._descriptors.take():
-            return _refusal("as many connections and files are open as this server's process can have", 503)
+            return _refusal(
+                "this server's process has reached its limit of open connections and files (ulimit -n)", 503
+            )
         self.open += 1
         self._by_address[address] += 1
         return None
@@ -63,5 +65,5 @@ class Connections:
 
 
 def _refusal(message: str, status: int) -> RequestError:
-    _log.warning("a connection was refused: too many are open")
+    _log.warning("a connection was refused: too many connections are open")
     return RequestError(message, status=status, retry_after=RETRY_AFTER)

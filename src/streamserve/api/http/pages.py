@@ -21,13 +21,13 @@ PARAMETERS: tuple[dict[str, Any], ...] = (
     {
         "name": "order",
         "in": "query",
-        "description": "by time: newest first (desc, the default), or oldest",
+        "description": "newest first (desc, the default), or oldest first (asc)",
         "schema": {"enum": ["asc", "desc"]},
     },
     {
         "name": "after",
         "in": "query",
-        "description": "the id after which the list goes on",
+        "description": "the id of an entry: the list continues after it",
         "schema": {"type": "string"},
     },
 )

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamserve.api.http.anthropic_errors import is_anthropic
-from streamserve.protocol.logs import ACCESS, REQUEST_ID
+from streamserve.system.logs import ACCESS, REQUEST_ID
 
 HEADER = "X-Request-Id"
 ANTHROPIC_HEADER = "request-id"

@@ -21,8 +21,8 @@ from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.websocket import SocketProtocol
-from streamserve.protocol.stop_signals import stop_signals
-from streamserve.protocol.throttle import throttled
+from streamserve.system.stop_signals import stop_signals
+from streamserve.system.throttle import throttled
 
 _log = logging.getLogger(__name__)
 
@@ -161,11 +161,13 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._draining is None:
             self._stopping()
-            _log.info("draining: %d open requests have %g seconds", self._drain.open, self._grace_seconds)
+            _log.info(
+                "draining: %d open requests have %g seconds to finish", self._drain.open, self._grace_seconds
+            )
             self._drain.begin(self._grace_seconds)
             self._draining = asyncio.get_running_loop().create_task(self._drain_and_end())
         else:
-            _log.info("stopping at once")
+            _log.info("stopping at once, without waiting for open requests")
             self._end(_CLOSE_SECONDS)
             for task in self.server_state.tasks:
                 task.cancel()

@@ -8,26 +8,21 @@ from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import (
-    AppContext,
-    GenerationOutput,
-    GenerationTask,
-    Piece,
-    collect,
-    head_of,
-    new_id,
-)
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, new_id
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
-from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, truncation_limit
+from streamserve.api.openai.outputs import GenerationOutput, Piece, collect, head_of
+from streamserve.api.openai.prompts import Encoder, completion_prompts, truncation_limit
 from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import (
     CompletionChoice,
@@ -42,7 +37,7 @@ from streamserve.api.openai.schemas import CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.structured import requested_grammar, wants_grammar
-from streamserve.api.ops.models import adapter_named, served_name
+from streamserve.api.prompt import Prompt
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 

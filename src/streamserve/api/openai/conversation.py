@@ -5,15 +5,16 @@ from typing import Any
 
 import msgspec
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.messages import checked_messages
-from streamserve.api.openai.prompts import Encoder, Prompt, truncation_limit
+from streamserve.api.openai.prompts import Encoder, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require

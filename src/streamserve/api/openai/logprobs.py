@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from streamserve.api.openai.prompts import Prompt
 from streamserve.api.openai.replies import (
     ChatLogprob,
     ChatLogprobs,
@@ -15,6 +14,7 @@ from streamserve.api.openai.replies import (
     PromptLogprobTable,
     RankedLogprob,
 )
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer

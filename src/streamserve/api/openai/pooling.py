@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from streamserve.api.generation import AppContext, GenerationTask, generate, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.http.limits import MAX_CHOICES
-from streamserve.api.openai.prompts import Prompt
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Pooled
 from streamserve.protocol.sampling import SamplingParams

@@ -18,8 +18,7 @@ MAX_KEY_CHARACTERS = 255
 KEY_PARAMETER: dict[str, Any] = {
     "name": KEY_HEADER,
     "in": "header",
-    "description": "chooses the seed, where the body does not: with the same key the same request gets the "
-    "same text",
+    "description": "sets the seed if the body does not: equal requests with the same key get the same text",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARACTERS},
 }
 

@@ -14,12 +14,13 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
@@ -30,7 +31,6 @@ from streamserve.api.openai.pooling import (
 )
 from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import Model, about
-from streamserve.api.ops.models import served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import Pooling, SamplingParams
@@ -51,31 +51,47 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """POST /v1/rerank."""
 
     model: Model = None
-    query: Annotated[str, about("what the documents are compared with", examples=["the quick brown fox"])]
+    query: Annotated[
+        str, about("the text that the documents are compared with", examples=["the quick brown fox"])
+    ]
     documents: Annotated[
         list[str | Document],
         about("texts, or objects with a text", examples=[["a fox", "a dog"]], minItems=1),
     ]
-    top_n: Annotated[int | None, about("only so many, the best; 0 and default: all", minimum=0)] = None
+    top_n: Annotated[
+        int | None, about("number of best documents to return; 0 or default: all documents", minimum=0)
+    ] = None
     return_documents: Annotated[bool, about("return the documents' texts, too")] = True
     instruction: Annotated[
-        str | None, about("of models that score: the task; by default to find passages that answer a query")
+        str | None,
+        about(
+            "for models with --task score: what makes a document relevant; by default that it answers "
+            "the query"
+        ),
     ] = None
-    priority: Annotated[int, about("lower is served first")] = 0
-    user: Annotated[str | None, about("taken; it changes nothing")] = None
+    priority: Annotated[int, about("requests with a lower value are served first")] = 0
+    user: Annotated[str | None, about("accepted without effect")] = None
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/score. A single `text_1` is compared with each `text_2`; several are compared pair by pair."""
 
     model: Model = None
-    text_1: Annotated[str | list[str], about("a text, or texts: the queries", examples=["the quick fox"])]
-    text_2: Annotated[str | list[str], about("a text, or texts: the documents", examples=[["a fox"]])]
+    text_1: Annotated[
+        str | list[str], about("the queries: a text, or a list of texts", examples=["the quick fox"])
+    ]
+    text_2: Annotated[
+        str | list[str], about("the documents: a text, or a list of texts", examples=[["a fox"]])
+    ]
     instruction: Annotated[
-        str | None, about("of models that score: the task; by default to find passages that answer a query")
+        str | None,
+        about(
+            "for models with --task score: what makes a document relevant; by default that it answers "
+            "the query"
+        ),
     ] = None
-    priority: Annotated[int, about("lower is served first")] = 0
-    user: Annotated[str | None, about("taken; it changes nothing")] = None
+    priority: Annotated[int, about("requests with a lower value are served first")] = 0
+    user: Annotated[str | None, about("accepted without effect")] = None
 
 
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +173,8 @@ def _pairs(context: AppContext, body: ScoreRequest) -> Pairs:
     check_count(context, len(documents), "text_2")
     if len(queries) not in (1, len(documents)):
         raise RequestError(
-            f"text_1 has {len(queries)} texts and text_2 {len(documents)}: give one, or as many",
+            f"text_1 has {len(queries)} texts and text_2 has {len(documents)}: give one text_1, or equal "
+            "numbers of texts",
             field="text_1",
         )
     return list(zip(queries * len(documents) if len(queries) == 1 else queries, documents, strict=True))
@@ -180,7 +197,7 @@ async def _scores(
     else:
         if body.instruction is not None:
             raise RequestError(
-                "instruction is for models that score: for embeddings, write it into the query",
+                "instruction is only for models that score: for embeddings, write it into the query",
                 field="instruction",
             )
         running = _compared(context, encoder, pairs, body, kind, salt)
@@ -219,8 +236,8 @@ async def _compared(
     config = context.llm.embedding
     if config is None:
         raise RequestError(
-            f"the task of this server's model is to {context.llm.task}, not to score: start a server with "
-            "--task score for a reranking model, or with an embedding model",
+            f"the task of this server's model is {context.llm.task}, not score: start a server with --task "
+            "score for a reranking model, or with an embedding model",
             field="model",
         )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -240,7 +257,7 @@ def probability(logit: float) -> float:
 
 
 _RERANK = Operation(
-    "Documents by their relevance to a query",
+    "Documents sorted by their relevance to a query",
     RerankRequest,
     RerankReply,
     others=OTHER_IN_POOLING,

@@ -54,19 +54,21 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     tool_choice: Annotated[
         str | dict[str, Any] | None, about("none, auto, required, or a function by name")
     ] = None
-    parallel_tool_calls: Annotated[bool, about("whether several functions may be called at once")] = True
+    parallel_tool_calls: Annotated[bool, about("whether several functions may be called in one response")] = (
+        True
+    )
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("further variables of the model's template")
+        dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
     reasoning: Annotated[
         dict[str, Any] | None,
-        about("effort: how much to reason, where the model's template has this; none: not at all"),
+        about("effort: how much to reason, if the model's chat template supports it; none: no reasoning"),
     ] = None
     store: Annotated[
         bool | None, about("false: do not keep the response for previous_response_id and GET")
     ] = None
     previous_response_id: Annotated[
-        str | None, about("a stored response: its input and output come before this input")
+        str | None, about("id of a stored response, whose input and output come before this input")
     ] = None
 
 

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext, GenerationTask, charged_reply, generate, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
@@ -16,12 +17,14 @@ from streamserve.api.http.errors import as_request_error
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
 from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
 from streamserve.api.openai.output_parser import OutputParser
+from streamserve.api.openai.outputs import charged_reply
 from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import slo_fields
 from streamserve.api.openai.response_input import NAMES, as_chat
@@ -37,13 +40,12 @@ from streamserve.api.openai.response_schemas import (
     ResponseUsage,
     Status,
 )
-from streamserve.api.openai.response_store import StoredResponse
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stored_responses import history, stored_response
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import adapter_named, served_name
+from streamserve.api.response_store import StoredResponse
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import Delta, Usage

@@ -12,9 +12,6 @@ from streamserve.protocol.sampling import Slo
 
 HEADERS = {"x-slo-tpot-ms": "tpot_ms", "x-slo-ttft-ms": "ttft_ms"}
 
-CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
-"""Upper bounds of the metrics' SLO classes, in milliseconds per token."""
-
 T = TypeVar("T", bound=SamplingFields)
 
 
@@ -46,14 +43,6 @@ def header_parameters() -> list[dict[str, Any]]:
         }
         for header, name in HEADERS.items()
     ]
-
-
-def strictness(slo: Slo) -> str:
-    """Return the SLO class under which a request with these targets is counted."""
-    if slo.tpot_ms is None:
-        return "ttft"
-    end = next((end for end in CLASSES if slo.tpot_ms <= end), None)
-    return f"tpot>{CLASSES[-1]}ms" if end is None else f"tpot<={end}ms"
 
 
 def _number(header: str, text: str) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.memory import Charge
@@ -20,7 +20,7 @@ from streamserve.api.openai.response_schemas import (
     ResponseReply,
     ResponseRequest,
 )
-from streamserve.api.openai.response_store import StoredResponse
+from streamserve.api.response_store import StoredResponse
 from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 

@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.generation import AppContext, GenerationTask, Piece, charged_reply, generate
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate
 from streamserve.api.generator import Item
 from streamserve.api.http.sse import Emit
+from streamserve.api.openai.outputs import Piece, charged_reply
 from streamserve.api.openai.replies import UsageReply, usage_reply
 from streamserve.api.openai.schemas import GenerationRequest, StreamOptions
 from streamserve.api.openai.scores import PromptScores

@@ -5,8 +5,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
+from streamserve.api.model_table import ModelTable
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
@@ -50,41 +51,33 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
-def served_name(llm: Generator, requested: str | None) -> str:
-    """Return the served name of a request's model or LoRA adapter. By default, it is the model's first name.
-
-    Raises RequestError (404) for unknown names.
-    """
-    if requested is None:
-        return llm.served_names[0]
-    if requested not in llm.served_names and requested not in llm.adapters:
-        names = ", ".join((*llm.served_names, *llm.adapters))
-        raise RequestError(
-            f"The model '{requested}' does not exist; this server has: {names}", field="model", status=404
-        )
-    return requested
-
-
-def adapter_named(llm: Generator, name: str) -> str:
-    """Return the LoRA adapter with a served name; "" if it is a name of the model."""
-    return name if name in llm.adapters else ""
-
-
 async def models(context: AppContext, request: Request) -> Response:
-    """Return all names of the model."""
-    if context.models is not None:
-        return json_response(ModelList(data=context.models.cards()))
-    llm = context.llm
-    return json_response(ModelList(data=[card_of(llm, name) for name in (*llm.served_names, *llm.adapters)]))
+    """Return all names of the models."""
+    table = context.models
+    named = [(name, served) for name, entry in table.entries.items() for served in entry.names]
+    return json_response(ModelList(data=[_card(table, name, served) for name, served in named]))
 
 
 async def model(context: AppContext, request: Request) -> Response:
-    """Return one name of the model. Raises RequestError (404) if it is unknown."""
-    requested, models = request.path_params["name"], context.models
-    if models is not None:
-        models.find(requested)
-        return json_response(next(card for card in models.cards() if card.id == requested))
-    return json_response(card_of(context.llm, served_name(context.llm, requested)))
+    """Return one name of a model. Raises RequestError (404) if it is unknown."""
+    requested = request.path_params["name"]
+    return json_response(_card(context.models, context.models.find(requested), requested))
+
+
+def _card(table: ModelTable, name: str, served: str) -> ModelCard:
+    """Return what is known now of a model or of its LoRA adapter under the name `served`.
+
+    Raises RequestError (503) if it is not loaded, unless it is loaded on demand.
+    """
+    entry, state = table.entries[name], table.pool.models.get(name)
+    try:
+        card = card_of(entry.llm, served)
+    except RequestError:  # not loaded
+        card = unloaded_card_of(entry.llm, served, entry.max_model_len)
+    if state is None:
+        return card
+    memory = UNSET if served in entry.llm.adapters else state.size
+    return msgspec.structs.replace(card, state=state.state, memory=memory)
 
 
 def card_of(llm: Generator, name: str) -> ModelCard:

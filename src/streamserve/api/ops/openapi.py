@@ -20,21 +20,21 @@ _ERRORS = {
     400: "A field is not supported, or has an invalid value: the error names it",
     401: "A valid key is required",
     403: "Forbidden: a page of another origin, or an admin route without an admin key",
-    404: "There is no such model, or stream",
+    404: "There is no such model or stream",
     405: "The route does not support this method",
-    409: "The stream has another version, which the error names, or is finished",
+    409: "The stream has another version, which the error names, or it is finished",
     413: "The request is larger than the limit",
     429: "Too many requests are open: retry after Retry-After seconds",
     500: "The server failed",
     503: "The model is loading, or the server is stopping",
     504: "The request took longer than request_timeout",
-    507: "The batch folder cannot be written, as on a full disk",
+    507: "The batch folder cannot be written, for example because the disk is full",
 }
 _ERRORS[OVERLOADED] = _ERRORS[503]
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = (400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 504)
 _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
-_KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
+_KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it requires keys"}
 
 
 def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Schema:

@@ -11,7 +11,7 @@ from importlib import resources
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import ASSETS_PREFIX
 from streamserve.api.routes import Route
 from streamserve.protocol.errors import RequestError

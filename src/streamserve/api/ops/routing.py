@@ -4,8 +4,8 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
-from streamserve.api.on_demand import MODEL_PARAMETER, named_context
+from streamserve.api.context import AppContext
+from streamserve.api.leases import MODEL_PARAMETER, named_context
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.fleet.view import RouterView
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.prompt_streams.idempotency import IdempotencyCache
 from streamserve.api.prompt_streams.streams import Streams
 

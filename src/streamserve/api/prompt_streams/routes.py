@@ -168,7 +168,7 @@ STREAM_ROUTES: tuple[Route[StreamContext], ...] = (
         answer,
         Operation(
             "Answer the current prompt (answer_early), as a completion or a chat completion; an event "
-            "whose object is prompt_stream.withdrawn voids those before it",
+            "whose object is prompt_stream.withdrawn voids all events before it",
             AnswerRequest,
             event=ChatReply,
             media="text/event-stream",

@@ -23,7 +23,8 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     messages: Annotated[
         list[dict[str, Any]] | None,
         about(
-            "the conversation: objects with role and content; the last, of the user, is the template",
+            "the conversation: objects with role and content; the last message must have the role user, "
+            "and is the template",
             minItems=1,
         ),
     ] = None
@@ -37,7 +38,7 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     expected_tokens: Annotated[
         int,
         about(
-            "the number of tokens that the prompt may have in the end, for the router",
+            "expected number of tokens of the finished prompt, for the router",
             minimum=0,
             maximum=2**31,
         ),
@@ -45,27 +46,34 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     logprobs: Annotated[
         bool | int | None,
         about(
-            "log-probabilities: true for a chat, otherwise the number of alternatives", maximum=MAX_LOGPROBS
+            "log-probabilities: true with messages, otherwise the number of alternatives",
+            maximum=MAX_LOGPROBS,
         ),
     ] = None
     add_special_tokens: Annotated[
-        bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
+        bool | None,
+        about("let the tokenizer add its first token; by default true for texts, and false for messages"),
     ] = None
     max_completion_tokens: Annotated[
-        int | None, about("of chats: max_tokens by its newer name", minimum=0, maximum=2**31)
+        int | None, about("with messages: newer name of max_tokens", minimum=0, maximum=2**31)
     ] = None
     top_logprobs: Annotated[
-        int | None, about("of chats: number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)
+        int | None, about("with messages: number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("of chats: further variables of the model's template")
+        dict[str, Any] | None, about("with messages: further variables for the model's chat template")
     ] = None
-    tools: Annotated[list[dict[str, Any]] | None, about("of chats: functions that the model may call")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, about("with messages: functions that the model may call")
+    ] = None
     tool_choice: Annotated[
-        str | dict[str, Any] | None, about("of chats: none, auto, required, or the one function to call")
+        str | dict[str, Any] | None,
+        about("with messages: none, auto, required, or one function that must be called"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("of chats: if false, at most one call")] = None
-    include_reasoning: Annotated[bool, about("of chats: if false, omit the model's reasoning")] = True
+    parallel_tool_calls: Annotated[
+        bool | None, about("with messages: if false, the model makes at most one call")
+    ] = None
+    include_reasoning: Annotated[bool, about("with messages: if false, omit the model's reasoning")] = True
 
 
 ONLY_OF_CHATS = (

@@ -11,11 +11,12 @@ import sys
 import time
 from dataclasses import replace
 
-from streamserve.api.generation import AppContext, GenerationTask
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask
 from streamserve.api.generator import EnginePromptStream
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.openai.prompts import Prompt
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     ChunkState,
     EditReply,
@@ -131,7 +132,7 @@ class PromptStream:
             if not self.answer_early:
                 raise RequestError("the stream was not created with answer_early", status=409)
             if self.reading:
-                raise RequestError("another client reads this answer already", status=409)
+                raise RequestError("another client is already reading this answer", status=409)
             self.reading = True
 
     async def current_answer(self, body: FinishRequest) -> tuple[Answer, GenerationTask, int]:

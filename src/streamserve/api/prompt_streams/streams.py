@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from streamserve.api.generation import AppContext, GenerationTask, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, new_id
 from streamserve.api.http.memory import Charge
 from streamserve.api.http.sse import Emit
-from streamserve.api.on_demand import lease_of
+from streamserve.api.leases import lease_of
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.openai.prompts import Prompt
-from streamserve.api.ops.models import adapter_named, served_name
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     AnswerRequest,
     FinishRequest,

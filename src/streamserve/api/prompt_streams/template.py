@@ -5,14 +5,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from streamserve.api.generation import AppContext, GenerationTask
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask
 from streamserve.api.http.body import checked
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.chat import Chat
 from streamserve.api.openai.completions import Completion
 from streamserve.api.openai.conversation import chat_tools, prepared, rendered
-from streamserve.api.openai.prompts import Prompt
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     DEFAULT_TEMPLATE,
     ONLY_OF_CHATS,
@@ -69,11 +70,15 @@ class ChatPromptTemplate:
     def __init__(self, context: AppContext, body: StreamRequest) -> None:
         messages = body.messages or []
         if body.template is not None:
-            raise RequestError("template is for texts: the last message is the template", field="template")
+            raise RequestError(
+                "template cannot be combined with messages: the last message is the template",
+                field="template",
+            )
         last = messages[-1] if messages else {}
         if last.get("role") != "user" or not isinstance(last.get("content"), str):
             raise RequestError(
-                f"the last of messages must be the user's, a text with {CONTEXT} in it", field="messages"
+                f"the last message must have the role user, and a text that contains {CONTEXT}",
+                field="messages",
             )
         self._context = context
         self._template = _template(last["content"], f"messages[{len(messages) - 1}].content", body.query)

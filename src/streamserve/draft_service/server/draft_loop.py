@@ -3,15 +3,15 @@ when it is done."""
 
 from collections.abc import Mapping
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.fair_batcher import FairBatcher
 from streamserve.draft_service.server.refusals import Refusals
 from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.session_table import SessionTable
 from streamserve.draft_service.server.statistics import GAP, Statistics
 from streamserve.draft_service.server.types import Batch, DraftReply, Out
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft, Drafts
-from streamserve.speculation.tree import TokenTree
 
 IDLE_CHECK_SECONDS = 0.5
 MIN_PAUSE_SECONDS = 0.0005

@@ -8,6 +8,8 @@ in-queue        ── batch ──▶ drafter ── drafted ──▶ answers
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server import queue
 from streamserve.draft_service.server.admission import block_seconds
 from streamserve.draft_service.server.keep_warm import KeepWarmController
@@ -16,10 +18,8 @@ from streamserve.draft_service.server.sessions import DraftedSequence, Session
 from streamserve.draft_service.server.statistics import Statistics
 from streamserve.draft_service.server.types import Batch, DraftReply, ServiceConfig
 from streamserve.draft_service.star import Star
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft
 from streamserve.speculation.learned_cost import RefinedCost
-from streamserve.speculation.tree import TokenTree
 
 FEW_TOKENS = 32
 """A batch that reads more tokens than this before it drafts is not used to estimate the cost of drafting."""

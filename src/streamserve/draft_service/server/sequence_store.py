@@ -8,12 +8,12 @@ whenever the drafter's state of it is no longer valid.
 
 from collections.abc import Mapping
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.memory import Memory
 from streamserve.draft_service.server.sessions import DraftedSequence, Session, accepted_tokens
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Delta, Draft, Tree
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 
 DUMMY_ID = 0
 """The id of the sequence of dummy passes."""

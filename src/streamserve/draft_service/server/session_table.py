@@ -130,7 +130,7 @@ class SessionTable:
             victim = session_to_close(self.sessions.values(), account.sessions)
             if victim is None:
                 return "sessions"
-            self.close(victim, now, "another client has no session")
+            self.close(victim, now, "closed to give another client a session")
         return None
 
     def _drop(self, session: Session, sequence: DraftedSequence) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streamserve.contracts.plan import DraftRequest
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.keep_warm import KeepWarm
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft, ToTarget
 
 

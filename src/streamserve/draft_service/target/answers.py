@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamserve.draft_service.server.rate_limits import bucket
+from streamserve.contracts.tree import TokenTree
 from streamserve.protocol.drafting import Busy, Delta, Drafts, Pong, ToTarget, Tree, Welcome
-from streamserve.speculation.tree import TokenTree
+from streamserve.system.token_bucket import TokenBucket
 
 Fault = Literal["unreadable", "tree", "foreign", "timing", "lost", "flood", "internal"]
 """Faults of an answer:
@@ -72,8 +72,8 @@ class Flood:
     """Rate limits for the answers of a service, higher than any honest one needs."""
 
     def __init__(self) -> None:
-        self._answers = bucket(ANSWERS_A_SECOND, 2 * ANSWERS_A_SECOND, 0.0)
-        self._bytes = bucket(BYTES_A_SECOND, 2 * BYTES_A_SECOND, 0.0)
+        self._answers = TokenBucket(ANSWERS_A_SECOND, 2 * ANSWERS_A_SECOND, 0.0)
+        self._bytes = TokenBucket(BYTES_A_SECOND, 2 * BYTES_A_SECOND, 0.0)
 
     def over(self, size: int, now: float) -> bool:
         """Return whether a message of `size` bytes exceeds the limits."""

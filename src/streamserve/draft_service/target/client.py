@@ -10,11 +10,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.answers import Fault, timing_error
 from streamserve.draft_service.target.links import Link, Out
 from streamserve.draft_service.target.placement import Placement
 from streamserve.draft_service.target.synced import SyncedSequences, WrongAnswerError
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import (
     Busy,
     Delta,
@@ -28,7 +29,6 @@ from streamserve.protocol.drafting import (
     Unknown,
     Welcome,
 )
-from streamserve.speculation.tree import TokenTree
 
 MAX_TOKENS, MAX_NODES, MAX_DELTAS = 1 << 17, 1 << 13, 1 << 10
 """Limits of one message; longer ones are split between sequences."""

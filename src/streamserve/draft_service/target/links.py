@@ -141,7 +141,7 @@ class Link:
         if self.on_probation(now) or not self.reputation.strike(now, certain):
             return False
         logger.warning(
-            "the draft service at %s sent a wrong answer (%s): not used for %.0f s",
+            "the draft service at %s sent a wrong answer (%s): it is not used for %.0f s",
             self.address, printable(fault, 120), self.reputation.until - now,
         )  # fmt: skip
         self._close(now)

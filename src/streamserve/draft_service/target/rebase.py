@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.tree import TokenTree
 
 
 def rebase(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.answers import LOST_IN_A_ROW, Fault, validated_tree
 from streamserve.draft_service.target.rebase import rebase
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Delta, Draft
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 
 OVERDUE_FACTOR = 4.0
 """A request counts as lost after OVERDUE_FACTOR times the usual answer time, but not before

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streamserve.engine.plan import UNKNOWN_TOKEN, Sampled, Span, SpanResult
+from streamserve.contracts.plan import UNKNOWN_TOKEN, Sampled, Span, SpanResult
 from streamserve.execution.branches import ActiveSequence
 from streamserve.execution.cuda.attention import Int32s, block_tables
 from streamserve.execution.cuda.draws import OUTPUT, pack_outputs

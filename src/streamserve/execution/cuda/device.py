@@ -3,8 +3,8 @@
 import torch
 
 from streamserve.execution.memory import HostShare
-from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
+from streamserve.system.available_memory import available_bytes
 
 NOT_YET_RUN = "tensor parallelism has not yet run on GPUs: it was tested on CPUs"
 """What clients are told of a model that is divided among GPUs."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
+from streamserve.contracts.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
 from streamserve.execution.branches import (
     ActiveSequence,
     Branch,
@@ -63,7 +63,7 @@ class _Decoded:
 
 
 class DeviceExecutor:
-    """Runs steps (engine.plan.Executor) with `runner`. Up to two steps may be launched before the first is
+    """Runs steps (contracts.plan.Executor) with `runner`. Up to two steps may be launched before the first is
     finished."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.chains import DeviceChains
@@ -53,9 +53,9 @@ from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
-from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.available_memory import available_bytes
+from streamserve.system.processors import usable_processors
 
 KV_FRACTION = 0.9
 """Default share of the device's memory, free after the weights and the reserve, that the KV pool takes."""
@@ -156,9 +156,9 @@ class DeviceBackend:
         elif draft.spec:
             if draft.spec.vocab_size != target.spec.vocab_size:
                 raise CheckpointError(
-                    f"--draft {draft.folder} has an embedding of {draft.spec.vocab_size} rows, the target "
-                    f"one of {target.spec.vocab_size}: on a GPU they must be equal yet: use --device cpu, or "
-                    "another draft"
+                    f"--draft {draft.folder} has an embedding of {draft.spec.vocab_size} rows, but the "
+                    f"target's has {target.spec.vocab_size}: on a GPU both must have equally many: use "
+                    "--device cpu, or another draft"
                 )
             model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
             group = DRAFT
@@ -250,9 +250,9 @@ def load_on_device(
         return _load(source.at_length(sizes.max_model_len), sizes, device, vocabulary, allocate)
     except torch.OutOfMemoryError:
         raise CheckpointError(
-            f"the memory of {device} does not suffice: {free_bytes(device) >> 20} MiB are free with parts of "
-            "the model loaded; set --quantization, or less --kv-cache-bytes or --max-num-batched-tokens, "
-            "or see which other processes use the device"
+            f"the memory of {device} is too small: {free_bytes(device) >> 20} MiB are free with parts of "
+            "the model loaded; set --quantization, lower --kv-cache-bytes or --max-num-batched-tokens, or "
+            "end other processes that use the device"
         ) from None
 
 
@@ -261,8 +261,8 @@ def _check_landing(sizes: PoolSizes, free: int) -> None:
     needed = sizes.blocks * sizes.block_bytes
     if needed > free:
         raise CheckpointError(
-            f"stream pairs need as much host memory as the KV pool on the device, {needed >> 20} MiB, where "
-            f"{free >> 20} MiB are free for this worker: set --kv-cache-bytes"
+            f"stream pairs need host memory of the size of the KV pool on the device, {needed >> 20} MiB, "
+            f"but {free >> 20} MiB are free for this worker: set --kv-cache-bytes"
         )
 
 
@@ -336,8 +336,8 @@ def _check_parallel(source: Source, device: torch.device) -> None:
             raise CheckpointError(f"{flag} is not supported with --tensor-parallel-size yet: use 1")
     if device.type == "cuda" and (device.index or 0) + degree > torch.cuda.device_count():
         raise CheckpointError(
-            f"--tensor-parallel-size {degree}: there are only {torch.cuda.device_count()} GPUs, from which "
-            f"--device takes the first"
+            f"--tensor-parallel-size {degree}: the machine has {torch.cuda.device_count()} GPUs, and "
+            "--device selects the first one to use: use a smaller number, or an earlier --device"
         )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.passes import Nodes
 from streamserve.execution.cuda.runner import Fetch, Runner
@@ -155,7 +155,7 @@ class Children:
     def _watch(self, process: "subprocess.Popen[bytes]", rank: int) -> None:
         status = process.wait()
         if not self._closing:
-            log.critical("rank %d of the model ended with status %d: so does this worker", rank, status)
+            log.critical("rank %d of the model ended with status %d: this worker ends, too", rank, status)
             os._exit(1)
 
 

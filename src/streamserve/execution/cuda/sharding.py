@@ -47,7 +47,10 @@ def check_shards(spec: ModelSpec, checkpoint: object, degree: int) -> None:
         "the vocabulary": spec.vocab_size,
     }
     if experts:
-        sizes |= {"an expert's size": experts.intermediate_size, "the shared expert's": experts.shared_size}
+        sizes |= {
+            "an expert's size": experts.intermediate_size,
+            "the shared expert's size": experts.shared_size,
+        }
     kinds = {
         "quantized weights": spec.stored is not None,
         "GGUF files": not isinstance(checkpoint, Checkpoint),
@@ -55,7 +58,9 @@ def check_shards(spec: ModelSpec, checkpoint: object, degree: int) -> None:
         "joined matrices of q, k and v": spec.fused,
         "stacked experts": experts is not None and experts.tensors.stacked,
     }
-    reasons = [f"{name}, {size}, cannot be divided by it" for name, size in sizes.items() if size % degree]
+    reasons = [
+        f"{name} ({size}) is not a multiple of {degree}" for name, size in sizes.items() if size % degree
+    ]
     reasons += [f"{name} cannot be divided yet" for name, present in kinds.items() if present]
     if reasons:
         raise CheckpointError(f"--tensor-parallel-size {degree}: {'; '.join(reasons)}: use 1")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from streamserve.engine.plan import Drafter
+from streamserve.contracts.plan import Drafter
 from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.chains import DeviceChains
 from streamserve.execution.cuda.graphs import ROWS, bucket

@@ -10,7 +10,7 @@ padding, after the ones that count, and written over later.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from streamserve.engine.plan import DraftRequest, Span
+from streamserve.contracts.plan import DraftRequest, Span
 from streamserve.execution.drafters.chains import ChainsInFlight
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 
 
 class Chains(NamedTuple):

@@ -53,8 +53,8 @@ def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
     draft_spec, _ = open_checkpoint(folder)
     if (gguf_file(folder) is None) != (gguf_file(target) is None):
         raise CheckpointError(
-            f"--draft {folder} and {target} must both be GGUF files, or neither: only then are their "
-            "vocabularies compared"
+            f"--draft {folder} and {target} must both be GGUF files, or neither of them: otherwise their "
+            "vocabularies cannot be compared"
         )
     vocabulary = _vocabulary(folder)
     if vocabulary != _vocabulary(target):
@@ -84,7 +84,9 @@ def _check_padding(
     """Raise CheckpointError unless the rows that only one of two models has are padding: without a text."""
     shown = f"{draft} has a vocabulary of {draft_rows} tokens, {target} one of {target_rows}"
     if vocabulary is None:
-        raise CheckpointError(f"{shown}: without a {TOKENIZER} in both they must be the same")
+        raise CheckpointError(
+            f"{shown}: without a {TOKENIZER} in both, their vocabularies must have the same size"
+        )
     if vocabulary.count > min(draft_rows, target_rows):
         raise CheckpointError(
             f"{shown}: both need a row for each of the tokenizer's {vocabulary.count} tokens"

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.engine.plan import TARGET, DraftRequest, Span
+from streamserve.contracts.plan import TARGET, DraftRequest, Span
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.execution.drafters.ahead import Ahead, Part, parts_of
 from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
 from streamserve.execution.drafters.path_state import PathState, PathStates
@@ -31,7 +32,6 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.passes import Passes
 from streamserve.execution.sampling import Scores, finite_rows
-from streamserve.speculation.tree import TokenTree, chain
 
 MAX_QUERY_TOKENS = 1024
 """Maximum tokens of one pass over unread text."""
@@ -121,7 +121,7 @@ class _Pending:
 
 
 class ModelDrafter:
-    """Implements engine.plan.Drafter with the `passes` of a model, whose KV is in `cache`, KV cache group
+    """Implements contracts.plan.Drafter with the `passes` of a model, whose KV is in `cache`, KV cache group
     number `group` of the blocks."""
 
     def __init__(

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.drafters.path_state import PathStates
 from streamserve.execution.grammar import Grammars
-from streamserve.speculation.tree import TokenTree
 
 MAX_NGRAM, MIN_NGRAM = 4, 2
 """Lengths of the n-grams that are looked up, the longest first."""
@@ -40,8 +40,8 @@ class _Index:
 
 
 class NGramDrafter:
-    """Prompt lookup decoding (engine.plan.Drafter): chains copied from the request's own text, as far as its
-    grammar, if it has one, allows them."""
+    """Prompt lookup decoding (contracts.plan.Drafter): chains copied from the request's own text, as far as
+    its grammar, if it has one, allows them."""
 
     group = None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
 from streamserve.execution.grammar import GrammarError, Grammars, Matcher
 from streamserve.execution.sampling import Row, Scores, adjust
 from streamserve.protocol.sampling import SamplingParams

@@ -41,7 +41,7 @@ def _windows(metadata: Metadata, name: str, family: Family, layers: int) -> tupl
     if window == 0:
         return (None,) * layers
     if family.period is None:
-        metadata.refuse(key, "is not supported: the file does not say in which layers")
+        metadata.refuse(key, "is not supported: the file does not say which layers use it")
     return tuple(window if slides else None for slides in _slides(metadata, name, family.period, layers))
 
 

@@ -165,7 +165,7 @@ def _check_kind(metadata: Metadata) -> None:
     """Raise CheckpointError for files that hold no model, or blocks of a former layout."""
     kind = metadata.text("general.type", "model")
     if kind != "model":
-        metadata.refuse("general.type", f"{shown(kind)} is not supported: only models are")
+        metadata.refuse("general.type", f"{shown(kind)} is not supported (supported: 'model')")
     version = metadata.integer("general.quantization_version", BLOCK_VERSION, minimum=0)
     if version != BLOCK_VERSION:
         metadata.refuse(
@@ -245,7 +245,9 @@ def _dimensions(metadata: Metadata, family: str, hidden: int, heads: int, partia
         metadata.refuse(rotated_key, f"must be even and at most {head_dim}, not {rotated}")
     for name in ("attention.value_length", *(() if partial else ("rope.dimension_count",))):
         if metadata.integer(f"{family}.{name}", head_dim) != head_dim:
-            metadata.refuse(f"{family}.{name}", f"other than the {head_dim} of a key is not supported")
+            metadata.refuse(
+                f"{family}.{name}", f"other than {head_dim}, the head size of keys, is not supported"
+            )
     return head_dim, rotated
 
 

@@ -119,11 +119,14 @@ def _check_kind(fields: Fields) -> None:
         fields.refuse(
             "init_lora_weights",
             f"is {shown(initialization)}, which changes the base model's weights: save the adapter with "
-            "path_initial_model_for_weight_conversion, which makes it a plain one",
+            "path_initial_model_for_weight_conversion, which converts it to plain LoRA",
         )
     for field, value in fields.values.items():
         if field not in HARMLESS and field not in REFUSED and value not in (None, False, "", [], {}):
-            fields.refuse(field, f"is {shown(value)}, which this version does not know: merge the adapter")
+            fields.refuse(
+                field,
+                f"is {shown(value)}, which this version of streamserve does not support: merge the adapter",
+            )
 
 
 def _entries(fields: Fields, field: str) -> Mapping[str, Any]:
@@ -144,7 +147,7 @@ def _pattern(fields: Fields, field: str, key: str) -> re.Pattern[str]:
     try:
         return re.compile(rf"(.*\.)?({key})$")
     except (re.error, OverflowError, RecursionError) as error:
-        fields.refuse(field, f"has a pattern that is no regular expression: {shown(key)}: {error}")
+        fields.refuse(field, f"has a pattern that is not a regular expression: {shown(key)}: {error}")
 
 
 def _rank(fields: Fields, field: str, value: object, maximum: int) -> int:

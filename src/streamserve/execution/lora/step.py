@@ -1,35 +1,14 @@
 """The adapters of a step's rows, and their part of a linear map in plain torch."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.execution.layout import Layout
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.weights import AdapterWeights, Place
-from streamserve.execution.native.lora import PackedAdapter
-
-
-@dataclass(frozen=True)
-class LoadedAdapter:
-    """An adapter of a loaded model: `packed` for the kernels, or its `weights` for plain torch."""
-
-    nbytes: int
-    packed: PackedAdapter | None = None
-    weights: AdapterWeights | None = None
-
-
-@dataclass(frozen=True)
-class StepAdapters:
-    """The adapters that rows of a step have: `adapter_of` [rows] is an index of `adapters`, -1 for the base
-    model alone. `runs` are the rows (first, last exclusive, index) of each span with an adapter."""
-
-    adapters: Sequence[LoadedAdapter]
-    adapter_of: NDArray[np.int32]
-    runs: Sequence[tuple[int, int, int]]
+from streamserve.execution.lora.types import LoadedAdapter, StepAdapters
+from streamserve.execution.lora.weights import Place
 
 
 def step_adapters(layout: Layout, loaded: Mapping[str, LoadedAdapter]) -> StepAdapters | None:

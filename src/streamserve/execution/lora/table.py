@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from streamserve.execution.layout import Layout
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.step import LoadedAdapter, StepAdapters, step_adapters
+from streamserve.execution.lora.step import step_adapters
+from streamserve.execution.lora.types import LoadedAdapter, StepAdapters
 from streamserve.execution.lora.weights import LinearKind, adapter_bytes, read_adapter
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.native.lora import pack_adapter

@@ -96,7 +96,7 @@ def _pattern(fields: Fields, field: str, text: str) -> re.Pattern[str] | None:
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        fields.refuse(field, f"has a pattern that is no regular expression: {shown(text)}: {error}")
+        fields.refuse(field, f"has a pattern that is not a regular expression: {shown(text)}: {error}")
 
 
 def _steps(pattern: str) -> float:

@@ -137,8 +137,8 @@ class _Reader:
         )
         if size > max_bytes:
             raise CheckpointError(
-                f"{self._name}: takes {size} bytes, more than the {max_bytes} that are left for adapters: "
-                "raise --max-lora-bytes"
+                f"{self._name}: takes {size} bytes, more than the {max_bytes} bytes that are left for "
+                "adapters: raise --max-lora-bytes"
             )
         parts = [(place_of(module), self._part(module, config)) for module in modules]
         return AdapterWeights(

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from streamserve.execution.native.levels import Level, lesser_level
 from streamserve.protocol.config import KernelPath
-from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import usable_processors
+from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def find_compiler() -> str:
         path = shutil.which(name) if name else None
         if path:
             return path
-    raise BuildFailed("there is no C++ compiler (g++, clang++ or what CXX names)")
+    raise BuildFailed("there is no C++ compiler (g++, clang++, or the compiler that CXX names)")
 
 
 def level_flags(level: Level) -> tuple[str, ...]:

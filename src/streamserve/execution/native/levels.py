@@ -1,6 +1,6 @@
 """The sets of instructions that kernels are compiled for, and the one for a processor.
 
-STREAMSERVE_KERNEL_PATH lowers what is detected (protocol/instructions.py), never raises it.
+STREAMSERVE_KERNEL_PATH lowers what is detected (system/instructions.py), never raises it.
 """
 
 from collections.abc import Collection
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streamserve.protocol.config import KernelPath
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
 _V3_VNNI = _V3 | {"avx_vnni"}

@@ -17,7 +17,7 @@ import torch
 from streamserve.execution.native.build import BuildFailed, build, flags_up_to
 from streamserve.execution.native.packaged import packaged_library
 from streamserve.protocol.config import KernelPath
-from streamserve.protocol.instructions import kernel_bound
+from streamserve.system.instructions import kernel_bound
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,7 @@
 """LoRA adapters packed for the kernels."""
 
-import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, cast
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,12 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from streamserve.execution.linear import LinearMap
+from streamserve.execution.lora.types import PackedAdapter, StepAdapters
+from streamserve.execution.lora.weights import AdapterWeights, LowRankPart
 from streamserve.execution.native.library import CHUNK, LoraStruct, LowRankStruct, ThreadPool
 from streamserve.execution.native.linear import NativeLinear
-
-if TYPE_CHECKING:
-    from streamserve.execution.lora.step import StepAdapters
-    from streamserve.execution.lora.weights import AdapterWeights, LowRankPart
 
 KINDS = 4
 """Linear maps of a layer: cpp/lora.h: LORA_MAPS."""
@@ -29,18 +24,8 @@ _RANKS = np.dtype([("offset", "<i8"), ("first", "<i4"), ("ranks", "<i4")])
 """cpp/lora.h: LowRankColumns."""
 
 
-@dataclass(frozen=True)
-class PackedAdapter:
-    """An adapter as the kernels read it: `maps` [layers × KINDS] point into `memory`. `rank` is the largest
-    sum of the ranks of a map's modules."""
-
-    maps: "ctypes.Array[LowRankStruct]"
-    memory: Tensor
-    rank: int
-
-
 def pack_adapter(
-    weights: "AdapterWeights", maps: Sequence[LinearMap | None], pool: ThreadPool
+    weights: AdapterWeights, maps: Sequence[LinearMap | None], pool: ThreadPool
 ) -> PackedAdapter:
     """Pack an adapter of a model with the linear maps `maps` [layers × KINDS] into one piece of memory, whose
     large pages let it be read at full speed."""
@@ -69,7 +54,7 @@ def _aligned(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def step_struct(lora: "StepAdapters") -> LoraStruct:
+def step_struct(lora: StepAdapters) -> LoraStruct:
     """Return a step's adapters for the kernels."""
     packed = [adapter.packed for adapter in lora.adapters]
     pointers = (POINTER(LowRankStruct) * len(packed))()
@@ -84,7 +69,7 @@ def step_struct(lora: "StepAdapters") -> LoraStruct:
     )
 
 
-def _packed(parts: "Sequence[LowRankPart]", linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _packed(parts: Sequence[LowRankPart], linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the matrices A and B of a map's parts as cpp/lora.h has them, the scales, and where the columns
     of B are."""
     sizes = [part.rank + part.rank % 2 for part in parts]  # ranks are computed in pairs

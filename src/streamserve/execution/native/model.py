@@ -8,7 +8,7 @@ from torch import Tensor
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.experts import Experts
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.step import StepAdapters
+from streamserve.execution.lora.types import StepAdapters
 from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model, scaled
 from streamserve.execution.native.attention import NativeAttention

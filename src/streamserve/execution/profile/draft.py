@@ -2,10 +2,10 @@
 
 import time
 
-from streamserve.engine.plan import Drafter, DraftRequest
+from streamserve.contracts.cost import StepCost, fit
+from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.execution.loaded import Loaded
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.cost import StepCost, fit
 
 CHAIN_COUNTS = (1, 8, 64)
 DEPTH = 2

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamserve.engine.plan import Span, StepPlan
+from streamserve.contracts.plan import Span, StepPlan
 from streamserve.execution.experts import is_routed
 from streamserve.execution.kv_vectors import vector_bytes
 from streamserve.execution.loaded import Loaded

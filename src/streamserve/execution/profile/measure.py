@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from streamserve.contracts.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
 from streamserve.execution.kv_cache import bytes_per_block
 from streamserve.execution.linear import Linear
 from streamserve.execution.loaded import Loaded
@@ -29,8 +30,7 @@ from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measure
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.execution.quantization import quantize
-from streamserve.protocol.available_memory import available_bytes
-from streamserve.scheduling.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
+from streamserve.system.available_memory import available_bytes
 
 log = logging.getLogger(__name__)
 

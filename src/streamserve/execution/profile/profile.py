@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from streamserve.contracts.cost import StepCost, SwapCost
 from streamserve.execution.native.levels import lesser_level
-from streamserve.protocol.user_folders import cache_folder
-from streamserve.scheduling.cost import StepCost, SwapCost
+from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class ProfileStore:
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-                raise ValueError(f"it is no file of at most {MAX_BYTES} bytes")
+                raise ValueError(f"it is not a file of at most {MAX_BYTES} bytes")
             profile = msgspec.json.decode(path.read_bytes(), type=Profile)
         except FileNotFoundError:
             return None

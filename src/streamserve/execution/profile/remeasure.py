@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 import msgspec
 import torch
 
+from streamserve.contracts.cost import StepCost, fit
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.measure import MAX_DISAGREEMENT, Series, rounds_agree, seconds_of
 from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.execution.profile.steps import Steps, grid_points
-from streamserve.scheduling.cost import StepCost, fit
 
 PIECE_SECONDS = 0.005
 """The longest step that is a piece, as predicted by the profile; a step of one query token always is one."""

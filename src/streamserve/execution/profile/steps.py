@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from streamserve.engine.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.tree import root
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.load import make_attention
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.swap import HostPool
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import root
 
 TOKEN_STRIDE = 7919
 """Between the numbers of tokens that follow each other."""

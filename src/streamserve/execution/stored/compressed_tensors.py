@@ -121,7 +121,9 @@ def _patterns(fields: Fields, name: str, targets: Iterable[str]) -> list[re.Patt
     for target in targets:
         pattern = target.removeprefix("re:")
         if len(pattern) > MAX_PATTERN or len(patterns) >= MAX_PATTERNS or _may_be_slow(pattern):
-            fields.refuse(name, f"{shown(target)} is a pattern that may take too long, or one of too many")
+            fields.refuse(
+                name, f"{shown(target)} is a pattern that is too complex, or one of too many patterns"
+            )
         try:
             patterns.append(re.compile(pattern))
         except (re.error, RecursionError, OverflowError) as error:

@@ -64,8 +64,8 @@ def _check(source: Path, target: Path, spec: ModelSpec, format: WeightFormat) ->
         raise CheckpointError(f"{source}: its weights are quantized already, in {spec.stored}")
     if spec.experts and spec.experts.tensors.stacked:
         raise CheckpointError(
-            f"{source}: {spec.architecture} has the matrices of all experts in one tensor, which is not "
-            "written quantized: use --quantization at load"
+            f"{source}: {spec.architecture} has the matrices of all experts in one tensor, for which no "
+            "quantized checkpoint can be written: use --quantization when serving"
         )
     for module, (_, inputs) in matrix_shapes(spec).items():
         if format.group and inputs % format.group:

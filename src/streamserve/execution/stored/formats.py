@@ -157,9 +157,9 @@ def refuse_dynamic(fields: Fields) -> None:
     if fields.get("dynamic"):
         fields.refuse(
             "dynamic",
-            "is not supported: it gives modules formats of their own; use a checkpoint with one format for "
-            "all, one of compressed-tensors or GGUF, which may mix them, or the 16-bit model with "
-            "--quantization",
+            "is not supported: it sets formats for single modules; use a checkpoint with one format for "
+            "all modules, a compressed-tensors or GGUF checkpoint (which may mix formats), or the 16-bit "
+            "model with --quantization",
         )
 
 

@@ -39,8 +39,8 @@ from streamserve.execution.stored.formats import (
 )
 
 INSTEAD = (
-    "use a checkpoint of compressed-tensors (float-quantized), where it is, one of fp8 in blocks with "
-    "dynamic activations, or the 16-bit model with --quantization int8"
+    "use a compressed-tensors checkpoint (float-quantized), which supports this, an fp8 checkpoint with "
+    "blocks and dynamic activations, or the 16-bit model with --quantization int8"
 )
 
 MAX_SCALE = torch.finfo(torch.float32).max / LARGEST_FLOAT
