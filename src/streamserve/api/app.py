@@ -117,7 +117,7 @@ def _entry(llm: Generator, settings: ApiSettings, planned_len: int | None = None
 
 
 def _context(models: ModelTable) -> AppContext:
-    """Return the context of all routes; the default model's settings are those of the server."""
+    """Return the context of all routes. The server's settings are the default model's."""
     default = next(iter(models.entries.values()))
     settings = default.settings
     stored = ResponseStore(

@@ -98,7 +98,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
                 link.send(Failed(out_of_memory_text(), 1))
                 return 1
             _run_engine(config, parts, link, journal, started)
-        journal.signs = Signs()  # those of the model cannot be read once it is closed
+        journal.signs = Signs()  # the model's signs cannot be read once it is closed
         parts.kv.memory.close()
         parts.loaded.executor.close()
     return 0

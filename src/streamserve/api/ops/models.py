@@ -65,7 +65,7 @@ async def model(context: AppContext, request: Request) -> Response:
 
 
 def _card(table: ModelTable, name: str, served: str) -> ModelCard:
-    """Return what is known now of a model or of its LoRA adapter under the name `served`.
+    """Return the card of a model, or of its LoRA adapter, with the name `served`.
 
     Raises RequestError (503) if it is not loaded, unless it is loaded on demand.
     """
