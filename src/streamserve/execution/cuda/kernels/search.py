@@ -52,9 +52,8 @@ def _bisect(ranks, weights, above, goal):
     lower, upper = tl.min(tl.where(weights > 0.0, ranks, -LOWEST)), tl.max(ranks) + 1
     between = 2
     while (upper - lower > 1) & (between > 1):
-        for _ in tl.static_range(
-            4
-        ):  # tokens of rank `lower` and higher reach the goal, tokens of rank `upper` and higher do not
+        # Tokens of rank `lower` and higher reach the goal, tokens of rank `upper` and higher do not.
+        for _ in tl.static_range(4):
             middle = lower + ((upper - lower) >> 1)
             enough = above + tl.sum(tl.where(ranks >= middle, weights, 0.0)) >= goal
             upper = tl.where(enough, upper, middle)
