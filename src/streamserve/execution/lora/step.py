@@ -1,4 +1,4 @@
-"""The adapters of a step's rows, and their part of a linear map in plain torch."""
+"""The LoRA adapters of a step's rows, and their addition to a linear map in plain torch."""
 
 from collections.abc import Mapping
 
@@ -12,8 +12,8 @@ from streamserve.execution.lora.weights import Place
 
 
 def step_adapters(layout: Layout, loaded: Mapping[str, LoadedAdapter]) -> StepAdapters | None:
-    """Return the adapters of a step's rows; None if no row has one. Raises ValueError for one that is not
-    `loaded`."""
+    """Return the adapters of a step's rows; None if no row has one. Raises ValueError for an adapter that is
+    not `loaded`."""
     if not any(part.span.adapter for part in layout.parts):
         return None
     indices = dict[str, int]()
@@ -33,8 +33,8 @@ def step_adapters(layout: Layout, loaded: Mapping[str, LoadedAdapter]) -> StepAd
 
 
 def adapted(linear: LinearMap, x: Tensor, lora: StepAdapters | None, place: Place) -> Tensor:
-    """Return `linear` of `x` [rows, in], plus what the rows' adapters add at `place`: in float32, rounded
-    once more."""
+    """Return `linear(x)` for `x` [rows, in], plus the products of the rows' adapters at `place`. The sum is
+    in float32, and rounded a second time."""
     y = linear(x)
     if lora is None:
         return y

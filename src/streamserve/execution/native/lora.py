@@ -1,4 +1,4 @@
-"""LoRA adapters packed for the kernels."""
+"""Pack LoRA adapters for the kernels."""
 
 from collections.abc import Sequence
 from ctypes import POINTER, cast
@@ -15,20 +15,20 @@ from streamserve.execution.native.library import CHUNK, LoraStruct, LowRankStruc
 from streamserve.execution.native.linear import NativeLinear
 
 KINDS = 4
-"""Linear maps of a layer: cpp/lora.h: LORA_MAPS."""
+"""Number of linear maps of a layer (cpp/lora.h: LORA_MAPS)."""
 
 COLUMNS = 16
-"""Columns of a packed weight that need the same ranks."""
+"""Columns of a packed weight for which B is stored together, with the ranks that any of them needs."""
 
 _RANKS = np.dtype([("offset", "<i8"), ("first", "<i4"), ("ranks", "<i4")])
-"""cpp/lora.h: LowRankColumns."""
+"""The layout of cpp/lora.h: LowRankColumns."""
 
 
 def pack_adapter(
     weights: AdapterWeights, maps: Sequence[LinearMap | None], pool: ThreadPool
 ) -> PackedAdapter:
-    """Pack an adapter of a model with the linear maps `maps` [layers × KINDS] into one piece of memory, whose
-    large pages let it be read at full speed."""
+    """Return an adapter packed for a model with the linear maps `maps` [layers × KINDS]. All matrices are in
+    one piece of memory on large pages, so that they are read at full speed."""
     packed = {}
     for (layer, kind), parts in weights.parts.items():
         linear = maps[layer * KINDS + kind]
@@ -50,12 +50,12 @@ def pack_adapter(
 
 
 def _aligned(size: int) -> int:
-    """Return a size in whole cache lines."""
+    """Return a size in bytes, rounded up to whole cache lines."""
     return -(-size // 64) * 64
 
 
 def step_struct(lora: StepAdapters) -> LoraStruct:
-    """Return a step's adapters for the kernels."""
+    """Return the structure of a step's adapters for the kernels."""
     packed = [adapter.packed for adapter in lora.adapters]
     pointers = (POINTER(LowRankStruct) * len(packed))()
     for number, adapter in enumerate(packed):
@@ -70,8 +70,8 @@ def step_struct(lora: StepAdapters) -> LoraStruct:
 
 
 def _packed(parts: Sequence[LowRankPart], linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the matrices A and B of a map's parts as cpp/lora.h has them, the scales, and where the columns
-    of B are."""
+    """Return the matrices A and B of a map's parts in the layout of cpp/lora.h, the scales of the ranks, and
+    the table of B's columns."""
     sizes = [part.rank + part.rank % 2 for part in parts]  # ranks are computed in pairs
     a = torch.cat([pad(part.a, (0, -part.a.shape[1] % CHUNK, 0, part.rank % 2)) for part in parts])
     scales = torch.cat([pad(torch.full((part.rank,), part.scale), (0, part.rank % 2)) for part in parts])
