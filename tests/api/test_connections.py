@@ -49,7 +49,7 @@ def test_files_and_connections_share_the_descriptors() -> None:
 
 async def test_files_of_a_batch_wait_for_descriptors() -> None:
     descriptors = Descriptors(3)
-    assert descriptors.take()
+    assert descriptors.acquire()
 
     async def work() -> int:
         async with descriptors.files(3):

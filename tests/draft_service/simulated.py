@@ -112,7 +112,7 @@ class ServiceDrafter:
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         if self._random.random() >= self._late:
             self.run_services()
-        trees = self.client.take()
+        trees = self.client.pop_trees()
         self.trees += len(trees)
         self._by_service.update(self.client.sequences.by_id[id].drafted_by for id in trees)
         self._taken = {id: (self.client.sequences.by_id[id].length, tree) for id, tree in trees.items()}

@@ -296,7 +296,7 @@ class Star:
     def _collect(self, target: Target) -> None:
         """Verify the received trees; continue afterwards."""
         target.waiting_since = None
-        trees = target.client.take()
+        trees = target.client.pop_trees()
         new = [(text, self._verify(text, trees.get(text.id))) for text in target.texts]
         drafted = set(trees)
         self.after(target.verify, lambda: self._commit(target, new, drafted))

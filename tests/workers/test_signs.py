@@ -85,11 +85,11 @@ def test_while_kernels_are_compiled_nothing_else_is_expected() -> None:
 
 def test_loading_an_adapter_takes_longer_than_other_messages() -> None:
     worker = Worker()
-    worker.journal.take(LoadAdapter("f", "/adapter"))
+    worker.journal.note(LoadAdapter("f", "/adapter"))
     entry = worker.later(0.0)
     assert (entry.phase, entry.predicted) == ("message", LOADING_SECONDS)
     assert PROGRESS_FACTOR * entry.predicted >= 120
-    worker.journal.take(Cancel("r"))
+    worker.journal.note(Cancel("r"))
     assert worker.later(0.0).predicted == 0.0
 
 

@@ -121,13 +121,13 @@ async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done:
 
         with _progress(done, total) as (progress, bar):
 
-            def take(result: ResultLine) -> None:
+            def record(result: ResultLine) -> None:
                 nonlocal failed
                 append_line(results, msgspec.json.encode(result) + b"\n")
                 failed += not result.succeeded
                 progress.advance(bar)
 
-            await run_in_order(rest, work, take, asyncio.Semaphore(width), width)
+            await run_in_order(rest, work, record, asyncio.Semaphore(width), width)
     finally:
         await llm.close()
     return failed

@@ -128,7 +128,7 @@ class Membership:
             case Refused():
                 yield from self._refused(message, now)
             case Packet() if self.session:
-                body = self.session.take(message)
+                body = self.session.accept(message)
                 if body is not None:
                     yield Command(body)
             case Alive() if self.session:

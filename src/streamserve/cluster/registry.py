@@ -157,7 +157,7 @@ class Registry:
             case Packet() | Alive() if agent is None:
                 yield Reply(peer, Refused("connection", "this connection has no session: join first"))
             case Packet() if agent:
-                body = agent.session.take(message)
+                body = agent.session.accept(message)
                 if body is not None:
                     yield Body(agent, body)
             case Alive() if agent:

@@ -41,7 +41,7 @@ class Session:
         self._kept_bytes += len(body)
         return packet
 
-    def take(self, packet: Packet) -> bytes | None:
+    def accept(self, packet: Packet) -> bytes | None:
         """Return the body of the next packet; None if it was received before, or if it follows a gap."""
         if packet.number != self.received + 1:
             return None

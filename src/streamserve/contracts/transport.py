@@ -64,6 +64,6 @@ class Gate(Protocol):
 class Landing(Protocol):
     """Memory that other workers write KV to and that steps do not read (execution/cuda/landing.py)."""
 
-    def take(self, blocks: Sequence[int]) -> None:
+    def land(self, blocks: Sequence[int]) -> None:
         """Copy these blocks to the memory that steps read, before any later step reads them."""
         ...

@@ -143,7 +143,7 @@ class Engine:
         if self._stepping:
             self._deferred.append(message)
             return []
-        self._journal.take(message)
+        self._journal.note(message)
         events = self._take(message)
         self.scheduler.allocator.review_claims()
         if not self.has_work:

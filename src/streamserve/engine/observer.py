@@ -37,7 +37,7 @@ class Journal(Protocol):
     """A record of what an engine is about to do, which survives the process: it names the suspects of a
     crash."""
 
-    def take(self, message: ToEngine) -> None:
+    def note(self, message: ToEngine) -> None:
         """Record that a message is about to be handled."""
         ...
 
@@ -61,7 +61,7 @@ class Journal(Protocol):
 class NullJournal:
     """A journal that records nothing."""
 
-    def take(self, message: ToEngine) -> None:
+    def note(self, message: ToEngine) -> None:
         """Do nothing."""
 
     def enter(

@@ -279,7 +279,7 @@ class Scheduler:
                 sequence.state_sent, sequence.state_stale = True, False
             spans.append(_span(sequence, chunk, tree))
         released, self.released = self.released, []
-        copies_out, copies_in = self.swap.take()
+        copies_out, copies_in = self.swap.pop_copies()
         return StepPlan(
             self.steps, admitted, released, self.tables.take_copies(), spans, copies_out, copies_in
         )

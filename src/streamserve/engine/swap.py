@@ -89,7 +89,7 @@ class SwapSpace:
         if self._pinned or self._emptied or self._copies_out or self._copies_in or self.moving:
             yield "a copy of the last step is not complete"
 
-    def take(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def pop_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return and forget the copies of the step being planned: (KV block, host block) out, and (host
         block, KV block) in."""
         copies = self._copies_out, self._copies_in

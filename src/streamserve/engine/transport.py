@@ -309,7 +309,7 @@ class Incoming:
         sequence = self._waiting.pop(reservation_id, None)
         if sequence is not None:
             if self._landing:
-                self._landing.take(self._uncached(sequence))
+                self._landing.land(self._uncached(sequence))
             counts, tokens, cached = self._counts, len(sequence.tokens), sequence.kv.computed[0]
             if sequence.request.startswith(COPY):
                 self._counts = replace(

@@ -102,7 +102,7 @@ class _Cursor:
         """Raise CheckpointError for the file."""
         raise CheckpointError(f"{self.path}: {reason}")
 
-    def take(self, count: int) -> bytes | memoryview:
+    def read(self, count: int) -> bytes | memoryview:
         """Return the next `count` bytes."""
         if count > len(self._data) - self.position:
             self.refuse(f"the header ends after {len(self._data)} bytes, in the middle of an entry")
@@ -111,7 +111,7 @@ class _Cursor:
 
     def integer(self, code: str) -> int:
         """Return the next integer; `code` is its type in the notation of `struct`."""
-        (value,) = struct.unpack("<" + code, self.take(struct.calcsize(code)))
+        (value,) = struct.unpack("<" + code, self.read(struct.calcsize(code)))
         return int(value)
 
     def count(self, what: str, maximum: int) -> int:
@@ -123,7 +123,7 @@ class _Cursor:
 
     def string(self, maximum: int = MAX_HEADER) -> str:
         """Return the next string, of at most `maximum` bytes."""
-        return self._decoded(self.take(self.count("bytes in a string", maximum)))
+        return self._decoded(self.read(self.count("bytes in a string", maximum)))
 
     def strings(self, count: int) -> list[str]:
         """Return the next `count` strings. A vocabulary has hundreds of thousands, so `string` is not called
@@ -143,7 +143,7 @@ class _Cursor:
             at = len(data) + 1
         except UnicodeDecodeError:
             self.refuse("has a string that is not UTF-8")
-        self.take(at - self.position)
+        self.read(at - self.position)
         return texts
 
     def value(self) -> Any:
@@ -164,7 +164,7 @@ class _Cursor:
         if kind not in SCALARS:
             self.refuse(f"has a value of the unknown type {kind}")
         dtype = np.dtype(SCALARS[kind])
-        return np.frombuffer(self.take(count * dtype.itemsize), dtype).copy()
+        return np.frombuffer(self.read(count * dtype.itemsize), dtype).copy()
 
     def _decoded(self, data: bytes | memoryview) -> str:
         try:
@@ -193,7 +193,7 @@ def read_header(path: Path, data: bytes | memoryview, size: int) -> Header:
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
     """Return the numbers of tensors and of entries."""
-    if bytes(cursor.take(4)) != MAGIC:
+    if bytes(cursor.read(4)) != MAGIC:
         cursor.refuse("is not a GGUF file: it does not begin with GGUF")
     version = cursor.integer("I")
     if version not in VERSIONS:

@@ -46,7 +46,7 @@ async def read_items(
                 continue
             if not isinstance(event, Token | Finished):
                 if not (isinstance(event, DraftVerified) and choices[event.choice].finished):
-                    counts.take(event)
+                    counts.apply(event)
                 continue
             delta = _delta(choices[event.choice], event)
             if delta is None:
@@ -78,7 +78,7 @@ class _Counts:
     accepted: int = 0
     coming: dict[int, int] = field(default_factory=dict)
 
-    def take(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         if isinstance(event, Admitted) and not self.admitted:  # later ones follow a preemption
             self.admitted, self.cached, self.queued = True, event.cached, event.queued
         elif isinstance(event, DraftVerified):

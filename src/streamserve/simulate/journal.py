@@ -21,7 +21,7 @@ class SimulatedJournal:
         """The latest step's phase and members: the step is being computed until its time is over."""
         self.predicted = 0.0
 
-    def take(self, message: ToEngine) -> None:
+    def note(self, message: ToEngine) -> None:
         attempt = getattr(message, "attempt", None)
         self._note("message", frozenset(() if attempt is None else (attempt,)))
 

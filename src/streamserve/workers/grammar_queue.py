@@ -41,7 +41,7 @@ class GrammarQueue:
         """Whether messages are held back."""
         return bool(self._waiting)
 
-    def take(self, message: ToEngine) -> list[ToEngine]:
+    def accept(self, message: ToEngine) -> list[ToEngine]:
         """Return the messages for the engine when `message` arrives: this message, or none if it is held
         back."""
         # Not for a request that may wait.

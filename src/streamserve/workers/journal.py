@@ -72,7 +72,7 @@ class StepJournal:
         with self._reading:
             self._signs, self._seen = signs, None
 
-    def take(self, message: ToEngine) -> None:
+    def note(self, message: ToEngine) -> None:
         """Record that a message is about to be processed, with the attempt to which it belongs."""
         predicted = LOADING_SECONDS if isinstance(message, LoadAdapter) else 0.0
         if isinstance(message, Cancel | Release | LoadAdapter | UnloadAdapter):

@@ -39,7 +39,7 @@ class OutputKeeper:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, message: ToEngine) -> None:
+    def apply(self, message: ToEngine) -> None:
         """Process a message that goes to the engine."""
         match message:
             case Submit() if message.keep and not message.open and message.phase != "return":

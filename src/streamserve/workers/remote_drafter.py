@@ -123,7 +123,7 @@ class RemoteDrafter:
         while now < until and self.client.outstanding(now, limits):
             self._receive(until - now)
             now = time.monotonic()
-        self._returned_trees = self.client.take()
+        self._returned_trees = self.client.pop_trees()
         self._fallback_returned = {}
         if self._fallback:
             others = self._fallback.collect(deadline)

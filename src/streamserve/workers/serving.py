@@ -60,10 +60,10 @@ def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> bool:
         if isinstance(received, Stop | Leave):
             return isinstance(received, Leave)
         local = (to_local(message, serving.clock_offset) for message in received)
-        messages = [message for taken in local for message in grammar_queue.take(taken)]
+        messages = [message for taken in local for message in grammar_queue.accept(taken)]
         messages += grammar_queue.ready()
         for message in messages:
-            serving.outputs.take(message)
+            serving.outputs.apply(message)
         loop.begin_turn(messages)
         now = time.monotonic()
         for sent in loop.end_turn(now, busy=wait < longest):

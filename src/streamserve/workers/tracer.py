@@ -23,7 +23,7 @@ class Tracer:
             total = sum(count for _, count in query_tokens)
             self._done.append(Work("step", "", self._clock() - seconds, seconds, total))
 
-    def take(self) -> list[Work]:
+    def pop(self) -> list[Work]:
         """Return the work recorded since the last call."""
         done, self._done = self._done, []
         return done

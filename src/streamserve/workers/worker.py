@@ -119,7 +119,7 @@ def _run_engine(
         remote.maintain()
     tracer = Tracer(time.monotonic) if config.trace else None
     engine = _engine(config, parts, drafter, tracer, journal)
-    loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.take if tracer else None)
+    loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.pop if tracer else None)
     journal.signs = signs_of(parts.loaded, measured=parts.profile is not None)
     ready = _ready(parts, time.monotonic() - started)
     link.send(ready)
@@ -137,7 +137,7 @@ def _run_engine(
             configure_logging(config.log_level, config.log_format, config.worker)
             serving.grammar_queue.close()
             if tracer:
-                tracer.take()
+                tracer.pop()
             grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
             serving = Serving(loop, outputs, grammar_queue, config.clock_offset, adopt.closed)
             join(config, engine, parts.kv)

@@ -128,8 +128,8 @@ def test_landed_blocks_are_copied_and_no_others() -> None:
     assert sum(pool.numel() for pool in landing.pools) == size
     for cache in caches:
         cache.as_bytes().zero_()
-    landing.take([])
-    landing.take([6, 0, 3])
+    landing.land([])
+    landing.land([6, 0, 3])
     for cache, pool in zip(caches, landing.pools, strict=True):
         copied = cache.as_bytes().cpu()
         assert torch.equal(copied[:, [6, 0, 3]], pool[:, [6, 0, 3]])

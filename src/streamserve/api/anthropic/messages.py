@@ -206,7 +206,7 @@ class _Message:
         parser = OutputParser(conversation.reader(), content)
         begin = self._reply(Usage(len(conversation.prompt.ids), 0))
 
-        async def take(task: GenerationTask, item: Item) -> None:
+        async def handle(task: GenerationTask, item: Item) -> None:
             if not content.begun:
                 await content.begin(begin)
             if isinstance(item, Usage):
@@ -220,7 +220,7 @@ class _Message:
             adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:
-            await generate(self._context, [task], take)
+            await generate(self._context, [task], handle)
         except RequestError as error:
             raise renamed(error, NAMES) from error
         await content.close()

@@ -159,7 +159,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._received.clear()
         if self._received.size:
-            self._feed(self._received.take(SLICE if self._in_headers else BODY_SLICE))
+            self._feed(self._received.pop(SLICE if self._in_headers else BODY_SLICE))
             if not self._received.size and not self.flow.read_paused and not self.transport.is_closing():
                 self.transport.resume_reading()
         return self._may_parse()

@@ -47,7 +47,7 @@ class Connections:
                 "(max_connections_per_address)",
                 429,
             )
-        if not self._descriptors.take():
+        if not self._descriptors.acquire():
             return _refusal(
                 "this server's process has reached its limit of open connections and files (ulimit -n)", 503
             )

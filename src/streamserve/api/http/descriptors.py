@@ -30,7 +30,7 @@ class Descriptors:
         self.held = 0
         self._given = asyncio.Event()
 
-    def take(self, count: int = 1) -> bool:
+    def acquire(self, count: int = 1) -> bool:
         """Count descriptors that are about to be opened. Return False, without counting any, if the limit
         would be exceeded."""
         if self.held + count > self.limit:
@@ -46,7 +46,7 @@ class Descriptors:
     @contextmanager
     def file(self) -> Iterator[None]:
         """Count a file that is open within the block. Raises RequestError (503) if too many are open."""
-        if not self.take():
+        if not self.acquire():
             raise RequestError(
                 f"{self.held} connections and files are open, which is the limit of this server's process "
                 "(ulimit -n)",
@@ -61,7 +61,7 @@ class Descriptors:
     @asynccontextmanager
     async def files(self, count: int) -> AsyncIterator[None]:
         """Count files that are open within the block. Waits until the limit allows them."""
-        while not self.take(count):
+        while not self.acquire(count):
             self._given.clear()
             await self._given.wait()
         try:

@@ -25,7 +25,7 @@ class Received:
         self._chunks.append(data)
         self.size += len(data)
 
-    def take(self, limit: int) -> bytes:
+    def pop(self, limit: int) -> bytes:
         """Remove and return a slice of at most `limit` bytes. Raises IndexError if nothing is waiting."""
         data = self._chunks.popleft()
         if len(data) > limit:

@@ -137,7 +137,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def _parse_next(self) -> bool:
         """Parse one slice; return whether more may be parsed."""
         if self._received.size:
-            super().data_received(self._received.take(SLICE))
+            super().data_received(self._received.pop(SLICE))
         if self._update_charge():
             self._update_timer()
         self._continue()

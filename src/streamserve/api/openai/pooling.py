@@ -75,11 +75,11 @@ async def pool(
     ]
     vectors = [b""] * len(tasks)
 
-    async def take(task: GenerationTask, item: Item) -> None:
+    async def handle(task: GenerationTask, item: Item) -> None:
         if isinstance(item, Pooled):
             vectors[task.number] = item.vector
 
-    await generate(context, tasks, take)
+    await generate(context, tasks, handle)
     tokens = sum(len(prompt.ids) for prompt in prompts)
     return Vectors(name, vectors, PoolingUsage(prompt_tokens=tokens, total_tokens=tokens))
 

@@ -32,7 +32,7 @@ class SequenceStore:
         self._ids = 0
         self._released: list[int] = []
 
-    def take(self, session: Session, delta: Delta, now: float) -> tuple[int, int] | None:
+    def apply(self, session: Session, delta: Delta, now: float) -> tuple[int, int] | None:
         """Apply a delta; return how many draft tokens of the sequence's last tree were accepted and how many
         were tested. Return None if the delta builds on state that is not stored: the target has to sync the
         sequence again."""
@@ -51,7 +51,7 @@ class SequenceStore:
             verified = accepted_tokens(known.answer, delta.tokens)
         if delta.epoch != known.epoch:
             self._rename(known)
-        known.take(delta)
+        known.apply(delta)
         if len(known.tokens) + delta.nodes > self._longest:
             known.set_request(None)
             known.answer = Draft(known.name, known.epoch, known.number, None) if delta.depth else None

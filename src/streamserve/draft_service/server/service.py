@@ -178,7 +178,7 @@ class Service:
             if not self.table.storage.free_space(session, delta):
                 answers.append(self.refusals.wait(session, "memory", now))
                 break
-            verified = self.sequence_store.take(session, delta, now)
+            verified = self.sequence_store.apply(session, delta, now)
             if verified is None:
                 lost.append(delta.sequence)
                 continue

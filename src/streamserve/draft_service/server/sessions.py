@@ -50,7 +50,7 @@ class DraftedSequence:
     stored_bytes: int = 0
     """The bytes that the storage limit counts for it."""
 
-    def take(self, delta: Delta) -> bool:
+    def apply(self, delta: Delta) -> bool:
         """Apply a delta that builds on the known tokens; return False if it is a repeat or comes too late."""
         if delta.number <= self.number:
             return False

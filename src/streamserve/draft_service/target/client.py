@@ -220,9 +220,9 @@ class Client:
         """Return the seconds that the services of the latest `begin` usually take to answer."""
         return {number: self.links[number].times.usual for number in self.sequences.services()}
 
-    def take(self) -> dict[int, TokenTree]:
+    def pop_trees(self) -> dict[int, TokenTree]:
         """Return the trees received for the latest `begin`."""
-        return self.sequences.take()
+        return self.sequences.pop_trees()
 
     def release(self, ids: Sequence[int]) -> None:
         """Forget these sequences."""

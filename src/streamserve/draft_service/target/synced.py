@@ -208,7 +208,7 @@ class SyncedSequences:
             and sequence.ready() is None
         ]
 
-    def take(self) -> dict[int, TokenTree]:
+    def pop_trees(self) -> dict[int, TokenTree]:
         """Return the trees received for the latest requests."""
         trees = {}
         for id, request in self._requests.items():

@@ -2,7 +2,7 @@
 caches.
 
     prefill worker   device ── a separate stream and thread ──▶ landing memory of the decode worker
-    decode worker    landing memory ── KVLanding.take, before the next launch ──▶ device
+    decode worker    landing memory ── KVLanding.land, before the next launch ──▶ device
 
 Blocks have the same numbers and the memory has the same layout as the caches, so any transport can write
 here. A step that runs ahead may still write to a block that was allocated again. That does no harm: the step
@@ -30,7 +30,7 @@ class KVLanding:
         self.pools = [part.view(-1, num_blocks, width) for part, width in zip(parts, widths, strict=True)]
         self.taken = 0
 
-    def take(self, blocks: Sequence[int]) -> None:
+    def land(self, blocks: Sequence[int]) -> None:
         """Copy these blocks of all layers to the caches. On a GPU the copies are launched in the current
         stream, layer by layer through pinned memory, and not waited for."""
         if not blocks:
