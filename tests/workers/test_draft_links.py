@@ -26,6 +26,18 @@ def link_to(port: int) -> PlainLink:
     return PlainLink(parse_endpoint(f"tcp://127.0.0.1:{port}"))
 
 
+def bind(service: zmq.Socket[bytes], port: int) -> None:
+    """Bind a port, 0 for a free one. libzmq frees the address of a closed socket a moment later."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            service.bind(f"tcp://127.0.0.1:{port or '*'}")
+            return
+        except zmq.ZMQError:
+            assert time.monotonic() < deadline, "the address stays in use"
+        time.sleep(0.02)
+
+
 def accepted(impostor: socket.socket, link: PlainLink) -> socket.socket:
     """Accept the link's next connection."""
     impostor.settimeout(0.05)
@@ -79,7 +91,7 @@ def test_messages_arrive_at_a_socket_of_libzmq_and_back_also_after_a_restart() -
         for number in range(2):
             with context.socket(zmq.ROUTER) as service:
                 service.setsockopt(zmq.LINGER, 0)
-                service.bind(f"tcp://127.0.0.1:{port or '*'}")
+                bind(service, port)
                 port = int(service.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
                 link = link or link_to(port)
                 deadline = time.monotonic() + 10
