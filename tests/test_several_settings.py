@@ -78,7 +78,7 @@ def test_print_config_shows_every_model() -> None:
             r"\[models.b\] in .*toml: port is a setting of the whole",
         ),
         ("[models.b]\nmax_num_seqs = 2\n", r"models.b \(in .*\): model is missing"),
-        ('[models.a]\nmodel = "embedded"\n', r"models.a: model is given in .*settings.toml and outside of it"),
+        ('[models.a]\nmodel = "embedded"\n', r"models.a: model is given in .*toml and outside of it"),
         ("[models.a]\nmax_num_sqs = 2\n", r"'max_num_sqs' \(in \[models.a\].*did you mean max_num_seqs"),
         ("[models.a]\nmax_num_seqs = 0\n", r"^\[models.a\] in .*settings.toml: max_num_seqs = 0"),
         ("max_num_seqs = 0\n[models.a]\nthreads = 2\n", "^max_num_seqs = 0"),
