@@ -10,15 +10,15 @@ import httpx
 
 from benchmarks.arriving_traces import Query
 from streamserve.client import AsyncPromptStream
-from streamserve.engine.plan import Drafter
+from streamserve.contracts.cost import SwapCost
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Edit, Open
 from streamserve.fleet.worker_state import Topology
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import CostCurve, ModelInfo, Token
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
-from streamserve.scheduling.cost import SwapCost
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.kernels import reader, seconds
 from benchmarks.report import SIMULATED, table, write
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.kv_cache import KVCache, bytes_per_block
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native import library

@@ -25,8 +25,9 @@ from benchmarks.gpu_models import SHAPES, InflatedWeights, RandomWeights, inflat
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import embedded
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, Drafter, StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import DRAFT, Drafter, StepPlan
 from streamserve.execution.cuda.chains import DeviceChains
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import NoGraphs
@@ -36,7 +37,6 @@ from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.profile.floor import StepFloor
 from streamserve.execution.quantization import parse_format
 from streamserve.execution.spec import ModelSpec
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, DraftVerified, Event, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation, default_cost

@@ -23,11 +23,11 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, SamplingParams, embedded
-from streamserve.engine.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.tree import root
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
-from streamserve.speculation.tree import root
 
 SHAPES = {
     "345 M": Shape(1024, 24),

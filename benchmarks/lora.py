@@ -24,7 +24,8 @@ from safetensors.torch import save_file
 
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import SamplingParams, embedded
-from streamserve.engine.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.tree import root
 from streamserve.execution.inflate import Shape, inflate
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
@@ -32,7 +33,6 @@ from streamserve.execution.lora.weights import served_modules
 from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, open_adapter
 from streamserve.protocol.config import ModelConfig
-from streamserve.speculation.tree import root
 
 SHAPE = Shape(1024, 24)
 ADAPTERS = 20

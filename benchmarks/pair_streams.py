@@ -29,7 +29,8 @@ from benchmarks.arriving_traces import TRACES, Query
 from benchmarks.pairs_live import prompt, serving, times
 from benchmarks.report import PACKAGED_PAIR, RESULTS, SIMULATED, table, write
 from benchmarks.streaming import ENGINE, PAPER, SCALE, measured_capacity
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.fleet.worker_state import pairs, unified
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.config import Order
@@ -37,7 +38,6 @@ from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor, next_token
-from streamserve.speculation.tree import TokenTree
 from streamserve.text.output import Delta
 
 LOAD = 0.8

@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks.report import RESULTS, SIMULATED, table, write
 from benchmarks.slo_costs import a100
 from streamserve.baselines.routers import ROUTERS
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import pairs
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import PROTOCOL_VERSION, CostCurve, ModelInfo, Ready, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.scheduling.predictive import Predictive

@@ -31,10 +31,10 @@ from benchmarks.pairs import TRACES, WorkloadRequest, trace
 from benchmarks.report import RESULTS, table, write
 from streamserve.baselines.routers import ROUTERS
 from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.nixl import nixl_package
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.settings.resolve import resolve
+from streamserve.system.nixl import nixl_package
 from streamserve.text.output import Delta
 
 CHUNKS = (64, 128, 256, 512)

@@ -73,7 +73,7 @@ def control_group(quota: float) -> Iterator[Path]:
 def measure_here(model: str, threads: int) -> dict[str, float]:
     """Return the threads of a worker in this process's control group, and the speed of each kind of work."""
     from streamserve import LLM, SamplingParams
-    from streamserve.protocol.processors import usable_processors
+    from streamserve.system.processors import usable_processors
 
     figures: dict[str, float] = {"threads": threads or usable_processors().threads}
     with LLM(model, draft="none", threads=threads, num_blocks=2000, profile=False) as llm:

@@ -19,8 +19,9 @@ from benchmarks.speculation import FAMILIES, TASKS
 from streamserve import embedded
 from streamserve.baselines.fixed import SPECINFER
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import DraftRequest
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
@@ -29,7 +30,6 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import Node, Recording, pack
 from streamserve.speculation.controller import Speculation, default_cost
 from streamserve.speculation.shapes import Shape
-from streamserve.speculation.tree import TokenTree
 
 PATH = Path(__file__).parent / "data" / "acceptance.npz"
 SHAPES = {

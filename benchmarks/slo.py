@@ -28,10 +28,11 @@ from benchmarks.report import RESULTS, SIMULATED, git, table, write
 from benchmarks.slo_costs import PATH, Hardware, a100, h200, here
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import ByClass
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open
 from streamserve.fleet.worker_state import Topology
-from streamserve.protocol.config import EngineConfig, Order
+from streamserve.protocol.config import Order
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack

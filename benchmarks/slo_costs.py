@@ -15,11 +15,11 @@ from benchmarks.report import commit, machine
 from benchmarks.speculation import SHAPE
 from streamserve import embedded
 from streamserve.baselines.adaserve import token_budget
+from streamserve.contracts.cost import StepCost
 from streamserve.execution.inflate import inflate
 from streamserve.execution.load import load
 from streamserve.execution.profile.measure import Effort, measure
 from streamserve.protocol.config import ModelConfig
-from streamserve.scheduling.cost import StepCost
 
 PATH = Path(__file__).parent / "data" / "costs.json"
 EFFORT = Effort((1, 2, 4, 8, 16, 32, 64, 128), (0, 2048), 32, (256,), 3, 60.0)

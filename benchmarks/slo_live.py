@@ -40,9 +40,11 @@ from benchmarks.slo import (
 from benchmarks.slo_costs import EFFORT, Hardware
 from benchmarks.speculation import SHAPE
 from streamserve import embedded
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import StepCost
+from streamserve.contracts.plan import DraftRequest, StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import DraftRequest, StepPlan
 from streamserve.execution.inflate import inflate
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
@@ -50,7 +52,6 @@ from streamserve.execution.profile.draft import draft_cost
 from streamserve.execution.profile.measure import measure
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Submit, Token
-from streamserve.scheduling.cost import StepCost
 from streamserve.speculation.controller import Speculation
 
 CACHE = Path(__file__).parent.parent / "build" / "speculation" / "target"
@@ -127,7 +128,7 @@ class Pair:
         return Engine(
             config, loaded.model_info, Metered(loaded.executor, "run", self.step_said), time.perf_counter,
             None if policy == "off" else Metered(loaded.drafter, "begin", self.draft_said),
-            Speculation(parse_policy(policy), self.hardware.step, self.drafting),
+            Speculation(parse_policy(policy), self.hardware.step, self.drafting), orders=ORDERS,
         )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from benchmarks.slo import model, recorded
 from benchmarks.slo_costs import Hardware, here
 from benchmarks.specustream import SETTINGS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, Drafter, Sampled, Span, SpanResult, StepPlan, StepResult
 from streamserve.draft_service.target.client import Identity
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import DRAFT, Drafter, Sampled, Span, SpanResult, StepPlan, StepResult
-from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.messages import DraftVerified, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams

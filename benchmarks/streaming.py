@@ -39,8 +39,9 @@ from benchmarks import arriving_traces
 from benchmarks.arriving_replay import Machine, ReplayResult, capacity, live, merged, virtual
 from benchmarks.arriving_traces import TRACES, Event, Query
 from benchmarks.report import RESULTS, SIMULATED, commit, table, write
-from streamserve.protocol.config import EngineConfig, Order
-from streamserve.scheduling.cost import Line, SwapCost
+from streamserve.contracts.cost import Line, SwapCost
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.protocol.config import Order
 from streamserve.scheduling.eviction import Eviction
 
 LOADS = (0.8, 0.5, 0.95)

@@ -31,10 +31,10 @@ import numpy as np
 from benchmarks.report import RESULTS, SIMULATED, table, write
 from benchmarks.slo_costs import Hardware, a100, here
 from streamserve.baselines.routers import parse_router
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Command, Deliver, Open
 from streamserve.fleet.worker_state import Topology, pairs, unified
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import RecordedDrafter, Recording, unpack

@@ -20,12 +20,12 @@ from torch import Tensor
 from benchmarks.embedded_quality import FAMILIES, quality
 from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, embedded
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.layout import lay_out
 from streamserve.execution.load import load, make_attention
 from streamserve.execution.passes import ModelPasses
 from streamserve.protocol.config import ModelConfig
-from streamserve.speculation.tree import root
 
 PLAIN = "16 bits"
 WIDTHS: dict[str, dict[str, str]] = {

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks.report import RESULTS, table, write
-from streamserve.engine.plan import Span, StepPlan
+from streamserve.contracts.plan import Span, StepPlan
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.fleet.local_launcher import LocalLauncher

@@ -23,11 +23,11 @@ import numpy as np
 
 from benchmarks.report import SIMULATED, table, write
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import StepCost, fit
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.cost import StepCost, fit
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.recorded import KINDS, Node, RecordedDrafter, Recording, unpack
 from streamserve.speculation.controller import Speculation

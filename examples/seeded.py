@@ -10,7 +10,7 @@ def main() -> None:
         alone = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].text
         others = [SamplingParams(temperature=1.0, seed=seed, max_tokens=24) for seed in range(15)]
         among = llm.generate([prompt] * 16, [*others, params], use_tqdm=False)[-1].outputs[0].text
-    print(f"alone:         {alone!r}\namong sixteen: {among!r}\nthe same:      {alone == among}")
+    print(f"alone:         {alone!r}\namong sixteen: {among!r}\nequal:         {alone == among}")
 
 
 if __name__ == "__main__":

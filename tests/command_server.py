@@ -32,7 +32,7 @@ from typer.main import get_command
 
 from streamserve.fleet import fork_server
 from streamserve.fleet.worker_process import worker_environment
-from streamserve.protocol.fork import surroundings
+from streamserve.system.forks import surroundings
 from tests import ending
 
 PLAIN = (sys.executable, "-m", "streamserve")

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from streamserve import __version__
-from streamserve.protocol.instructions import pytorch_bounds
+from streamserve.system.instructions import pytorch_bounds
 from tests import ending
 from tests.processor import header, left_out, summary
 from tests.small_runs import cases_left_out, group_cases

@@ -13,9 +13,9 @@ import pytest
 from streamserve.fleet.fleet import Fleet
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.grammar import Grammar
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.text.output import Delta, Usage
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)

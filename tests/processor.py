@@ -24,7 +24,7 @@ from streamserve.execution.native.levels import (
     runnable,
 )
 from streamserve.protocol.config import KernelPath
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 
 LEFT_OUT = "left out: "
 PROPERTY = "left out"

@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 
-from streamserve.api.ops.worker_metrics import WorkerMetrics
+from streamserve.api.metrics.worker_metrics import WorkerMetrics
 from streamserve.cli.main import app
 from streamserve.protocol.curve import parse_endpoint
 from streamserve.settings.cluster import resolve_join

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 import pytest
 import zmq
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Identity as OwnIdentity
 from streamserve.draft_service.server.types import ServiceConfig
 from streamserve.draft_service.target.client import Identity
-from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.messages import Stop, encode
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree, chain
 from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.draft_worker import listen
 from streamserve.workers.remote_drafter import RemoteDrafter

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.execution.load import load
 from streamserve.execution.open import open_checkpoint
-from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.settings.embedding import detect_task, read_embedding
 from streamserve.settings.options import SettingsError

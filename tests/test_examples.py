@@ -30,7 +30,7 @@ def test_offline() -> None:
 
 
 def test_seeded() -> None:
-    assert "the same:      True" in run("seeded.py")
+    assert "equal:         True" in run("seeded.py")
 
 
 def test_openai_client(served: Served) -> None:

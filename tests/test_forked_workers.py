@@ -27,6 +27,7 @@ from streamserve.fleet.fork_server import ForkServer
 from streamserve.fleet.worker_process import prepared_fork_server, worker_environment
 from streamserve.protocol import fork
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.system import forks
 from streamserve.workers import fork_server as program
 from tests.checkpoints import make_checkpoint
 from tests.processes import words, workers_below
@@ -193,14 +194,14 @@ def test_all_models_are_forked_by_one_server(checkpoint: Path, own_server: ForkS
 def test_a_library_is_another_one_once_it_was_replaced(tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
     library.write_bytes(b"1")
-    known = fork.identity(library)
+    known = forks.identity(library)
     os.utime(library, (1, 1))
-    assert fork.identity(library) == known
+    assert forks.identity(library) == known
     (tmp_path / "new").write_bytes(b"2")
     (tmp_path / "new").replace(library)
-    assert fork.identity(library) != known
+    assert forks.identity(library) != known
     library.unlink()
-    assert fork.identity(library) == ()
+    assert forks.identity(library) == ()
 
 
 def test_without_pidfds_workers_are_started(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +265,8 @@ print(fork_server().pid, flush=True)
 
 def test_only_what_is_imported_late_may_differ() -> None:
     environment = {"PATH": "/bin", "TMPDIR": "/a"}
-    assert fork.surroundings(environment) == fork.surroundings({**environment, "TMPDIR": "/b"})
-    assert fork.surroundings(environment) != fork.surroundings({**environment, "OMP_NUM_THREADS": "1"})
+    assert forks.surroundings(environment) == forks.surroundings({**environment, "TMPDIR": "/b"})
+    assert forks.surroundings(environment) != forks.surroundings({**environment, "OMP_NUM_THREADS": "1"})
 
 
 def test_a_fork_server_that_is_stopped_costs_a_status_and_not_the_worker(

@@ -85,5 +85,5 @@ def test_files_are_not_rewritten(file: Path, tmp_path: Path, arguments: list[str
     command, *options = arguments
     result = CliRunner().invoke(app, ["models", command, str(file), str(tmp_path / "out"), *options])
     assert result.exit_code == 2
-    assert "model.gguf: a GGUF file is served as it is" in result.output
+    assert "model.gguf is a GGUF file, which can be served" in result.output
     assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,33 +17,36 @@ SOURCE = TESTS.parent / "src" / "streamserve"
 
 ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
-    "speculation": {"protocol"},
-    "scheduling": {"speculation"},
-    "baselines": {"scheduling", "speculation"},
-    "engine": {"baselines.orders", "scheduling", "speculation", "protocol"},
-    "execution": {"engine.plan", "speculation.tree", "scheduling.cost", "gguf", "protocol"},
+    "contracts": {"protocol"},
+    "system": {"protocol"},
+    "speculation": {"contracts", "protocol"},
+    "scheduling": {"contracts", "speculation"},
+    "baselines": {"contracts", "scheduling", "speculation"},
+    "engine": {"contracts", "scheduling", "speculation", "protocol"},
+    "execution": {"contracts", "gguf", "protocol", "system"},
     "gguf": {"protocol"},
     "hub": {"gguf", "protocol"},
-    "text": {"gguf", "protocol"},
-    "fleet": {"scheduling", "protocol"},
-    "cluster": {"fleet", "protocol"},
-    "transfer": {"engine.transport", "protocol"},
-    "draft_service": {"engine.block_pool", "engine.plan", "speculation", "protocol"},
+    "text": {"contracts", "gguf", "protocol"},
+    "fleet": {"contracts", "scheduling", "protocol", "system"},
+    "cluster": {"fleet", "protocol", "system"},
+    "transfer": {"contracts", "protocol", "system"},
+    "draft_service": {"system", "contracts", "speculation", "protocol"},
     "workers": {
         "baselines",
+        "contracts",
         "draft_service",
         "engine",
         "execution",
-        "scheduling",
         "speculation",
         "text",
         "transfer",
         "protocol",
+        "system",
     },
-    "simulate": {"baselines", "fleet", "engine", "scheduling", "speculation", "protocol"},
-    "api": {"fleet", "text", "protocol"},
-    "settings": {"baselines", "fleet", "gguf", "hub", "speculation", "protocol"},
-    "llm": {"baselines.routers", "cluster", "settings", "fleet", "text", "protocol"},
+    "simulate": {"baselines", "contracts", "fleet", "engine", "speculation", "protocol"},
+    "api": {"contracts", "fleet", "text", "protocol", "system"},
+    "settings": {"baselines", "contracts", "fleet", "gguf", "hub", "protocol", "system"},
+    "llm": {"baselines", "cluster", "settings", "fleet", "text", "protocol", "system"},
     "cli": {
         "api",
         "bench",
@@ -50,12 +54,12 @@ ALLOWED: dict[str, set[str]] = {
         "draft_service",
         "execution",
         "fleet",
-        "gguf",
         "hub",
         "llm",
         "settings",
         "text",
         "protocol",
+        "system",
     },
     "bench": set(),
     "embedded": set(),
@@ -100,6 +104,11 @@ def test_every_package_has_a_rule() -> None:
     assert packages == set(ALLOWED)
 
 
+def test_rules_name_whole_packages_and_have_no_circle() -> None:
+    assert set().union(*ALLOWED.values()) <= set(ALLOWED)
+    TopologicalSorter(ALLOWED).prepare()  # raises CycleError
+
+
 @pytest.mark.parametrize("package", ALLOWED)
 def test_packages_import_only_what_their_rule_allows(package: str) -> None:
     allowed = ALLOWED[package] | {package}
@@ -112,10 +121,60 @@ def test_packages_import_only_what_their_rule_allows(package: str) -> None:
                 )
 
 
+def parts(package: str) -> dict[str, set[str]]:
+    """Return the folders and files of a package, and which others of them each one imports: anywhere, in
+    functions and for type checking too."""
+    names = {entry.stem for entry in (SOURCE / package).iterdir() if entry.suffix == ".py" or entry.is_dir()}
+    imported: dict[str, set[str]] = {name: set() for name in names}
+    prefix = f"streamserve.{package}."
+    for file in files(package):
+        own = file.relative_to(SOURCE / package).with_suffix("").parts[0]
+        inside = {name.removeprefix(prefix) for name in imported_names(file) if name.startswith(prefix)}
+        imported[own] |= {name.partition(".")[0] for name in inside} & names - {own}
+    return imported
+
+
+def circle(imported: dict[str, set[str]]) -> list[str]:
+    """Return a path of imports from a module back to that module; empty if there is none."""
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+@pytest.mark.parametrize("package", ["api", "cli"])
+def test_no_circles_within_a_package(package: str) -> None:
+    assert circle(parts(package)) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """`streamserve/__init__.py` is left out: it imports LLM when that is first used."""
+    modules = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        module = ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+        modules[module] = file
+    del modules["streamserve"]
+    imported = {module: imported_names(file) & modules.keys() - {module} for module, file in modules.items()}
+    assert circle(imported) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+
+
+def test_the_transport_of_the_api_imports_nothing_above_it() -> None:
+    assert parts("api")["http"] == set()
+    assert "http" in parts("api")["routes"]
+
+
 @pytest.mark.parametrize(
     "package",
     [
         "protocol",
+        "contracts",
+        "system",
         "baselines",
         "scheduling",
         "speculation",
@@ -163,7 +222,7 @@ def test_the_command_line_is_quick_to_import() -> None:
     assert not heavy & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["baselines", "scheduling", "speculation"])
+@pytest.mark.parametrize("package", ["baselines", "contracts", "scheduling", "speculation"])
 def test_decisions_are_pure(package: str) -> None:
     for file in files(package):
         for module in imports(file):

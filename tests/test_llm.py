@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from streamserve import LLM, SamplingParams
-from streamserve.cli.run_server import api_settings
+from streamserve.cli.serving import api_settings
 from streamserve.fleet.fork_server import LINGERING
 from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.protocol.reports import Report

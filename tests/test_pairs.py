@@ -16,12 +16,12 @@ import pytest
 from streamserve.fleet.events import Send
 from streamserve.llm.async_llm import AsyncLLM, worker_model
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import Push
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import resolve
+from streamserve.system.processors import usable_processors
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.pairs import (

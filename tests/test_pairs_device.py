@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.execution.cuda.landing import KVLanding
 from streamserve.execution.kv_cache import KVCache
 from streamserve.protocol.config import ModelConfig, WorkerConfig

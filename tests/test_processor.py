@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests import processor
 from tests.processor import LEFT_OUT, PROPERTY, chosen_path, header, summary
 

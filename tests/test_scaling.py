@@ -29,7 +29,7 @@ async def test_workers_are_added_and_removed_while_serving(checkpoint: Path, sca
             await llm.remove_workers("unified-0")
         expected = await answers(llm, requests)
         assert await llm.add_workers("unified") == ("unified-1",)
-        with pytest.raises(RequestError, match=r"2 workers, of at most 2: .*--max-workers"):
+        with pytest.raises(RequestError, match=r"2 of at most 2 workers are running: .*--max-workers"):
             await llm.add_workers("unified")
         await until(lambda: fleet(llm).workers["unified-1"].ready is not None)
         assert {worker.host for worker in llm.routing().workers} == {llm.routing().machines[0].name}
@@ -74,7 +74,7 @@ async def test_a_pair_is_added_and_the_first_one_removed(checkpoint: Path, scale
 
 
 def test_a_bound_below_the_start_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(SettingsError, match=r"max_workers = 2: there are 3 from the start"):
+    with pytest.raises(SettingsError, match=r"max_workers = 2: the server starts with 3 workers"):
         resolve(str(checkpoint), {"workers": 3, "max_workers": 2})
 
 

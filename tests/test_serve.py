@@ -20,10 +20,11 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamserve.cli.run_server import is_loopback, memory_to_swap, memory_together, warn_of_threads
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
-from streamserve.protocol.processors import usable_processors
+from streamserve.cli.run_server import memory_to_swap, memory_together
+from streamserve.cli.serving import is_loopback, warn_of_threads
 from streamserve.settings.resolve import resolve
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.processors import usable_processors
 from tests.api.serving import until
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
@@ -99,7 +100,7 @@ def test_a_killed_worker_is_restarted_by_the_same_server(
             time.sleep(0.05)
         assert reply.json()["usage"]["completion_tokens"] == 5
     log = capfd.readouterr().err
-    for words in ("SIGKILL", "worker unified-0: restarting in ", "worker unified-0: it serves again"):
+    for words in ("SIGKILL", "worker unified-0: restarting in ", "worker unified-0 serves again"):
         assert words in log
         log = log.partition(words)[2]  # in this order
 
@@ -231,7 +232,7 @@ def test_a_hub_name_is_served_from_the_hubs_cache(tmp_path: Path) -> None:
     assert cached.returncode == 0, cached.stderr
     assert missing.returncode == 2
     assert (
-        "owner/none: HF_HUB_OFFLINE forbids to ask the hub, and the model is not in the cache"
+        "owner/none: HF_HUB_OFFLINE forbids access to the hub, and the model is not in the cache"
         in missing.stderr
     )
     assert "Traceback" not in missing.stderr

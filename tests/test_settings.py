@@ -16,10 +16,10 @@ from streamserve.execution.inflate import Shape, inflate
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.numbers import plain
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.commands import Use, acting, other_options
 from streamserve.settings.options import Settings, SettingsError, options
 from streamserve.settings.resolve import resolve, to_toml
+from streamserve.settings.server_config import ServerConfig
 from tests.checkpoints import make_checkpoint
 
 NONE: dict[str, str] = {}
@@ -93,7 +93,7 @@ def test_printed_settings_read_back_to_the_same(tmp_path: Path) -> None:
         ({"cors_origin": ["https://app.example/x"]}, "cors_origin = 'https://app.example/x': must be"),
         ({"otlp_traces_endpoint": "localhost:4318"}, "otlp_traces_endpoint = 'localhost:4318': must be"),
         ({"draft": "tcp://127.0.0.1:7700", "draft_key": "/nowhere"}, "/nowhere cannot be read"),
-        ({"draft_key": "/nowhere"}, "draft_key = .*: it is for draft services"),
+        ({"draft_key": "/nowhere"}, "draft_key = .*: only draft services use it"),
     ],
 )
 def test_bad_settings_are_named(overrides: dict[str, object], message: str) -> None:
@@ -166,7 +166,7 @@ def test_a_missing_model_is_named(model: str) -> None:
 
 def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("")
-    with pytest.raises(CheckpointError, match=r"has no config.json: give the folder that holds it"):
+    with pytest.raises(CheckpointError, match=r"has no config.json: give the folder that contains it"):
         resolve(str(tmp_path), environ=NONE)
 
 
@@ -272,7 +272,7 @@ def test_printed_settings_show_no_key_and_read_back_to_the_same(tmp_path: Path) 
     [
         ({"api_key": ["two words"]}, "api_key: a key must have"),
         ({"api_key": [""]}, "api_key: a key must have"),
-        ({"api_key": ["env:NOWHERE"]}, "api_key = 'env:NOWHERE': there is no such environment variable"),
+        ({"api_key": ["env:NOWHERE"]}, "api_key = 'env:NOWHERE': the environment has no such variable"),
         ({"admin_key": ["sha256:12"]}, "admin_key: a digest must be"),
         ({"metrics_key": ["two words"]}, "metrics_key: a key must have"),
         ({"api_key": [17]}, "api_key: must be strings"),
@@ -314,7 +314,7 @@ def test_a_setting_without_effect_is_refused(settings: dict[str, object], named:
     [("kv_cache_bytes", "99999999999999999TB"), ("kv_cache_bytes", 10**30), ("swap_space", math.inf)],
 )
 def test_numbers_that_no_worker_can_be_told_are_refused(name: str, value: object) -> None:
-    with pytest.raises(SettingsError, match=f"{name} = .*must be (between|a number that is finite)"):
+    with pytest.raises(SettingsError, match=f"{name} = .*must be (between|a finite number)"):
         resolve("embedded", {name: value})
 
 
@@ -394,7 +394,7 @@ def test_one_adapter_answers_in_a_terminal() -> None:
 
     assert only_adapter(settings()) == ""
     assert only_adapter(settings("a=/x")) == "a"
-    with pytest.raises(SettingsError, match="there are a, b: give one"):
+    with pytest.raises(SettingsError, match="there are a, b: give only one"):
         only_adapter(settings("a=/x", "b=/y"))
 
 
@@ -405,7 +405,7 @@ def test_one_adapter_answers_in_a_terminal() -> None:
         ({"threads": "many"}, "threads = 'many': must be a whole number"),
         ({"kv_bytes_per_second": -3.0}, "kv_bytes_per_second = -3.0: must be a number above 0"),
         ({"join_lease": 1e9}, "join_lease = 1000000000.0: must be a number of at most 600"),
-        ({"swap_space": math.nan}, "swap_space = nan: must be a number that is finite"),
+        ({"swap_space": math.nan}, "swap_space = nan: must be a finite number"),
         ({"check": "perhaps"}, "check = 'perhaps': must be true or false"),
         ({"host": 5}, "host = 5: must be a text"),
     ],

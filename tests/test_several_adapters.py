@@ -132,7 +132,7 @@ def adapters_are_loaded_for_the_model_that_is_named(server: httpx.Client, prepar
     assert text_of(server, "b") == prepared.texts["b"]
     paths = {name: str(path) for name, path in prepared.adapters.items()}
     refused = change(server, "load", lora_name="second", lora_path=paths["second"])
-    assert refused == (400, "model is required: this server has several: a, b")
+    assert refused == (400, "model is required, as this server has several models: a, b")
     for taken in ("a", "b", "first"):
         refused = change(server, "load", lora_name=taken, lora_path=paths["second"], model="a")
         assert refused == (400, f"lora_name: the name '{taken}' is in use")

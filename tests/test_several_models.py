@@ -173,7 +173,7 @@ def test_no_open_prompt_stream_is_lost_and_the_least_recently_used_model_goes(
     refused = ask(server, "c")
     assert refused.status_code == 503
     assert refused.headers["Retry-After"] == "5"
-    assert "in use for 0.3 seconds: a, b" in refused.json()["error"]["message"]
+    assert "have taken its memory for 0.3 seconds: a, b" in refused.json()["error"]["message"]
     for name, stream in streams.items():
         assert finish_stream(server, stream) == models.texts[name]
     assert text_of(ask(server, "c")) == models.texts["c"]

@@ -78,7 +78,7 @@ def test_print_config_shows_every_model() -> None:
             r"\[models.b\] in .*toml: port is a setting of the whole",
         ),
         ("[models.b]\nmax_num_seqs = 2\n", r"models.b \(in .*\): model is missing"),
-        ('[models.a]\nmodel = "embedded"\n', "models.a: model is given twice"),
+        ('[models.a]\nmodel = "embedded"\n', r"models.a: model is given in .*toml and outside of it"),
         ("[models.a]\nmax_num_sqs = 2\n", r"'max_num_sqs' \(in \[models.a\].*did you mean max_num_seqs"),
         ("[models.a]\nmax_num_seqs = 0\n", r"^\[models.a\] in .*settings.toml: max_num_seqs = 0"),
         ("max_num_seqs = 0\n[models.a]\nthreads = 2\n", "^max_num_seqs = 0"),
@@ -88,9 +88,9 @@ def test_print_config_shows_every_model() -> None:
         ('load_timeout = "10s"\n', "load_timeout: a single model"),
         (
             'launcher = "ray"\n[models.b]\nmodel = "embedded"\n',
-            "launcher = 'ray': machines join a server of one model",
+            "launcher = 'ray': machines can only join a server of one model",
         ),
-        ('idle_unload = 5\ntimeline = "x"\n', "timeline: it is written for one model"),
+        ('idle_unload = 5\ntimeline = "x"\n', "timeline: a timeline is only written for one model"),
         (
             'served_model_name = ["x"]\n[models.b]\nmodel = "embedded"\n',
             "served_model_name: with several models",
@@ -151,7 +151,7 @@ def test_adapters_belong_to_the_model_of_their_table(tmp_path: Path) -> None:
         ('[models.b]\nlora = ["c=F"]\n', "two models have the name 'c'"),
         ('[models.c]\nlora = ["b=F"]\n', "lora = 'b' of c: another model or adapter"),
         ('[models.b]\nlora = ["b=F"]\n', "lora = 'b': the name 'b' is in use"),
-        ('lora = ["x=F"]\n', "lora: with several models give each its adapters in its table"),
+        ('lora = ["x=F"]\n', "lora: with several models, give the adapters of each model in its table"),
     ],
 )
 def test_names_of_adapters_are_unique_over_all_models(tmp_path: Path, text: str, message: str) -> None:

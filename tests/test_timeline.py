@@ -46,5 +46,5 @@ def test_traces_that_cannot_be_sent_are_refused(checkpoint: Path, monkeypatch: p
 
 
 def test_the_predictive_router_needs_a_profile(checkpoint: Path) -> None:
-    with pytest.raises(SettingsError, match="needs the cost of a step"):
+    with pytest.raises(SettingsError, match="needs measured step times"):
         resolve(str(checkpoint), {"router": "predictive", "profile": False, "pairs": 2})

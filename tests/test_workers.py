@@ -14,8 +14,8 @@ from streamserve import LLM
 from streamserve.execution.native.library import kernels
 from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.system.processors import usable_processors
 from streamserve.text.output import Delta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale

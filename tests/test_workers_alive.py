@@ -137,9 +137,11 @@ async def test_a_worker_that_loads_another_model_is_not_used_until_it_fits_again
         await until(lambda: changed.misfit and changed.recent_losses > 1)
         health = llm.health()
         assert (health.ready, health.detail) == (True, "ready"), "the other one serves"
-        assert health.missing.startswith("worker unified-1 does not fit the others and is not used (")
-        assert "is another model than the one that the other workers have loaded" in health.missing
-        assert "put the old ones back, or restart the server" in health.missing
+        assert health.missing.startswith(
+            "worker unified-1 does not match the other workers and is not used ("
+        )
+        assert "is a different model than the other workers have loaded" in health.missing
+        assert "restore the old ones, or restart the server" in health.missing
         assert await answers(llm, [REQUEST]) == expected
         weights.unlink()
         kept.rename(weights)

@@ -13,7 +13,7 @@ __all__ = ["LLM", "Grammar", "SamplingParams", "Slo", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the exported names on first use: a worker does not import what only clients need."""
+    """Import the exported names on first use: a worker does not import modules that only clients need."""
     if name == "LLM":
         from streamserve.llm.llm import LLM
 

@@ -1,11 +1,11 @@
-"""Send prompts in pieces: `PromptStream`, and `AsyncPromptStream` for event loops.
+"""A client that sends prompts in pieces: `PromptStream`, and `AsyncPromptStream` for event loops.
 
     with PromptStream("http://127.0.0.1:8000", query="What is it about?", max_tokens=64) as stream:
         for document in documents:
             stream.append(document)
         print(stream.finish()["choices"][0]["text"])
 
-Needs httpx (`pip install "streamserve[client]"`), and nothing else of this package.
+Needs httpx (`pip install "streamserve[client]"`), and no other module of this package.
 """
 
 import json
@@ -17,11 +17,12 @@ from typing import Any
 import httpx
 
 RETRIES = 3
-"""Attempts at a request whose reply was lost. Each has the same Idempotency-Key, so it is executed once."""
+"""Number of attempts at a request whose reply was lost. All have the same Idempotency-Key, so it is executed
+once."""
 
 
 class Withdrawn:
-    """Withdraws the pieces of an early answer received so far: the prompt now has version `version`."""
+    """Voids the pieces of an early answer that were received so far: the prompt now has version `version`."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -32,7 +33,7 @@ ChunkRef = str | int
 
 
 class StreamError(Exception):
-    """The server refused a request: `status`, message, and the stream's `version` where an edit was for
+    """The server refused a request: `status`, message, and the stream's `version` if an edit was made for
     another version."""
 
     def __init__(self, status: int, message: str, version: int | None = None) -> None:
@@ -62,11 +63,11 @@ class _Edits:
 
 
 class PromptStream:
-    """A prompt stream on a server. `fields` are those of POST /v1/streams: query, template, messages,
+    """A prompt stream on a server. `fields` are the fields of POST /v1/streams: query, template, messages,
     sampling.
 
-    Methods raise StreamError for what the server refuses, httpx.TransportError if it cannot be reached.
-    `version` is the latest one known; `edit` sends several operations at once.
+    Methods raise StreamError if the server refuses a request, httpx.TransportError if it cannot be reached.
+    `version` is the latest known version. `edit` sends several operations at once.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float = 600.0, **fields: Any):
@@ -80,11 +81,11 @@ class PromptStream:
         self.version: int = created["version"]
 
     def append(self, text: str) -> str:
-        """Append a chunk at the end; returns its id."""
+        """Append a chunk at the end; return its id."""
         return self.edit(_Edits.append(text))[0]
 
     def insert(self, text: str, before: ChunkRef) -> str:
-        """Insert a chunk before another; returns its id."""
+        """Insert a chunk before another; return its id."""
         return self.edit(_Edits.insert(text, before))[0]
 
     def replace(self, chunk: ChunkRef, text: str) -> None:
@@ -96,29 +97,31 @@ class PromptStream:
         self.edit(_Edits.remove(chunk))
 
     def edit(self, *operations: dict[str, Any]) -> list[str]:
-        """Apply operations, all or none; returns the ids of the chunks they made, changed or removed."""
+        """Apply operations, all or none; return the ids of the chunks that they created, changed or
+        removed."""
         body = {"version": self.version, "operations": list(operations)}
         reply = self._send("PATCH", f"/v1/streams/{self.id}", body)
         self.version = reply["version"]
         return list(reply["chunks"])
 
     def state(self) -> dict[str, Any]:
-        """Return version, chunks, tokens, and how many of the tokens are already computed."""
+        """Return version, chunks, tokens, and the number of tokens that are already computed."""
         return _checked(self._http.get(f"/v1/streams/{self.id}"))
 
     def finish(self) -> dict[str, Any]:
-        """Finish the prompt and return the answer, in the format of completions or chats. Where the answer is
-        read early, the reply only confirms that it is final."""
+        """Finish the prompt and return the answer in the format of completions or chats. If the early answer
+        is being read, the reply only confirms that it is final."""
         return self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
 
     def answer(self) -> Iterator[str]:
-        """Finish the prompt and yield the answer's text in pieces. Leaving the loop early ends the answer."""
+        """Finish the prompt and yield the answer's text in pieces. Leaving the loop early cancels the
+        answer."""
         for piece in self._read("finish", {"stream": True}):
             if isinstance(piece, str):
                 yield piece
 
     def early(self) -> Iterator[str | Withdrawn]:
-        """Yield the answer to the current prompt while others edit it, until it is finished; needs
+        """Yield the answer to the current prompt while it is edited, until the prompt is finished. Needs
         answer_early=True. At a Withdrawn, discard the pieces before it. Leaving the loop ends the stream."""
         return self._read("answer", {})
 
@@ -131,7 +134,7 @@ class PromptStream:
                 yield from _pieces(line)
 
     def close(self) -> None:
-        """Drop the stream, if it was not answered, and close the connection."""
+        """Delete the stream, unless it was answered, and close the connection."""
         if not self._http.is_closed:
             self._http.delete(f"/v1/streams/{self.id}")
             self._http.close()
@@ -154,7 +157,7 @@ class PromptStream:
 
 
 class AsyncPromptStream:
-    """`PromptStream` for an event loop. Opened by `async with`, or by `open`."""
+    """`PromptStream` for an event loop. It is opened by `async with`, or by `open`."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float = 600.0, **fields: Any):
         self._http = httpx.AsyncClient(base_url=_root(base_url), headers=_headers(api_key), timeout=timeout)
@@ -172,11 +175,11 @@ class AsyncPromptStream:
         self.id, self.version = created["id"], created["version"]
 
     async def append(self, text: str) -> str:
-        """Append a chunk at the end; returns its id."""
+        """Append a chunk at the end; return its id."""
         return (await self.edit(_Edits.append(text)))[0]
 
     async def insert(self, text: str, before: ChunkRef) -> str:
-        """Insert a chunk before another; returns its id."""
+        """Insert a chunk before another; return its id."""
         return (await self.edit(_Edits.insert(text, before)))[0]
 
     async def replace(self, chunk: ChunkRef, text: str) -> None:
@@ -188,30 +191,32 @@ class AsyncPromptStream:
         await self.edit(_Edits.remove(chunk))
 
     async def edit(self, *operations: dict[str, Any]) -> list[str]:
-        """Apply operations, all or none; returns the ids of the chunks they made, changed or removed."""
+        """Apply operations, all or none; return the ids of the chunks that they created, changed or
+        removed."""
         body = {"version": self.version, "operations": list(operations)}
         reply = await self._send("PATCH", f"/v1/streams/{self.id}", body)
         self.version = reply["version"]
         return list(reply["chunks"])
 
     async def state(self) -> dict[str, Any]:
-        """Return version, chunks, tokens, and how many of the tokens are already computed."""
+        """Return version, chunks, tokens, and the number of tokens that are already computed."""
         return _checked(await self._http.get(f"/v1/streams/{self.id}"))
 
     async def finish(self) -> dict[str, Any]:
-        """Finish the prompt and return the answer, in the format of completions or chats. Where the answer is
-        read early, the reply only confirms that it is final."""
+        """Finish the prompt and return the answer in the format of completions or chats. If the early answer
+        is being read, the reply only confirms that it is final."""
         return await self._send("POST", f"/v1/streams/{self.id}/finish", {"stream": False})
 
     async def answer(self) -> AsyncIterator[str]:
-        """Finish the prompt and yield the answer's text in pieces. Leaving the loop early ends the answer."""
+        """Finish the prompt and yield the answer's text in pieces. Leaving the loop early cancels the
+        answer."""
         async with aclosing(self._read("finish", {"stream": True})) as pieces:
             async for piece in pieces:
                 if isinstance(piece, str):
                     yield piece
 
     def early(self) -> AsyncGenerator[str | Withdrawn, None]:
-        """Yield the answer to the current prompt while others edit it, until it is finished; needs
+        """Yield the answer to the current prompt while it is edited, until the prompt is finished. Needs
         answer_early=True. At a Withdrawn, discard the pieces before it. Leaving the loop ends the stream."""
         return self._read("answer", {})
 
@@ -226,7 +231,7 @@ class AsyncPromptStream:
                     yield piece
 
     async def close(self) -> None:
-        """Drop the stream, if it was not answered, and close the connection."""
+        """Delete the stream, unless it was answered, and close the connection."""
         if not self._http.is_closed:
             await self._http.delete(f"/v1/streams/{self.id}")
             await self._http.aclose()
@@ -250,7 +255,7 @@ class AsyncPromptStream:
 
 
 def _root(base_url: str) -> str:
-    """Return the base URL without a trailing /v1, which other clients require and this one accepts."""
+    """Return the base URL without a trailing /v1. Other clients require it; this client accepts it."""
     return base_url.rstrip("/").removesuffix("/v1")
 
 
@@ -263,7 +268,7 @@ def _chunk_ref(chunk: ChunkRef) -> dict[str, Any]:
 
 
 def _checked(reply: httpx.Response) -> dict[str, Any]:
-    """Return the reply's body. Raises StreamError if it is a refusal."""
+    """Return the reply's body. Raises StreamError if the reply is a refusal."""
     try:
         body = dict(reply.json())
     except ValueError:

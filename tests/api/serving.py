@@ -21,10 +21,10 @@ from streamserve.api.http.connection import Timeouts
 from streamserve.api.http.connection_limits import ConnectionLimits
 from streamserve.api.http.server import bind, serve
 from streamserve.api.settings import ApiSettings
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.fleet.scaling import AddedRole, Removal
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.adapters import Adapter
-from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo

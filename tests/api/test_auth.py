@@ -18,8 +18,8 @@ from streamserve.api.generator import Item
 from streamserve.api.http.auth import ASSETS_PREFIX, PUBLIC_PATHS
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
-from streamserve.protocol.logs import TextFormatter
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.system.logs import TextFormatter
 from streamserve.text.output import Delta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 

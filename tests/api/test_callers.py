@@ -16,9 +16,9 @@ from starlette.routing import Route, WebSocketRoute
 from streamserve.api.app import create_app
 from streamserve.api.generator import Generator, Item
 from streamserve.api.settings import ApiSettings
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.fleet.view import DecisionView, RouterView
 from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.keys import digest
 from streamserve.protocol.messages import Pooled
 from streamserve.protocol.sampling import SamplingParams

@@ -12,8 +12,8 @@ import pytest
 
 from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.api.http.descriptors import Descriptors, client_descriptors
-from streamserve.protocol import throttle
 from streamserve.protocol.errors import RequestError
+from streamserve.system import throttle
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 
@@ -49,7 +49,7 @@ def test_files_and_connections_share_the_descriptors() -> None:
 
 async def test_files_of_a_batch_wait_for_descriptors() -> None:
     descriptors = Descriptors(3)
-    assert descriptors.take()
+    assert descriptors.acquire()
 
     async def work() -> int:
         async with descriptors.files(3):

@@ -110,7 +110,9 @@ def test_health_reports_the_reason(generator: ScriptedGenerator) -> None:
 
 
 def test_health_names_the_workers_that_are_missing(generator: ScriptedGenerator) -> None:
-    reason = "worker unified-1 does not fit the others and is not used (2 starts failed): another model"
+    reason = (
+        "worker unified-1 does not match the other workers and is not used (2 starts failed): another model"
+    )
     degraded = ScriptedHealth(detail="ready", missing=reason)
     with scripted(generator.replaced(health_state=degraded)) as server:
         response = server.http.get("/health")

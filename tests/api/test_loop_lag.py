@@ -18,9 +18,9 @@ from starlette.routing import Route, WebSocketRoute
 
 from streamserve.api.app import create_app
 from streamserve.api.generator import Generator
-from streamserve.api.http.unsupported_routes import unsupported_endpoints
 from streamserve.api.ops.loop_lag import SECONDS, measure_lag
 from streamserve.api.settings import ApiSettings
+from streamserve.api.unsupported_routes import unsupported_endpoints
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.settings.resolve import resolve
 from tests.api.conftest import CONTEXT

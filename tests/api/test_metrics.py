@@ -10,8 +10,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.api.generator import Item
-from streamserve.api.ops.metrics import VLLM_NAMES, VLLM_PREFIX
-from streamserve.api.ops.worker_metrics import PREFIX
+from streamserve.api.metrics.metrics import VLLM_NAMES, VLLM_PREFIX
+from streamserve.api.metrics.worker_metrics import PREFIX
 from streamserve.fleet.view import MachineView, RouterView, WorkerView
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta, Usage

@@ -13,7 +13,7 @@ import pytest
 
 from streamserve.api.app import create_app
 from streamserve.api.settings import ApiSettings
-from streamserve.protocol.embedding import EmbeddingConfig
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator
 from tests.api.tool_calls import TEMPLATE

@@ -9,7 +9,8 @@ import pytest
 from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.http.side_thread import SideThread
 from streamserve.api.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
-from streamserve.api.openai.prompts import Encoder, Prompt
+from streamserve.api.openai.prompts import Encoder
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer

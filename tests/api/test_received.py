@@ -27,7 +27,7 @@ class Parser:
 
     def parse_next(self) -> bool:
         if self.received.size:
-            self.log.append(self.received.take(4))
+            self.log.append(self.received.pop(4))
             self.limit -= 1
         return self.limit > 0
 
@@ -85,7 +85,7 @@ async def test_data_that_is_cleared_is_not_parsed() -> None:
 
 async def test_nothing_can_be_taken_when_nothing_is_waiting() -> None:
     with pytest.raises(IndexError):
-        Received(Slices()).take(1)
+        Received(Slices()).pop(1)
 
 
 async def test_a_timer_that_is_started_twice_expires_once() -> None:

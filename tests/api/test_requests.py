@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Iterator
 import pytest
 
 from streamserve.api.generator import Item
-from streamserve.protocol.logs import ACCESS, JsonFormatter
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.system.logs import ACCESS, JsonFormatter
 from streamserve.text.output import Delta
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 

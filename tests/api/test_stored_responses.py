@@ -8,7 +8,7 @@ import msgspec
 import openai
 import pytest
 
-from streamserve.api.openai.response_store import ResponseStore, StoredResponse
+from streamserve.api.response_store import ResponseStore, StoredResponse
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest

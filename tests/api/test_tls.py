@@ -11,7 +11,7 @@ import pytest
 import trustme
 from websockets.sync.client import connect
 
-from streamserve.protocol.tls import tls_context
+from streamserve.system.tls import tls_context
 from tests.api.serving import TLS, ScriptedGenerator, Served, scripted
 
 

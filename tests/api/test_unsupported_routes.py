@@ -14,12 +14,12 @@ from tests.api.serving import Served
     ("method", "path", "message"),
     [
         ("POST", "/embeddings", "use /v1/embeddings"),
-        ("POST", "/v1/audio/speech", "generates text only"),
-        ("POST", "/v1/images/generations", "generates text only"),
-        ("POST", "/v1/moderations", "generates text only"),
+        ("POST", "/v1/audio/speech", "only generates and embeds text"),
+        ("POST", "/v1/images/generations", "only generates and embeds text"),
+        ("POST", "/v1/moderations", "only generates and embeds text"),
         ("GET", "/v1/files/file-1/lines", "/v1/files/{id}/content"),
         ("GET", "/v1/vector_stores", "send the whole conversation"),
-        ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{id} and its input_items"),
+        ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{id}/input_items"),
         ("PUT", "/v1/batches/batch_1/pause", "/v1/batches/{id}/cancel"),
     ],
 )

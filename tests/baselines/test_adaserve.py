@@ -16,8 +16,8 @@ from streamserve.baselines.adaserve import (
     optimal,
     token_budget,
 )
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.speculation.shapes import Shape
-from streamserve.speculation.tree import TokenTree, chain
 from tests.conftest import Scale
 from tests.speculation.strategies import connected, expected, subtrees, trees
 

@@ -8,10 +8,10 @@ from streamserve.baselines import adaserve
 from streamserve.baselines.adaserve import token_budget
 from streamserve.baselines.fixed import SPECINFER, fixed_shape
 from streamserve.baselines.speculation import NAMES, parse_policy
+from streamserve.contracts.tree import chain
 from streamserve.speculation.outlook import Candidate, DraftedStep, Outlook
 from streamserve.speculation.shapes import PLAIN, Shape, fit
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import chain
 from tests.speculation.strategies import connected, curves, requirements, trees
 
 BUDGETED = [policy.name for policy in adaserve.POLICIES]

@@ -11,8 +11,8 @@ from typing import Any
 
 import zmq
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.protocol.drafting import Welcome, decode_to_target
-from streamserve.speculation.tree import TokenTree
 from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.campaigns.outcome import DEATH, TRACEBACK, WRONG_TEXT, Outcome, TrialFailure
 from tests.campaigns.process_output import first_fault

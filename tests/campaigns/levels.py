@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.campaigns.ledger import REPOSITORY
 from tests.campaigns.outcome import ERROR, UNAVAILABLE, Outcome
 from tests.processor import lesser_paths

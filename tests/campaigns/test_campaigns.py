@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import options
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.campaigns import drive, ledger, levels
 from tests.campaigns.drive import run
 from tests.campaigns.families import FAMILIES, Family, open_campaign
@@ -247,7 +247,7 @@ def test_settings_are_served_as_a_plain_engine_would(
     counts: Counter[str] = Counter()
     for seed in range(scale.seed, scale.seed + 20):
         outcome = trials.trial(seed)
-        assert outcome.verdict != "failed", (seed, outcome)
+        assert outcome.verdict != "failed", f"seed {seed}: {outcome.kind}\n{outcome.detail}"
         counts.update(outcome.counts)
     assert counts["compared"] > 10
     record(**counts)

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.logs import configure_logging
 from streamserve.settings.resolve import resolve
+from streamserve.system.logs import configure_logging
 from tests.pairs import Request, answers, fleet, make_requests, until, wait_until_idle
 
 

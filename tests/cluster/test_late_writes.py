@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 
-from streamserve.api.ops.metrics import Metrics
+from streamserve.api.metrics.metrics import Metrics
+from streamserve.api.metrics.pool_metrics import exposition_of_all
 from streamserve.llm.async_llm import AsyncLLM
 from tests.checkpoints import make_checkpoint
 from tests.cluster.machines import machines
@@ -78,7 +79,8 @@ async def test_writes_of_a_worker_that_comes_back_after_its_lease_are_refused(
                 await wait_until_idle(llm)
                 counts.append(refused_writes(llm) - refused)
             assert state.workers["decode-0"].incarnation == owner
-            text = Metrics("model", llm.report, llm.incidents, llm.routing).exposition().decode()
+            metrics = Metrics("model", llm.report, llm.incidents, llm.routing)
+            text = exposition_of_all([metrics.collector]).decode()
             (line,) = (line for line in text.splitlines() if "kv_transfer_refused_writes_total{" in line)
             assert float(line.rpartition(" ")[2]) == sum(counts)
     record(lease=LEASE, refused_writes=counts)

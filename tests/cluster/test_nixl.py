@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 
 from streamserve.llm.async_llm import AsyncLLM
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from tests.checkpoints import make_checkpoint
 from tests.cluster.fakes import key_file
 from tests.cluster.machines import machines
@@ -32,7 +32,7 @@ UCX = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
 @NEEDS_NIXL
 def test_nixl_between_machines_needs_a_trusted_network(tmp_path: Path) -> None:
     settings = {"launcher": "join", "join_key": str(key_file(tmp_path)), "pairs": 1, "kv_transport": "nixl"}
-    with pytest.raises(SettingsError, match="has no keys, and whoever reaches its ports"):
+    with pytest.raises(SettingsError, match="has no keys: every program that reaches its ports"):
         resolve("embedded", settings)
     assert resolve("embedded", settings | {"kv_trusted_network": True}).server.kv_trusted_network
     for other in ({"kv_transport": "tcp"}, {"launcher": "local", "join_key": None}):

@@ -227,7 +227,7 @@ def test_a_replayed_registration_is_refused_and_logged(
     assert isinstance(challenge, Challenge)
     assert refusal(registry.heard(b"c", KEY, Register(challenge.nonce, MACHINE), 60.0)) == "challenge"
     assert len(registry.agents) == 1
-    assert "registration is old, repeated, or was not asked for" in caplog.text
+    assert "registration is old, repeated, or was not requested" in caplog.text
 
 
 def test_a_session_is_resumed_only_with_its_key(registry: Registry) -> None:

@@ -18,9 +18,9 @@ from streamserve.baselines.speculation import NAMES
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified
 from streamserve.protocol.adapters import CONFIG_FILE
 from streamserve.protocol.config import Order
-from streamserve.protocol.nixl import nixl_package
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
+from streamserve.system.nixl import nixl_package
 from tests.cluster.fakes import key_file
 from tests.combinations.covering import Row, draw
 from tests.simulate.settings_fuzz import ADAPTERS

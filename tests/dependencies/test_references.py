@@ -18,8 +18,8 @@ from tests.dependencies.references import references
         ("Family('tests.campaigns.http')", "tests.campaigns.http"),
         ("patch.setattr('streamserve.hub.models.HUB', 1)", "streamserve.hub.models.HUB"),
         (
-            "CODE = 'import sys; from streamserve.engine import engine, plan; engine'",
-            "streamserve.engine:plan",
+            "CODE = 'import sys; from streamserve.engine import engine, status; engine'",
+            "streamserve.engine:status",
         ),
         ("CODE = 'import streamserve.fleet.runtime as runtime'", "streamserve.fleet.runtime"),
     ],

@@ -2,8 +2,8 @@
 
 import itertools
 
+from streamserve.contracts.plan import DraftRequest
 from streamserve.draft_service.target.client import Client, Identity
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft, Drafts, Hello, Tree, Welcome
 from streamserve.protocol.sampling import SamplingParams
 
@@ -50,5 +50,5 @@ class Side:
         self.client.heard(link, message, self.now)
 
     def take(self) -> tuple[int, ...] | None:
-        tree = self.client.take().get(1)
+        tree = self.client.pop_trees().get(1)
         return tree.tokens if tree else None

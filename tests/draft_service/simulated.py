@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Identity, Out, ServiceConfig
 from streamserve.draft_service.target.client import Client
 from streamserve.draft_service.target.client import Identity as TargetIdentity
 from streamserve.draft_service.target.links import Out as ToService
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
-from streamserve.speculation.tree import TokenTree
 
 STEP_SECONDS, BATCH_SECONDS = 0.05, 0.003
 CONFIG = ServiceConfig(num_blocks=40, block_size=8, max_read=16, limits=Limits(by_model=False))
@@ -49,7 +49,7 @@ class SimulatedService:
 
 
 class ServiceDrafter:
-    """Implements engine.plan.Drafter with `services` services. Their trees come after the step's with
+    """Implements contracts.plan.Drafter with `services` services. Their trees come after the step's with
     probability `late`; then they are used in the next one as far as the text followed them."""
 
     group = None
@@ -112,7 +112,7 @@ class ServiceDrafter:
     def collect(self, deadline: float) -> dict[int, TokenTree]:
         if self._random.random() >= self._late:
             self.run_services()
-        trees = self.client.take()
+        trees = self.client.pop_trees()
         self.trees += len(trees)
         self._by_service.update(self.client.sequences.by_id[id].drafted_by for id in trees)
         self._taken = {id: (self.client.sequences.by_id[id].length, tree) for id, tree in trees.items()}

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Batch, Identity, ServiceConfig
 from streamserve.draft_service.target.client import Client
 from streamserve.draft_service.target.client import Identity as TargetIdentity
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 
 VOCAB = 50
 IDENTITY = Identity(model="draft", tokenizer="t", vocabulary="v", vocab_size=VOCAB, max_model_len=10_000)
@@ -42,7 +42,7 @@ def chain(tokens: list[int], depth: int, accepted: float = 0.8) -> TokenTree:
 
 
 class FakeDrafter:
-    """engine.plan.Drafter whose KV is the tokens that were written, block by block, so that its tokens
+    """contracts.plan.Drafter whose KV is the tokens that were written, block by block, so that its tokens
     are wrong as soon as a block is stale or of another sequence."""
 
     def __init__(self, num_blocks: int, block_size: int, accepted: float = 0.8) -> None:
@@ -296,7 +296,7 @@ class Star:
     def _collect(self, target: Target) -> None:
         """Verify the received trees; continue afterwards."""
         target.waiting_since = None
-        trees = target.client.take()
+        trees = target.client.pop_trees()
         new = [(text, self._verify(text, trees.get(text.id))) for text in target.texts]
         drafted = set(trees)
         self.after(target.verify, lambda: self._commit(target, new, drafted))

@@ -1,6 +1,6 @@
 """Prompts are read by the service before trees are requested for them, and never at the cost of trees."""
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
 from streamserve.protocol.drafting import DraftRequests, Lost
 from streamserve.protocol.sampling import SamplingParams
 from tests.draft_service.client_side import Side

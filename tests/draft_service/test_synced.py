@@ -2,9 +2,9 @@
 
 import pytest
 
+from streamserve.contracts.plan import DraftRequest
 from streamserve.draft_service.target.answers import LOST_IN_A_ROW
 from streamserve.draft_service.target.synced import SyncedSequence, SyncedSequences, WrongAnswerError
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft, Tree
 from streamserve.protocol.sampling import SamplingParams
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from streamserve.engine.plan import Drafter
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Drafter
 from streamserve.execution.loaded import PoolSizes, engine_config
 from streamserve.execution.memory import size_pool, size_swap
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Edit, Open
 from streamserve.llm.async_llm import fleet_config, worker_model
-from streamserve.protocol.config import EngineConfig, ModelConfig, is_draft_model
+from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.settings.options import Settings
 from streamserve.simulate.drafter import SimulatedDrafter

@@ -113,7 +113,7 @@ TESTED: dict[str, str] = {
     "host": "test_serve.py::test_listening_on_other_interfaces_without_a_key_is_warned_about",
     "port": "test_serve.py::test_a_taken_port_is_one_clear_line",
     "ssl_certfile": "test_serve.py::test_a_server_with_a_certificate_speaks_https",
-    "ssl_keyfile": "protocol/test_tls.py::test_a_pair_is_accepted",
+    "ssl_keyfile": "system/test_tls.py::test_a_pair_is_accepted",
     "served_model_name": "test_several_settings.py::test_one_model_is_served_as_before",
     "models_memory_bytes": "test_several_models.py::test_the_refusal_is_one_line_and_exit_status_2",
     "idle_unload": "test_model_pool.py::test_an_idle_model_is_unloaded_and_loaded_again",
@@ -142,9 +142,9 @@ TESTED: dict[str, str] = {
     "kv_trusted_network": "cluster/test_nixl.py::test_nixl_between_machines_needs_a_trusted_network",
     "timeline": "test_timeline.py::test_a_timeline_shows_all_processes_of_a_pair",
     "otlp_traces_endpoint": "test_timeline.py::test_traces_that_cannot_be_sent_are_refused",
-    "log_level": "protocol/test_logs.py::test_levels_and_the_access_log",
-    "log_format": "protocol/test_logs.py::test_a_line_of_json",
-    "access_log": "protocol/test_logs.py::test_levels_and_the_access_log",
+    "log_level": "system/test_logs.py::test_levels_and_the_access_log",
+    "log_format": "system/test_logs.py::test_a_line_of_json",
+    "access_log": "system/test_logs.py::test_levels_and_the_access_log",
 }  # fmt: skip
 """Settings whose effect another test shows: it needs files, sockets, processes or several models."""
 

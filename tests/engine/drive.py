@@ -7,10 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Event,
     Finished,
@@ -60,7 +61,7 @@ def make_engine(
     speculation = speculation or Speculation(parse_policy("fixed:8"), lambda rows, kv_tokens: 1.0)
     clock = lambda: float(next(ticks))  # noqa: E731
     model = model_info(config.max_model_len, eos)
-    return Engine(config, model, wrap(executor), clock, drafter, speculation)
+    return Engine(config, model, wrap(executor), clock, drafter, speculation, orders=ORDERS)
 
 
 def submit(request: str, prompt: list[int], params: SamplingParams, arrival: float = 0.0, **fields) -> Submit:

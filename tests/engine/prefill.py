@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.observer import Observer
 from streamserve.engine.ports import EnginePorts
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Pushed
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.protocol.transfers import CacheAddress, Push, TransferReservation

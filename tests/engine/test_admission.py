@@ -1,7 +1,7 @@
 """Requests whose latency targets are infeasible are refused if `slo_admission` is set."""
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Finished
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.executor import CostExecutor

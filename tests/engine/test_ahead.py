@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span, StepPlan, StepResult
-from streamserve.protocol.config import EngineConfig
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Span, StepPlan, StepResult
+from streamserve.contracts.tree import root
 from streamserve.protocol.messages import Cancel
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
-from streamserve.speculation.tree import root
 from tests.engine.drive import Collected, assert_engine_empty, expected, make_engine, submit
 from tests.engine.requests import random_requests
 

@@ -8,8 +8,9 @@ import pytest
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
-from streamserve.protocol.config import EngineConfig, Order
+from streamserve.protocol.config import Order
 from streamserve.protocol.messages import Event, Submit, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.executor import CostExecutor
@@ -40,7 +41,7 @@ def run(requests: list[Submit], **settings) -> Run:
     executor = CostExecutor(config.num_blocks, config.block_size, VOCAB, seconds)
     now = [0.0]
     speculation = Speculation(parse_policy("off"), seconds)
-    engine = Engine(config, model_info(1024), executor, lambda: now[0], speculation=speculation)
+    engine = Engine(config, model_info(1024), executor, lambda: now[0], None, speculation, orders=ORDERS)
     result, upcoming = Run(), sorted(requests, key=lambda submitted: submitted.arrival)
     while upcoming or engine.has_work:
         while upcoming and upcoming[0].arrival <= now[0]:

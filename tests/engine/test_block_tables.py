@@ -2,8 +2,8 @@
 
 import pytest
 
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import KVState, Sequence
 from streamserve.protocol.sampling import SamplingParams
 

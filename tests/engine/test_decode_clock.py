@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.sequence import Sequence
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement

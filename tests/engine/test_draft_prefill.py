@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, DraftRequest
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import DRAFT, DraftRequest
 from streamserve.engine.ports import EnginePorts
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit, Pushed, Reserved, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.protocol.transfers import CacheAddress, Join, Push
 from streamserve.simulate.executor import CostExecutor
 from streamserve.simulate.transport import SimulatedTransport
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.tree import TokenTree, root
 from tests.engine.drive import VOCAB, assert_engine_empty, model_info, submit
 
 CONFIG = EngineConfig(num_blocks=256, block_size=4, max_model_len=512, max_chunk=128)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
-from streamserve.protocol.config import EngineConfig
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.protocol.messages import Admitted, Cancel, DraftVerified, Token
 from streamserve.protocol.sampling import SamplingParams, SpeculationLimits
 from streamserve.simulate.executor import expected_outputs
 from streamserve.speculation.controller import Speculation
-from streamserve.speculation.tree import TokenTree, chain
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
 from tests.engine.requests import random_requests
 

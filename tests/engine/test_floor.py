@@ -1,9 +1,9 @@
 """An engine with a floor model reports the sum of its steps' minimum times."""
 
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import StepPlan
 from streamserve.engine.ports import EnginePorts
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor
 from tests.engine.drive import VOCAB, Collected, finish, model_info, submit

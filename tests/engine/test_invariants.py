@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError, check_state
-from streamserve.engine.plan import DRAFT, TARGET
 from streamserve.engine.sequence import Sequence, Transfer
 from streamserve.engine.status import SequenceStatus, TransferRole
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import assert_engine_empty, make_engine, submit
 

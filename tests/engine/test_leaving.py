@@ -3,10 +3,10 @@
 import mmap
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import check_state
 from streamserve.engine.ports import EnginePorts
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.journal import JOURNAL_BYTES, read_journal
 from streamserve.protocol.messages import Cached, Reserved
 from streamserve.protocol.sampling import SamplingParams

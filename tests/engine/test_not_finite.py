@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import StepPlan, StepResult
-from streamserve.protocol.config import EngineConfig
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import StepPlan, StepResult
 from streamserve.protocol.messages import Admitted, Finished
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import VOCAB, Collected, expected, finish, make_engine, submit

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from streamserve.protocol.config import EngineConfig
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.protocol.messages import Cancel
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from tests.engine.drive import VOCAB, Collected, finish, make_engine, submit

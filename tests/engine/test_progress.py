@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError
 from streamserve.engine.progress import could_compute
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from tests.engine.drive import Collected, make_engine, submit
@@ -39,7 +39,9 @@ def test_more_steps_than_sequences_that_compute_nothing_violate_an_invariant() -
     Refusing(engine)
     for _ in range(2):
         engine.step()
-    with pytest.raises(InvariantError, match=r"1, 2 could: 1 of first: waiting.*2 of second: waiting"):
+    with pytest.raises(
+        InvariantError, match=r"1, 2 could be computed: 1 of first: waiting.*2 of second: waiting"
+    ):
         engine.step()
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.tree import chain
 from streamserve.engine.status import SequenceStatus
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cancel, Edit, Progress, Withdrawn
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import expected_outputs
-from streamserve.speculation.tree import chain
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
 from tests.engine.edits import PARAMS, StreamClient, opened, run_scripts
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import (
@@ -15,7 +16,6 @@ from streamserve.engine.worker_loop import (
     WorkerLoop,
     wait_seconds,
 )
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cached,

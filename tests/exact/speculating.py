@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.tree import TokenTree
 from streamserve.engine.engine import Engine
 from streamserve.execution.load import load
 from streamserve.protocol.config import Backend, KVCacheDType, ModelConfig, SpeculationMode
@@ -19,7 +20,6 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, DraftVerified, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import DecodeBatch, MeasuredStep, Round, Speculation
-from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.output import ChoiceText
 from streamserve.text.tokenizer import Tokenizer

@@ -11,14 +11,14 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.load import load, make_attention
 from streamserve.execution.model import Model
 from streamserve.protocol.config import Backend, ModelConfig
-from streamserve.speculation.tree import TokenTree
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 

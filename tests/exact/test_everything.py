@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import NAMES, parse_policy
 from streamserve.engine.engine import Engine
 from streamserve.engine.ports import EnginePorts
@@ -183,7 +184,7 @@ def make_engine(model: Model, adapters: tuple[LoadAdapter, ...], policy: str, **
     engine = Engine(
         loaded.engine_config, loaded.model_info, loaded.executor, lambda: float(next(ticks)), loaded.drafter,
         Speculation(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64),
-        EnginePorts(adapters=loaded.adapters),
+        EnginePorts(adapters=loaded.adapters), ORDERS,
     )  # fmt: skip
     for adapter in adapters:
         assert engine.handle(adapter) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
-from streamserve.engine.plan import AsyncExecutor
+from streamserve.contracts.plan import AsyncExecutor
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.protocol.config import SpeculationMode
 from streamserve.protocol.errors import CheckpointError

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamserve.engine.plan import Sampled, SequenceState, Span, SpanResult, StepPlan
+from streamserve.contracts.plan import Sampled, SequenceState, Span, SpanResult, StepPlan
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.execution.executor import TorchExecutor
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree, root
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 120

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from streamserve.engine.plan import Executor
+from streamserve.contracts.plan import Executor
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS
 
 VOCAB = 320

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.layout import lay_out
 from streamserve.execution.load import load, make_attention
 from streamserve.execution.loaded import Loaded

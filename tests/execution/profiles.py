@@ -1,7 +1,7 @@
 """A profile of a machine with given figures."""
 
+from streamserve.contracts.cost import fit
 from streamserve.execution.profile.profile import Machine, Profile, Subject
-from streamserve.scheduling.cost import fit
 
 SUBJECT = Subject(Machine("Some CPU @ 2.0GHz", 4, 2), "0123456789abcdef01", "bfloat16", "native-01234567")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree
 
 
 @st.composite

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.attention import QUERY_TILE, ReferenceAttention
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out

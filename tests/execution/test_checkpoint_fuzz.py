@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.plan import SequenceState, Span, StepPlan
+from streamserve.contracts.tree import root
 from streamserve.execution.checkpoint import INDEX, SINGLE
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.sampling import RECOMMENDED, recommended_sampling
-from streamserve.speculation.tree import root
 from streamserve.text.chat import chat_template
 from streamserve.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint

@@ -87,14 +87,14 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no targets": (lambda value: group(value).update(targets=[]), "leaves no matrix of the layers"),
     "slow target": (
         lambda value: group(value).update(targets=[r"re:([a-z_.0-9]+)+X"]),
-        "may take too long",
+        "is too complex",
     ),
-    "repetitions": (lambda value: group(value).update(targets=["re:" + ".*" * 5]), "may take too long"),
+    "repetitions": (lambda value: group(value).update(targets=["re:" + ".*" * 5]), "is too complex"),
     "many targets": (
         lambda value: group(value).update(targets=[f"re:layer{n}" for n in range(65)]),
         "one of too many",
     ),
-    "long target": (lambda value: group(value).update(targets=["re:" + "a" * 300]), "may take too long"),
+    "long target": (lambda value: group(value).update(targets=["re:" + "a" * 300]), "is too complex"),
     "bad target": (lambda value: group(value).update(targets=["re:("]), "'re:(' is not a regular expression"),
     "wrong targets": (lambda value: group(value).update(targets="Linear"), "must be a list of names"),
     "preset": (lambda value: value.update(config_groups={"W4A16": ["Linear"]}), "W4A16 must be an object"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.execution.cores import reserve_cores
-from streamserve.protocol.processors import Processors
+from streamserve.system.processors import Processors
 
 CPUS = sorted(os.sched_getaffinity(0))
 

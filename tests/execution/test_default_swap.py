@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.engine.plan import StepPlan
+from streamserve.contracts.cost import Line, SwapCost
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import StepPlan
 from streamserve.execution.default_swap import SPARE_FRACTION, default_swap_blocks, with_default_swap
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.llm.memory_plan import with_planned_pool
-from streamserve.protocol.config import EngineConfig, ModelConfig
-from streamserve.scheduling.cost import Line, SwapCost
+from streamserve.protocol.config import ModelConfig
 from streamserve.settings.resolve import resolve
 from tests.checkpoints import make_checkpoint
 from tests.execution.profiles import profile_of

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from streamserve.engine.plan import Executor, Span, StepPlan
+from streamserve.contracts.plan import Executor, Span, StepPlan
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.execution.native.library import kernels
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree, chain
 from tests.checkpoints import reference_model
 from tests.execution.drive import BLOCK_SIZE, Driver, Task, run_alone
 from tests.execution.executing import (

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.checkpoint import SINGLE, Checkpoint
 from streamserve.execution.experts import Experts
 from streamserve.execution.layout import lay_out
@@ -29,7 +30,6 @@ from streamserve.execution.stored.export import export
 from streamserve.execution.weights import check_weights
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from streamserve.speculation.tree import root
 from tests.execution.compressing import stored_format
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS
 from tests.execution.native.forwarding import logits_of
@@ -251,7 +251,7 @@ def states(loaded: Loaded, texts: list[list[int]], sizes: list[int]) -> torch.Te
 
 def test_stacked_experts_are_not_written_quantized(shared_checkpoint: Shared, tmp_path: Path) -> None:
     source = shared_checkpoint("gpt_oss", **GPT_OSS)
-    with pytest.raises(CheckpointError, match="use --quantization at load"):
+    with pytest.raises(CheckpointError, match="use --quantization when serving"):
         export(source, tmp_path / "folder", load(config(source, quantization="int8:32")).format)  # type: ignore[arg-type]
     assert not (tmp_path / "folder").exists()
 

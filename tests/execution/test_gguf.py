@@ -441,7 +441,7 @@ def test_a_draft_model_must_have_the_same_tokens(shared_checkpoint: Shared, tmp_
     spec, _ = open_checkpoint(target)
     with pytest.raises(CheckpointError, match=r"other\.gguf has another vocabulary than"):
         choose_draft(str(other), target, spec)
-    with pytest.raises(CheckpointError, match="must both be GGUF files, or neither"):
+    with pytest.raises(CheckpointError, match="must both be GGUF files, or neither of them"):
         choose_draft(str(source), target, spec)
     assert fingerprints(target, 320) == fingerprints(draft, 320)
     assert fingerprints(target, 320)[1] != fingerprints(other, 320)[1]

@@ -99,7 +99,7 @@ def yarn(name: str, value: float) -> Callable[[gguf.GGUFWriter], None]:
         ),
         ("granite", entry("granite.rope.scaling.finetuned", False), "false is not supported: no layer is"),
         ("granite", entry("granite.logit_scale", 0.0), "must be a number from 1e-06 to 1000000, not 0.0"),
-        ("smollm3", entry("smollm3.attention.sliding_window", 9), "does not say in which layers"),
+        ("smollm3", entry("smollm3.attention.sliding_window", 9), "does not say which layers use it"),
         ("phi4-mini", without_short_factors, "rope_factors_short.weight is missing"),
         ("phi4-mini", entry("phi3.rope.dimension_count", 7), "must be even and at most 16, not 7"),
         ("gpt-oss", entry("gpt-oss.expert_count", None), "gpt-oss.expert_count is missing"),

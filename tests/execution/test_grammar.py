@@ -10,9 +10,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.grammar import GrammarError, Grammars, Mask, Matcher
 from streamserve.protocol.grammar import Grammar
-from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from tests.execution.strategies import trees

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.execution.layout import ancestors, lay_out
-from streamserve.speculation.tree import TokenTree, root
 
 FORK = TokenTree((7, 3, 4, 9), (-1, 0, 0, 1), (0.0,) * 4, (1.0,) * 4)
 CHUNK = Span(1, 3, [20, 21, 22], blocks=[9, 4])

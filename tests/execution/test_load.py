@@ -13,7 +13,7 @@ from streamserve.execution.quantization import parse_format
 from streamserve.execution.shapes import layer_matrices, matrix_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.processors import usable_processors
 
 
 def config(**fields) -> ModelConfig:
@@ -112,7 +112,7 @@ def test_threads_that_the_system_refuses_are_one_clear_line(shared_checkpoint, m
         raise OSError(errno.EAGAIN, "the system refuses 2 threads for the kernels: no more of them")
 
     monkeypatch.setattr("streamserve.execution.load.ThreadPool", refuse)
-    with pytest.raises(CheckpointError, match=r"refuses 2 threads .*: choose fewer with --threads"):
+    with pytest.raises(CheckpointError, match=r"refuses 2 threads .*: lower --threads"):
         load(config(path=str(shared_checkpoint()), num_blocks=50, threads=2, backend="native"))
 
 

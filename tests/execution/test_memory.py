@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from streamserve.execution.memory import KV_FRACTION, after_weights, is_out_of_memory, size_pool
-from streamserve.protocol.available_memory import MB, available_bytes, check_processes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.system.available_memory import MB, available_bytes, check_processes
 
 BLOCK = 1000
 """Bytes of a KV block."""
@@ -124,7 +124,7 @@ def test_free_memory_is_less_than_the_machine_has():
 
 LIMITED = """
 import resource, sys
-from streamserve.protocol.available_memory import MB, available_bytes, check_processes
+from streamserve.system.available_memory import MB, available_bytes, check_processes
 before = available_bytes()
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
 print(before, available_bytes())

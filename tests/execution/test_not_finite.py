@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamserve.engine.plan import DraftRequest, SequenceState, Span, StepPlan
+from streamserve.contracts.plan import DraftRequest, SequenceState, Span, StepPlan
+from streamserve.contracts.tree import chain, root
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.drafters.selection import select_draft_tokens
 from streamserve.execution.executor import TorchExecutor
@@ -16,7 +17,6 @@ from streamserve.execution.native.sampling import NativeChooser, NativeDraftSele
 from streamserve.execution.sampling import NOT_FINITE, NotFiniteError, Row, Sampler, finite_rows
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import chain, root
 from tests.execution.drive import BLOCK_SIZE, NUM_BLOCKS, Task, run_alone
 from tests.overflowing import TOKEN, make_overflowing
 

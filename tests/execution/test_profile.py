@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.native.library import Path as KernelPath
@@ -33,9 +35,8 @@ from streamserve.execution.profile.measure import (
 )
 from streamserve.execution.profile.profile import MAX_BYTES, ProfileStore, this_machine, user_profiles
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
-from streamserve.protocol.config import EngineConfig, ModelConfig
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
-from streamserve.speculation.tree import root
+from streamserve.protocol.config import ModelConfig
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.execution.profiles import SUBJECT, profile_of
 from tests.processor import lesser_paths
 
@@ -198,7 +199,7 @@ def test_a_new_profile_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     [
         (b"", "truncated"),
         (b'{"subject": 1}', "subject"),
-        (b" " * (MAX_BYTES + 1), "no file of at most"),
+        (b" " * (MAX_BYTES + 1), "not a file of at most"),
         (msgspec.json.encode(profile_of()).replace(b"[1,2]", b"[2,1]"), "must ascend"),
     ],
 )
@@ -215,7 +216,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, caplog: pytest.Lo
     store = ProfileStore(tmp_path)
     os.mkfifo(store.path(SUBJECT))
     assert store.read(SUBJECT) is None
-    assert "no file of at most" in caplog.text
+    assert "not a file of at most" in caplog.text
 
 
 def test_a_file_of_something_else_is_not_used(tmp_path: Path) -> None:

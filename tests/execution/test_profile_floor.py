@@ -5,11 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span, StepPlan
+from streamserve.contracts.plan import Span, StepPlan
+from streamserve.contracts.tree import chain, root
 from streamserve.execution.profile.floor import StepFloor
 from streamserve.execution.rope_spec import RopeSpec
 from streamserve.execution.spec import ModelSpec, Multipliers
-from streamserve.speculation.tree import chain, root
 from tests.execution.strategies import Step, steps
 
 LAYER = 8 * (6 + 2 * 4) + 6 * 8 + 3 * 8 * 10

@@ -8,10 +8,10 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.noise import gumbel
 from streamserve.execution.rejection import DRAFTING, draw, residual, uniforms, verify_by_rejection
 from streamserve.execution.verify import Walk, verify
-from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
 
 VOCAB = 5

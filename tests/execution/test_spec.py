@@ -363,7 +363,7 @@ GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16}
         ({**GEMMA3, "rope_parameters": {"sliding_attention": {"alpha": 2.0}}}, "alpha is not supported"),
         (
             {**GEMMA3, "rope_parameters": {"full_attention": {}}, "rope_scaling": {"type": "linear"}},
-            "rope_scaling is not supported next to rope_parameters",
+            "rope_scaling is not supported in addition to rope_parameters",
         ),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "only the text model, Gemma3ForCausalLM"),
     ],

@@ -77,7 +77,7 @@ DAMAGED: dict[str, list[tuple[str, Tensor | None, str]]] = {
         ("qweight", None, "no file holds tensor"),
         ("qweight", words(128, 16), "has shape [128, 16], not [16, 128]"),
         ("scales", torch.full((1, 128), torch.inf), "not finite"),
-        ("bias", torch.ones(128), "is not zero, and the architecture has none"),
+        ("bias", torch.ones(128), "is not zero, but the architecture has no such bias"),
         ("qzeros", words(1, 16, value=0x66666666), "holds zero points other than 8, though sym is true"),
         ("qzeros", words(1, 16, value=-1), "holds a zero point of 16, which has more than 4 bits"),
         ("g_idx", words(128, value=1), "does not divide the inputs into groups of 128"),
@@ -128,7 +128,7 @@ def test_matrices_that_are_computed_together_must_group_the_same_inputs(copied: 
     folder = copied(GPTQ)
     index = load_file(folder / SINGLE)[f"{Q_PROJ}.g_idx"]
     change(folder, **{f"{Q_PROJ}.g_idx": index.flip(0)})
-    with pytest.raises(CheckpointError, match=r"k_proj groups its inputs otherwise than .*1.self_attn.q"):
+    with pytest.raises(CheckpointError, match=r"k_proj groups its inputs differently than .*1.self_attn.q"):
         load(config(folder))
 
 
@@ -191,8 +191,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gptq", {"checkpoint_format": None, "format": "bitblas"}, "format 'bitblas' is not supported"),
     ("gptq", {"is_marlin_format": True}, "is_marlin_format True is not supported"),
     ("gptq", {"lm_head": True}, "lm_head True is not supported"),
-    ("gptq", {"dynamic": {"-:.*down.*": {}}}, "dynamic is not supported: it gives modules formats of"),
-    ("awq", {"dynamic": {"-:.*down.*": {}}}, "one of compressed-tensors or GGUF, which may mix them"),
+    ("gptq", {"dynamic": {"-:.*down.*": {}}}, "dynamic is not supported: it sets formats for single modules"),
+    ("awq", {"dynamic": {"-:.*down.*": {}}}, "a compressed-tensors or GGUF checkpoint"),
     ("gptq", {"pack_dtype": "int8"}, "pack_dtype 'int8' is not supported"),
     ("gptq", {"modules_in_block_to_quantize": [["attn.q"]]}, "'attn.q' is not a linear module of a layer"),
     ("gptq", {"modules_in_block_to_quantize": []}, "leaves no matrix of the layers"),

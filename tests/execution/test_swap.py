@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from streamserve.engine.plan import StepPlan
+from streamserve.contracts.plan import StepPlan
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.memory import size_swap

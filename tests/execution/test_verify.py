@@ -3,8 +3,8 @@
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.execution.verify import Walk, verify
-from streamserve.speculation.tree import TokenTree, chain
 from tests.execution.strategies import trees
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out

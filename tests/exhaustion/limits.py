@@ -1,5 +1,6 @@
 """Limit resources for tests: open files, memory, size of file systems; and make the wall clock jump."""
 
+import errno
 import mmap
 import os
 import resource
@@ -8,6 +9,7 @@ import struct
 import subprocess
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +98,7 @@ def memory_limit(size: int) -> Iterator[tuple[str, Callable[[], None]]]:
     try:
         yield str(group), lambda: _join(group)
     finally:
-        group.rmdir()
+        _remove(group)
 
 
 def _group(size: int) -> Path | None:
@@ -111,6 +113,18 @@ def _group(size: int) -> Path | None:
         except OSError:
             group.rmdir()
     return None
+
+
+def _remove(group: Path) -> None:
+    """Remove a control group. A killed process leaves it a moment after it has been waited for."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return group.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _join(group: Path) -> None:

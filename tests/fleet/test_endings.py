@@ -15,8 +15,8 @@ from streamserve.fleet.events import Ending, Kill, Open, Refuse, Send, Tick, Wor
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.quarantine import MAX_KILLS
 from streamserve.protocol.messages import Events, Submit, Token
-from streamserve.protocol.oom_kills import oom_kills, rose
 from streamserve.protocol.sampling import SamplingParams
+from streamserve.system.oom_kills import oom_kills, rose
 from tests.fleet.fakes import OPEN, READY, W, started
 
 ENDINGS: tuple[Ending, ...] = ("fault", "outside", "unclear")

@@ -218,8 +218,8 @@ def test_a_worker_with_another_kv_format_is_refused(other: dict[str, Any], both:
     worker = supervisor.workers["decode-0"]
     assert worker.ready is None
     assert not worker.failure, "its model may be put right again"
-    assert worker.error.startswith(f"its KV format is {both[0]}, that of worker prefill-0 is {both[1]}: ")
-    assert "put the old ones back" in worker.error
+    assert worker.error.startswith(f"its KV format is {both[0]}, but worker prefill-0 has {both[1]}: ")
+    assert "restore the old ones" in worker.error
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_worker_of_other_numerics_is_refused_by_name(topology: Topology, diffe
     other = replace(READY, model=replace(READY.model, **differs))
     assert not supervisor.join(second, other, 2.0)
     error = supervisor.workers[second].error
-    assert error.startswith(f"its numerics are {other.model.numerics!r}, those of worker {first} are")
+    assert error.startswith(f"its numerics are {other.model.numerics!r}, but worker {first} has")
     assert "--numerics native or portable" in error
 
 
@@ -250,7 +250,8 @@ def test_a_worker_that_does_not_fit_is_named_and_started_less_and_less_often() -
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
     assert supervisor.availability.health() == (True, "ready")
     assert supervisor.availability.missing() == (
-        "worker unified-1 does not fit the others and is not used (12 starts failed): it is another model"
+        "worker unified-1 does not match the other workers and is not used (12 starts failed): "
+        "it is another model"
     )
     assert supervisor.join("unified-1", READY, now)
     assert supervisor.availability.missing() == ""

@@ -66,7 +66,7 @@ async def test_a_process_that_cannot_be_killed_is_lost_and_its_end_is_seen(
     process.kill()
     lost = await asyncio.wait_for(watching, 60)
     assert (lost.dead, lost.ending) == (False, "unclear")
-    assert "it was killed, and its process does not end" in lost.reason
+    assert "it was killed, but its process has not ended" in lost.reason
     ending = asyncio.create_task(process.dead())
     await asyncio.sleep(0.1)
     assert not ending.done()

@@ -10,8 +10,9 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.client import Identity
-from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.curve import KeyPair, parse_endpoints, write_key_pair
 from streamserve.protocol.drafting import (
@@ -25,7 +26,6 @@ from streamserve.protocol.drafting import (
     encode,
 )
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 from streamserve.workers.remote_drafter import RemoteDrafter
 from tests.checkpoints import make_checkpoint
 from tests.draft_service.network import Drafting

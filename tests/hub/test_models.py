@@ -92,7 +92,7 @@ def test_tokens_are_sent_and_never_printed(models: Run, hub: FakeHub) -> None:
         assert done.returncode == 0, done.stderr
         assert TOKEN not in done.stderr + done.stdout
     assert f"Bearer {TOKEN}" in {each.authorization for each in hub.requests}
-    assert "the token has characters" in refused(models("pull", "tests/gated", "--token", f"{TOKEN}\n"))
+    assert "the token contains characters" in refused(models("pull", "tests/gated", "--token", f"{TOKEN}\n"))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_tokens_are_sent_and_never_printed(models: Run, hub: FakeHub) -> None:
         (["tests/none"], "tests/none: there is no such repository on the hub, or it is private"),
         (["tests/private"], "tests/private: there is no such repository on the hub, or it is private"),
         (["tests/llama@v2"], "tests/llama@v2: the repository has no revision v2"),
-        (["tests/llama@v1", "--revision", "v1"], "leave out one"),
+        (["tests/llama@v1", "--revision", "v1"], "leave one of them out"),
         (["tests/torch"], "tests/torch: the repository has no weights in safetensors"),
         (["tests/gguf"], "give one as tests/gguf:BF16: BF16, Q4_K_M, Q8_0"),
         (
@@ -130,7 +130,7 @@ def test_a_full_disk_is_found_before_the_download(models: Run, hub: FakeHub, tmp
     hub.repositories["tests/large"] = Repository({"main": files})
     hub.sizes["model-1.safetensors"] = size
     line = refused(models("pull", "tests/large"))
-    assert f"{size / 1e9:.2f} GB are to be downloaded, but " in line
+    assert f"the download needs {size / 1e9:.2f} GB, but " in line
     assert " are free at " in line
     assert not hub.transfers("model-1.safetensors")
 
@@ -209,7 +209,7 @@ def test_a_hub_that_cannot_be_reached_is_named(models: Run) -> None:
     line = refused(models("pull", "tests/llama", HF_ENDPOINT="http://127.0.0.1:9"))
     assert "tests/llama: the hub cannot be reached: " in line
     line = refused(models("pull", "tests/llama", HF_HUB_OFFLINE="1"))
-    assert "tests/llama: HF_HUB_OFFLINE forbids to ask the hub" in line
+    assert "tests/llama: HF_HUB_OFFLINE forbids access to the hub" in line
 
 
 def test_a_quantization_on_the_hub_is_generated_with(environment: dict[str, str]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 fault = os.environ.get("TEST_FAULT")
 if fault:
+    from streamserve.contracts.plan import StepPlan
     from streamserve.engine.observer import StepPhase
-    from streamserve.engine.plan import StepPlan
     from streamserve.engine.sequence import Sequence as Running
     from streamserve.workers.journal import StepJournal
 

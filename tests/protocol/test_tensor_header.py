@@ -90,7 +90,7 @@ def test_a_sparse_file_of_15_gb_is_refused_by_its_header(tmp_path: Path) -> None
         read_tensor_header(tmp_path / "file")
     (tmp_path / "empty").touch()
     os.truncate(tmp_path / "empty", 15 << 30)
-    with pytest.raises(CheckpointError, match="its header is no JSON"):
+    with pytest.raises(CheckpointError, match="its header is not JSON"):
         read_tensor_header(tmp_path / "empty")
 
 

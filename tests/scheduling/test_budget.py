@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.contracts.tree import chain
 from streamserve.scheduling.budget import divide
-from streamserve.speculation.tree import chain
 
 
 def test_one_token_for_each_request_comes_before_trees_and_chunks() -> None:

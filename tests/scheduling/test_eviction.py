@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.scheduling.cost import CostModel, Line, SwapCost, fit_line
+from streamserve.contracts.cost import CostModel, Line, SwapCost, fit_line
 from streamserve.scheduling.eviction import decide, learn_survival
 
 CHUNK = 64

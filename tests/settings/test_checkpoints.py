@@ -37,7 +37,7 @@ def test_regular_files_and_links_to_them_are_taken(folder: Path, tmp_path: Path)
 def test_a_pipe_is_refused_by_name(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    with pytest.raises(CheckpointError, match=rf"{name} is no file, but a pipe"):
+    with pytest.raises(CheckpointError, match=rf"{name} is not a file, but a pipe"):
         locate(str(folder))
 
 
@@ -45,7 +45,7 @@ def test_a_pipe_is_refused_by_name(folder: Path, name: str) -> None:
 def test_a_device_is_refused_by_name(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to("/dev/zero")
-    with pytest.raises(CheckpointError, match=rf"{name} is no file"):
+    with pytest.raises(CheckpointError, match=rf"{name} is not a file"):
         locate(str(folder))
 
 

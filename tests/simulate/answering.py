@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.events import Deliver, Open
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.simulate.simulation import ClientEvent, Simulation
 from tests.engine.drive import assert_engine_empty, expected

@@ -1,7 +1,7 @@
 """Two requests of a chat on simulated workers."""
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.events import Open
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from tests.engine.drive import assert_engine_empty, expected

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
-from streamserve.protocol.config import EngineConfig, Eviction
+from streamserve.protocol.config import Eviction
 from streamserve.protocol.messages import Cancel, Edit
 from streamserve.protocol.sampling import SamplingParams, Slo
 from tests.engine.drive import Collected, expected, make_engine, submit

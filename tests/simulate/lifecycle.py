@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.fleet.events import Edit, Open
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor, next_token
 from streamserve.simulate.simulation import Simulation
-from streamserve.speculation.tree import TokenTree
 from tests.engine.drive import VOCAB, assert_engine_empty, expected
 from tests.simulate.streaming import texts
 

@@ -17,12 +17,13 @@ import msgspec
 from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.routers import parse_router
 from streamserve.baselines.speculation import NAMES
-from streamserve.engine.plan import Drafter
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Drafter
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified
 from streamserve.protocol.adapters import Adapter
-from streamserve.protocol.config import EngineConfig, Eviction
+from streamserve.protocol.config import Eviction
 from streamserve.protocol.messages import Finished, Token, Withdrawn
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 from streamserve.simulate.drafter import SimulatedDrafter

@@ -1,8 +1,8 @@
 """Steps that take longer than the heartbeat timeout, in virtual time."""
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec

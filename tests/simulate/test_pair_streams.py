@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from streamserve.baselines.routers import parse_router
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Close, Edit, Open
 from streamserve.fleet.worker_state import pairs, pools
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.simulation import Simulation

@@ -3,10 +3,11 @@
 import pytest
 
 from streamserve.baselines.routers import parse_router
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Edit, Open
 from streamserve.fleet.worker_state import Topology, pairs, pools
-from streamserve.protocol.config import EngineConfig, Order
+from streamserve.protocol.config import Order
 from streamserve.protocol.messages import Finished, Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import ClientEvent, Simulation

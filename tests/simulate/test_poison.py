@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open, Refuse
 from streamserve.fleet.worker_state import Topology, pairs, pools, unified
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.faults import Poison, PoisonPhase

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.worker_state import Topology, pairs, pools
-from streamserve.protocol.config import EngineConfig, Order
+from streamserve.protocol.config import Order
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec

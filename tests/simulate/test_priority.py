@@ -5,9 +5,9 @@ import random
 import pytest
 
 from streamserve.baselines.orders import ORDERS
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation

@@ -1,10 +1,10 @@
 """A measured curve drives a simulation: its steps take the curve's seconds."""
 
+from streamserve.contracts.cost import StepCost
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.cost import StepCost
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec
 from tests.engine.drive import model_info

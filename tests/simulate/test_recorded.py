@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from streamserve.baselines.speculation import NAMES
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Deliver, Open
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.recorded import KINDS, RecordedDrafter, Recording, pack, unpack

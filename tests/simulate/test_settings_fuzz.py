@@ -7,10 +7,11 @@ from dataclasses import fields
 import msgspec
 import pytest
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Open
 from streamserve.fleet.worker_state import pairs, pools
-from streamserve.protocol.config import EngineConfig, Order
+from streamserve.protocol.config import Order
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.simulation import Simulation

@@ -5,10 +5,10 @@ import random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Edit, Open
 from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec

@@ -2,8 +2,8 @@
 
 import pytest
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.worker_loop import REPORT_SECONDS
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Cached, Events, FromWorker, Ready
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams

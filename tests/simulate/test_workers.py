@@ -6,10 +6,10 @@ import random
 import pytest
 
 from streamserve.baselines.routers import ROUTERS, parse_router
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import Edit, Open
 from streamserve.fleet.worker_state import Topology, mixed, unified
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
 from streamserve.simulate.worker import WorkerSpec

@@ -4,8 +4,8 @@ from itertools import accumulate
 
 from hypothesis import strategies as st
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
-from streamserve.speculation.tree import TokenTree
 
 curves = st.lists(st.floats(0.0, 0.5), min_size=80, max_size=80).map(
     lambda steps: list(accumulate(steps + [steps[-1]] * 440, initial=1.0))

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.acceptance import Acceptance, first_children, isotonic
-from streamserve.speculation.tree import TokenTree
 
 
 def tree(parents: list[int], scores: list[float]) -> TokenTree:

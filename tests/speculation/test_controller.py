@@ -3,6 +3,7 @@
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.speculation.controller import (
     CATCH_UP,
     FLAT,
@@ -17,7 +18,6 @@ from streamserve.speculation.outlook import Candidate, Outlook
 from streamserve.speculation.policies import GOODPUT, SpeculationPolicy
 from streamserve.speculation.shapes import PLAIN, Shape
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
-from streamserve.speculation.tree import TokenTree, root
 
 CHAIN = TokenTree((7, 3, 5), (-1, 0, 1), (1.0, 0.9, 0.9), (1.0, 0.9, 0.8))
 BATCH = DecodeBatch([Candidate(4, 16, id=1)], {1: NO_REQUIREMENT}, 1, 0, 16, 64)

@@ -6,6 +6,7 @@ from math import prod
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.goodput import (
     CATCH_UP_STEPS,
     SLACK,
@@ -18,7 +19,6 @@ from streamserve.speculation.goodput import (
 from streamserve.speculation.outlook import Candidate, DraftedStep, Outlook
 from streamserve.speculation.shapes import PLAIN, Shape, expected_by_level, expected_tokens
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
-from streamserve.speculation.tree import TokenTree
 from tests.speculation.strategies import connected, curves, expected, requirements, subtrees, targets, trees
 
 

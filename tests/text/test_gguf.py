@@ -374,7 +374,7 @@ def changed(entry: str, value: Any, kind: str = "gpt2") -> Callable[[gguf.GGUFWr
         (changed("model", None), "tokenizer.ggml.model is missing"),
         (changed("pre", "jina-v2-code"), "'jina-v2-code' is not supported \\(supported: gpt-2, llama-bpe"),
         (changed("pre", None), "tokenizer.ggml.pre is missing"),
-        (changed("merges", ["a b c"]), "merges holds 'a b c', which is not two tokens"),
+        (changed("merges", ["a b c"]), "merges holds 'a b c', which does not consist of two tokens"),
         (changed("merges", ["nowhere x"]), "its tokenizer cannot be used"),
         (changed("tokens", ["a", "b", "a"]), "tokens has 'a' twice"),
         (changed("token_type", [1, 2]), "token_type must be an array of .* numbers, not an array of 2"),

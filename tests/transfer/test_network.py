@@ -9,7 +9,7 @@ import torch
 import zmq
 from zmq.utils import z85
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.kv_network import KVNetwork, Write, decode_written, encode
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.network import NetworkTransport
@@ -202,7 +202,7 @@ def test_within_a_machine_shared_memory_is_chosen(make: Callable[..., Pair]) -> 
     assert torch.equal(pair.there[:, 7], pair.own[:, 0])
     pair.push([(0, 8)], to=msgspec.structs.replace(pair.address, host="elsewhere"))
     assert "closed" in pair.wait().error
-    with pytest.raises(TransferError, match="has no address"):
+    with pytest.raises(TransferError, match="gave no address"):
         pair.transport.check(msgspec.structs.replace(pair.address, host="elsewhere", endpoint=""))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from streamserve.engine.transport import Landed
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.contracts.transport import Landed
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.transfer.nixl import NixlTransport
 from streamserve.transfer.nixl_memory import Fence, NixlMemory
 from streamserve.transfer.pools import Pools

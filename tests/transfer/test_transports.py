@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from streamserve.engine.transport import Landed, TransferError
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.transfer.nixl import SUSPECT_SECONDS, NixlTransport
 from streamserve.transfer.nixl_memory import NixlMemory
 from streamserve.transfer.pools import Pools

@@ -34,10 +34,10 @@ def test_requests_that_wait_for_a_grammar_do_not_block_others() -> None:
     compiler = Compiler()
     listener = GrammarQueue(compiler)
     plain, first, second, other = submit("a"), submit("b", DIGITS), submit("c", DIGITS), submit("d", LETTERS)
-    assert [listener.take(message) for message in (first, plain, second, other)] == [[], [plain], [], []]
+    assert [listener.accept(message) for message in (first, plain, second, other)] == [[], [plain], [], []]
     cancel: ToEngine = Cancel("b", 0)
-    assert listener.take(cancel) == []
-    assert listener.take(Cancel("a", 0)) == [Cancel("a", 0)]
+    assert listener.accept(cancel) == []
+    assert listener.accept(Cancel("a", 0)) == [Cancel("a", 0)]
     assert (listener.ready(), listener.waiting) == ([], True)
     compiler.go[DIGITS].set()
     ready: list[ToEngine] = []
@@ -48,7 +48,7 @@ def test_requests_that_wait_for_a_grammar_do_not_block_others() -> None:
 
     until(arrived)
     assert ready == [first, cancel, second]
-    assert listener.take(submit("e", DIGITS)) == [submit("e", DIGITS)]
+    assert listener.accept(submit("e", DIGITS)) == [submit("e", DIGITS)]
     compiler.go[LETTERS].set()
     until(lambda: bool(ready.extend(listener.ready()) or not listener.waiting))
     assert ready[3:] == [other]
@@ -58,5 +58,5 @@ def test_requests_that_wait_for_a_grammar_do_not_block_others() -> None:
 
 def test_without_a_tokenizer_nothing_waits() -> None:
     listener = GrammarQueue(None)
-    assert listener.take(submit("a", DIGITS)) == [submit("a", DIGITS)]
+    assert listener.accept(submit("a", DIGITS)) == [submit("a", DIGITS)]
     listener.close()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from streamserve.contracts.plan import DraftRequest
 from streamserve.draft_service.target.client import Identity
-from streamserve.engine.plan import DraftRequest
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.drafting import (

@@ -1,6 +1,7 @@
 """The signs that a worker's step goes on, as its journal shows them to the server."""
 
 import mmap
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,28 @@ def test_each_layer_and_each_phase_is_progress() -> None:
     assert worker.later(1.0).moved_at == 156.0
 
 
+def test_the_signs_of_a_closed_model_are_not_read() -> None:
+    """A thread reads them, and may be reading them just when the model is to be closed."""
+    worker = Worker()
+    reading, closed, errors = threading.Event(), threading.Event(), []
+
+    def progress() -> int:
+        reading.set()
+        if closed.wait(0.2):
+            errors.append("read after the model was closed")
+        return 0
+
+    worker.journal.signs = Signs(progress)
+    beating = threading.Thread(target=worker.journal.beat)
+    beating.start()
+    assert reading.wait(5.0)
+    worker.journal.signs = Signs()
+    closed.set()
+    beating.join()
+    assert not errors
+    assert worker.later(1.0).beat_at == 101.0
+
+
 def test_while_kernels_are_compiled_nothing_else_is_expected() -> None:
     worker = Worker()
     worker.journal.enter("run", [], 1.0)
@@ -62,11 +85,11 @@ def test_while_kernels_are_compiled_nothing_else_is_expected() -> None:
 
 def test_loading_an_adapter_takes_longer_than_other_messages() -> None:
     worker = Worker()
-    worker.journal.take(LoadAdapter("f", "/adapter"))
+    worker.journal.note(LoadAdapter("f", "/adapter"))
     entry = worker.later(0.0)
     assert (entry.phase, entry.predicted) == ("message", LOADING_SECONDS)
     assert PROGRESS_FACTOR * entry.predicted >= 120
-    worker.journal.take(Cancel("r"))
+    worker.journal.note(Cancel("r"))
     assert worker.later(0.0).predicted == 0.0
 
 

@@ -29,10 +29,10 @@ def test_a_minute_of_work_is_one_line_about_it() -> None:
     first = after(NOTHING, 400)
     assert pace.line(first, 5.0 + SECONDS / 2) is None
     assert pace.line(first, 5.0 + SECONDS) == (
-        "400 steps in 20.0 s: 60 tokens/s, 700 prompt tokens, 50% of the floor"
+        "400 steps in 20.0 s: 60 tokens/s, 700 prompt tokens, step floor at 50% of step time"
     )
     line = pace.line(after(first, 200, floor=15.0), 5.0 + 2 * SECONDS)
-    assert line == "200 steps in 20.0 s: 30 tokens/s, 700 prompt tokens, 75% of the floor"
+    assert line == "200 steps in 20.0 s: 30 tokens/s, 700 prompt tokens, step floor at 75% of step time"
 
 
 def test_an_idle_minute_is_not_logged() -> None:

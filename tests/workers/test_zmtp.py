@@ -73,7 +73,7 @@ def test_other_protocols_are_errors(opening: bytes) -> None:
 
 @pytest.mark.parametrize("socket_type", [b"SUB", b"PUSH", b"ROUTERS", b""])
 def test_only_sockets_that_may_talk_to_a_router_are_admitted(socket_type: bytes) -> None:
-    with pytest.raises(ProtocolError, match="DEALER"):
+    with pytest.raises(ProtocolError, match="no socket of a type that fits"):
         read(GREETING + ready(socket_type), [])
 
 
@@ -85,5 +85,5 @@ def test_a_message_before_the_handshake_is_an_error() -> None:
 def test_a_client_with_keys_is_told_that_there_are_none() -> None:
     curve = bytearray(GREETING)
     curve[12:32] = b"CURVE".ljust(20, b"\0")
-    with pytest.raises(ProtocolError, match="no keys"):
+    with pytest.raises(ProtocolError, match="has none"):
         read(bytes(curve), [])

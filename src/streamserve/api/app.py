@@ -1,10 +1,11 @@
-"""The application: all routes over one generator, inside their middleware."""
+"""The application: all routes over a table of models, inside their middleware."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -12,7 +13,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 
 from streamserve.api.anthropic.messages import MESSAGE_ROUTES
 from streamserve.api.batches.routes import BATCH_ROUTES, BatchContext, batch_context
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.auth import Authentication
 from streamserve.api.http.cors import CORS
@@ -22,13 +23,14 @@ from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.http.request_ids import RequestIds
-from streamserve.api.http.unsupported_routes import unsupported_endpoints
-from streamserve.api.on_demand import HeldModels, Models, Pool
+from streamserve.api.leases import HeldModels
+from streamserve.api.metrics.metrics import Metrics
+from streamserve.api.metrics.pool_metrics import PoolMetrics
+from streamserve.api.model_table import ModelEntry, ModelTable, Pool
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
 from streamserve.api.openai.embeddings import EMBEDDING_ROUTES
 from streamserve.api.openai.rerank import RERANK_ROUTES
-from streamserve.api.openai.response_store import ResponseStore
 from streamserve.api.openai.responses import RESPONSE_ROUTES
 from streamserve.api.openai.stored_responses import STORED_RESPONSE_ROUTES
 from streamserve.api.openai.tokenize import TOKENIZE_ROUTES
@@ -37,7 +39,6 @@ from streamserve.api.ops.admin import ADMIN_ROUTES
 from streamserve.api.ops.docs import DOCS_ROUTES, Document
 from streamserve.api.ops.health import HEALTH_ROUTES
 from streamserve.api.ops.loop_lag import measure_lag
-from streamserve.api.ops.metrics import Metrics
 from streamserve.api.ops.models import MODEL_ROUTES
 from streamserve.api.ops.openapi import openapi_document
 from streamserve.api.ops.page import PAGE_ROUTES
@@ -45,18 +46,27 @@ from streamserve.api.ops.routing import ROUTING_ROUTES
 from streamserve.api.prompt_streams.context import stream_context
 from streamserve.api.prompt_streams.routes import STREAM_ROUTES
 from streamserve.api.prompt_streams.socket import socket
+from streamserve.api.response_store import ResponseStore
 from streamserve.api.routes import Endpoint, bound
 from streamserve.api.settings import ApiSettings
+from streamserve.api.unsupported_routes import unsupported_endpoints
 from streamserve.protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
 class OnDemand:
-    """A model that is loaded on demand, its settings of the API, and the length of its context."""
+    """A model that is loaded on demand: its API settings, and its context length in tokens."""
 
     llm: Generator
     settings: ApiSettings
     max_model_len: int
+
+
+class BudgetedPool(Pool, Protocol):
+    """A pool that loads models within a budget of bytes."""
+
+    @property
+    def budget(self) -> int: ...
 
 
 def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette:
@@ -68,22 +78,14 @@ def create_app(llm: Generator, settings: ApiSettings | None = None) -> Starlette
     return _application(app_context(llm, settings or ApiSettings()))
 
 
-def create_app_on_demand(models: Mapping[str, OnDemand], pool: Pool) -> Starlette:
-    """Build the application over the models of a pool, by their names in it; the first one is the default.
+def create_app_on_demand(models: Mapping[str, OnDemand], pool: BudgetedPool) -> Starlette:
+    """Build the application over the models of a pool, by their names in the pool. The first one is the
+    default.
 
-    Its settings are those of the server. Raises TypeError and FolderError as `create_app` does.
+    The server's settings are the default model's. Raises TypeError and FolderError as `create_app` does.
     """
-    first, *others = models
-    default = app_context(models[first].llm, models[first].settings)
-    contexts = {first: default} | {name: _further(default, models[name]) for name in others}
-    lengths = {name: model.max_model_len for name, model in models.items()}
-    return _application(replace(default, models=Models(contexts, pool, lengths)))
-
-
-def _further(default: AppContext, model: OnDemand) -> AppContext:
-    """Return the context of a further model, which has the memory and threads of the `default` one's."""
-    context = app_context(model.llm, model.settings)
-    return replace(default, llm=model.llm, settings=model.settings, metrics=context.metrics)
+    entries = {name: _entry(model.llm, model.settings, model.max_model_len) for name, model in models.items()}
+    return _application(_context(ModelTable(entries, pool, (PoolMetrics(pool.models, pool.budget),))))
 
 
 def _application(context: AppContext) -> Starlette:
@@ -103,21 +105,32 @@ def _application(context: AppContext) -> Starlette:
 
 
 def app_context(llm: Generator, settings: ApiSettings) -> AppContext:
-    """Return the context of all routes. Raises TypeError as `create_app` does."""
+    """Return the context of all routes over one model. Raises TypeError as `create_app` does."""
+    return _context(ModelTable({llm.served_names[0]: _entry(llm, settings)}))
+
+
+def _entry(llm: Generator, settings: ApiSettings, planned_len: int | None = None) -> ModelEntry:
+    """Return a model's entry in the table. Raises TypeError as `create_app` does."""
     SamplingParams(**settings.default_sampling)
     metrics = Metrics(llm.served_names[0], llm.report, llm.incidents, llm.routing)
+    return ModelEntry(llm, settings, metrics, planned_len)
+
+
+def _context(models: ModelTable) -> AppContext:
+    """Return the context of all routes. The server's settings are the default model's."""
+    default = next(iter(models.entries.values()))
+    settings = default.settings
     stored = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes, settings.stored_response_ttl
     )
     context = AppContext(
-        llm,
-        settings,
-        metrics,
+        models,
+        default,
         MemoryAccount(settings.max_memory_bytes),
         client_descriptors(settings.max_workers),
         stored,
     )
-    metrics.memory.set_function(lambda: context.memory.held)
+    default.metrics.memory.set_function(lambda: context.memory.held)
     return context
 
 
@@ -172,5 +185,5 @@ def _middleware(context: AppContext) -> list[Middleware]:
         ),
         Middleware(RequestMemory, account=context.memory),
         Middleware(FieldWarnings, strict=settings.strict_fields, count=context.metrics.ignored_fields),
-        *([Middleware(HeldModels)] if context.models else []),
+        Middleware(HeldModels),
     ]

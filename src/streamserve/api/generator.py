@@ -1,13 +1,13 @@
-"""The engine interface that the routes use, independent of its implementation and location."""
+"""The interface of the engine that the routes use, independent of implementation and location."""
 
 from collections.abc import AsyncGenerator, Mapping
 from math import inf
 from typing import Protocol
 
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.fleet.scaling import AddedRole, Removal
 from streamserve.fleet.view import RouterView
 from streamserve.protocol.adapters import Adapter
-from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
 from streamserve.protocol.reports import IncidentReport, Report
@@ -21,7 +21,7 @@ Item = Delta | PromptLogprobs | Pooled | Usage
 
 
 class Health(Protocol):
-    """Whether requests can be served now; if not, the reason, and when they will be."""
+    """Whether requests can be served now; if not, why, and when they can be."""
 
     @property
     def ready(self) -> bool: ...
@@ -31,7 +31,7 @@ class Health(Protocol):
 
     @property
     def missing(self) -> str:
-        """Which workers do not serve although requests are served, and why; empty without any."""
+        """The workers that do not serve although requests are served, and why; "" if there are none."""
 
     @property
     def retry_after(self) -> float | None:
@@ -41,8 +41,8 @@ class Health(Protocol):
 class EnginePromptStream(Protocol):
     """A prompt stream in the engine.
 
-    `ids` are the token ids last synced to it, `computed` how many of them have KV, `created` when it was
-    opened, by time.perf_counter.
+    `ids` are the token ids that were last synced to it. The first `computed` of them have KV. `created` is
+    when it was opened, by time.perf_counter.
     """
 
     @property
@@ -55,7 +55,7 @@ class EnginePromptStream(Protocol):
     def created(self) -> float: ...
 
     async def edit(self, ids: list[int], tail: int) -> None:
-        """Replace the prompt with `ids`, of which the last `tail` are expected to stay last.
+        """Replace the prompt with `ids`. Their last `tail` tokens are expected to stay last.
 
         Raises RequestError if the request was lost.
         """
@@ -78,7 +78,8 @@ class EnginePromptStream(Protocol):
 
 
 class Generator(Protocol):
-    """A model that generates. `root` is its hub name or folder, `created` its start time in Unix seconds."""
+    """A model that generates. `root` is its hub name or folder. `created` is its start time in Unix
+    seconds."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -91,17 +92,17 @@ class Generator(Protocol):
 
     @property
     def task(self) -> str:
-        """What the model does: generate, embed or score."""
+        """The model's task: generate, embed or score."""
         ...
 
     @property
     def embedding(self) -> EmbeddingConfig | None:
-        """How it embeds; None if that is not its task."""
+        """Settings of embeddings; None if the task is not to embed."""
         ...
 
     @property
     def scoring(self) -> Scoring | None:
-        """How it scores; None if that is not its task."""
+        """Settings of scoring; None if the task is not to score."""
         ...
 
     @property
@@ -109,7 +110,7 @@ class Generator(Protocol):
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
-        """The LoRA adapters that requests may have, by name."""
+        """The LoRA adapters that requests may use, by name."""
         ...
 
     async def load_adapter(self, name: str, path: str) -> None:
@@ -119,9 +120,9 @@ class Generator(Protocol):
         """
 
     async def unload_adapter(self, name: str) -> None:
-        """Serve a LoRA adapter no longer; its open requests run to completion.
+        """Stop serving a LoRA adapter; its open requests run to completion.
 
-        Raises RequestError (404) if there is none of this name.
+        Raises RequestError (404) if there is no adapter with this name.
         """
 
     @property
@@ -143,10 +144,9 @@ class Generator(Protocol):
     ) -> AsyncGenerator[Item, None]:
         """Yield deltas of `params.n` choices until all have finished, then the Usage.
 
-        `adapter` is the name of the request's LoRA adapter, if it has one. With an `idempotency_key` its
-        outputs are kept for a next head, where the same request with the same key begins with them.
-
-        Raises RequestError before the first item if the request is refused. Closing the iterator cancels the
+        `adapter` is the name of the request's LoRA adapter, if it has one. With an `idempotency_key`, its
+        outputs are kept for a next head: a repeated request with this key begins with them there. Raises
+        RequestError before the first item if the request is refused. Closing the iterator cancels the
         request.
         """
 
@@ -168,9 +168,9 @@ class Generator(Protocol):
         """
 
     def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
-        """Return `params` with a seed and a length.
+        """Return `params` with a seed and a maximum length.
 
-        Raises RequestError if they or the prompt cannot be served.
+        Raises RequestError if the parameters or the prompt cannot be served.
         """
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
@@ -181,19 +181,20 @@ class Generator(Protocol):
         ...
 
     def report(self) -> Report | None:
-        """Return the worker's latest report, if there has been one."""
+        """Return the workers' latest report, or None if there has been none."""
 
     def incidents(self) -> IncidentReport:
         """Return the incidents so far: worker crashes, and the requests suspected of causing them."""
 
     def routing(self) -> RouterView:
-        """Return the current state of the workers, and the reasons for recent routing decisions."""
+        """Return the present state of the workers, and recent routing decisions with their reasons."""
 
     async def add_workers(self, role: AddedRole, count: int = 1) -> tuple[str, ...]:
         """Start workers, and return their names. Raises RequestError if they cannot be added."""
 
     async def remove_workers(self, name: str, within: float = inf) -> Removal:
-        """Remove a worker or pair once its requests have ended, or continue elsewhere after `within` seconds.
+        """Remove a worker or pair once its requests have ended. After `within` seconds, they continue at
+        other workers.
 
         Raises RequestError if it cannot be removed.
         """
@@ -201,6 +202,6 @@ class Generator(Protocol):
     async def drain(self, worker: str, draining: bool) -> int:
         """Drain a worker (send it no new requests), or resume it.
 
-        Returns the number of requests open on it or on its prefill/decode peer. Raises RequestError (404) if
-        there is no such worker.
+        Returns the number of open requests at the worker or at its partner in a stream pair. Raises
+        RequestError (404) if there is no such worker.
         """

@@ -1,4 +1,4 @@
-"""Routes as data: the router and the OpenAPI document (ops/openapi.py) are made from the same tables."""
+"""Routes as data: the router and the OpenAPI document (ops/openapi.py) are derived from the same tables."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -16,7 +16,7 @@ from streamserve.api.http.ignored_fields import STRICT, OtherFields, check_param
 JSON = "application/json"
 
 OWN = ("/admin/", "/v1/streams", "/v1/router")
-"""Where the paths begin that only this server has: they refuse unknown query parameters."""
+"""Prefixes of paths that only this server has. Their routes refuse unknown query parameters."""
 
 C = TypeVar("C")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -24,12 +24,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Operation:
-    """What the OpenAPI document says about a route: its summary, request and responses.
+    """The description of a route for the OpenAPI document: its summary, request and responses.
 
-    `event` is the type of its stream events, `error` that of its errors. `others` says what becomes of fields
-    that `request` does not have; `parameters` describes headers and query parameters. Without `reply`, the
-    reply is text of the type `media`; without `media` too, it is empty. `errors` are further error statuses,
-    `other_replies` further responses by status.
+    - `event`: the type of its stream events; `error`: the type of its errors.
+    - `others`: how fields are treated that `request` does not have.
+    - `parameters`: headers and query parameters.
+    - `reply`: the type of the reply; None: the reply is text of the type `media`, or empty if `media` is "".
+    - `errors`: further error statuses; `other_replies`: further responses by status.
     """
 
     summary: str
@@ -49,10 +50,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class Route(Generic[C]):
-    """One method of a path. Its handler takes a context of the type `C`, and the request.
+    """One method of a path. Its handler takes a context of type `C`, and the request.
 
-    `path` may have parameters, as Starlette writes them. Without `operation`, the route is not in the OpenAPI
-    document. `also` are further methods with the same handler, not in the document either.
+    `path` may have parameters in Starlette's syntax. Without an `operation`, the route is not in the OpenAPI
+    document. `also` are further methods with the same handler, which are not in the document.
     """
 
     method: str
@@ -69,15 +70,15 @@ class Endpoint(NamedTuple):
     handler: Handler
 
     def router_entry(self) -> routing.Route:
-        """Return Starlette's route for the methods of this one alone: Starlette adds HEAD to GET."""
+        """Return Starlette's route with this route's methods only: Starlette would add HEAD to GET."""
         entry = routing.Route(self.route.path, self.handler)
         entry.methods = {self.route.method, *self.route.also}
         return entry
 
 
 def bound(routes: Iterable[Route[C]], context: C) -> list[Endpoint]:
-    """Return the endpoints of `routes` for `context`. They check the query parameters of routes with an
-    operation."""
+    """Return the endpoints of `routes` for `context`. Routes with an operation check their query
+    parameters."""
     return [Endpoint(route, _checked(route, partial(route.handler, context))) for route in routes]
 
 

@@ -10,26 +10,24 @@ from streamserve.protocol.keys import tenants
 
 @dataclass(frozen=True, kw_only=True)
 class ApiSettings:
-    """Settings of the API.
+    """Settings of the API. Requests above a limit are refused.
 
-    `default_sampling` are sampling values (fields of SamplingParams) for requests that do not set them, as a
-    checkpoint's generation_config.json may recommend. Requests above a limit are refused; `max_memory_bytes`
-    bounds the memory of all requests together (memory.py).
-
-    `tool_parser` and `reasoning_parser` are names in text/tools/formats.py and text/reasoning.py.
-    With `strict_fields`, fields that are unknown or without effect are refused (http/ignored_fields.py).
-    `request_timeout` is in seconds (None: no limit). `api_keys`, `admin_keys` and `metrics_keys` are digests,
-    `api_keys` each alone or with its tenant's name (protocol/keys.py). Several tenants have separate cached
-    prefixes, unless `share_prefixes` is set.
-    Up to `max_workers` workers need descriptors of this process.
-    With `local_only`, only localhost and IP addresses are accepted as Host. At most `max_streams` prompt
-    streams may be open; one without any request for `stream_ttl` seconds is dropped. At most
-    `max_stored_responses` of `max_stored_response_bytes` together are kept, each for `stored_response_ttl`
-    seconds.
-
-    `batch_folder` keeps files and batches (None: these routes are disabled): files of at most
-    `max_batch_file_bytes`, all together of `max_batch_folder_bytes`, batches of at most `max_batch_requests`.
-    At most `batch_concurrency` of their requests are open at once.
+    - `default_sampling`: values (fields of SamplingParams) for requests that do not set them, for example
+      from a checkpoint's generation_config.json.
+    - `max_memory_bytes`: the memory of all requests together (memory.py).
+    - `request_timeout`: in seconds; None: no limit.
+    - `api_keys`, `admin_keys`, `metrics_keys`: digests. An API key's digest may be followed by its tenant's
+      name (protocol/keys.py).
+    - `share_prefixes`: tenants share cached prefixes; otherwise each has separate ones.
+    - `tool_parser`, `reasoning_parser`: names in text/tools/formats.py and text/reasoning.py.
+    - `local_only`: only localhost and IP addresses are accepted as Host.
+    - `strict_fields`: unknown fields and fields without effect are refused (http/ignored_fields.py).
+    - `max_streams`: open prompt streams; a stream without a request for `stream_ttl` seconds is dropped.
+    - `max_stored_responses`, `max_stored_response_bytes`: limits of all stored responses; each is kept for
+      `stored_response_ttl` seconds.
+    - `batch_folder`: keeps files and batches; None: these routes are disabled. `max_batch_file_bytes` limits
+      one file, `max_batch_folder_bytes` all of them. `batch_concurrency`: open requests of all batches.
+    - `max_workers`: this process reserves descriptors for this many workers.
     """
 
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -61,5 +59,5 @@ class ApiSettings:
 
     @cached_property
     def several_tenants(self) -> bool:
-        """Whether the API keys are of more than one tenant."""
+        """Whether the API keys belong to more than one tenant."""
         return len(set(tenants(self.api_keys).values())) > 1

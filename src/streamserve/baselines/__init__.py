@@ -1,1 +1,1 @@
-"""Published policies that the product's own are compared with, by name."""
+"""Published policies, by name, with which this product's policies are compared."""

@@ -1,45 +1,47 @@
-"""AdaServe: token trees that first meet each request's latency target, then maximise expected tokens.
+"""AdaServe: token trees that first meet each request's latency target, and then maximize expected tokens.
 
-The budget B is the number of query tokens that a pass takes before it turns compute-bound; the roots, one
-token for each decoding request, come out of it first. A tree's expected tokens are the sum of f(v) over its
-nodes, f being the probability that the whole path to a node is accepted, and 1 for the root.
+The budget B is the number of query tokens at which a pass becomes compute-bound. The roots, one token for
+each decoding request, are part of it. A tree's expected tokens are the sum of f(v) over its nodes v: f(v) is
+the probability that the whole path to v is accepted, and 1 for the root.
 """
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
+from streamserve.contracts.tree import TokenTree, likeliest
 from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
 from streamserve.speculation.policies import SpeculationPolicy, stateless
 from streamserve.speculation.shapes import Seconds, Shape
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import TokenTree, likeliest
 
 MAX_DEPTH, MAX_WIDTH = 8, 4
 """D_max and W_max of Algorithm 2."""
 MAX_SELECTED = 16
-"""n_max: the most nodes, the root included, that the selection for targets gives one request."""
+"""n_max: the maximum number of nodes, including the root, that the selection for latency targets gives one
+request."""
 MARGINAL = (256, 512)
-"""Query tokens between which a pass is taken to be compute-bound, to read off the cost of one more."""
+"""Numbers of query tokens at which a pass is assumed to be compute-bound. The cost of one more token is the
+slope between them."""
 
 
 def token_budget(step: Seconds) -> int:
-    """Return B = T(1) / marginal cost of a token: on a roofline, the number of query tokens at its ridge
-    point."""
+    """Return B = T(1) / marginal cost of a token. On a roofline, this is the number of query tokens at its
+    ridge point."""
     low, high = MARGINAL
     marginal = (step(high) - step(low)) / (high - low)
     return max(1, min(round(step(1) / marginal), high)) if marginal > 0 else high
 
 
 def beam(budget: int, requests: int) -> Shape:
-    """Return the shape of the candidate trees for so many requests: equations 8 and 9."""
+    """Return the shape of the candidate trees for `requests` requests (equations 8 and 9)."""
     return Shape(max(1, min(MAX_DEPTH, ceil(budget / requests))), max(1, min(MAX_WIDTH, budget // requests)))
 
 
 def optimal(trees: Sequence[TokenTree], requirements: Sequence[float], budget: int) -> Selection | None:
-    """Run Algorithm 1: return the trees of at most `budget` nodes in all (as published it omits the roots,
-    equation 1 does not) with the most expected tokens among those where each reaches its requirement A_i.
-    None, INVALID, if there are none."""
+    """Run Algorithm 1: return trees of at most `budget` nodes in all with the most expected tokens, such that
+    each tree reaches its requirement A_i. None (INVALID) if there are none. The budget includes the roots, as
+    in equation 1; the algorithm as published omits them."""
     left = budget - len(trees)
     if left < 0:
         return None
@@ -59,13 +61,13 @@ def optimal(trees: Sequence[TokenTree], requirements: Sequence[float], budget: i
 def customized(
     trees: Sequence[TokenTree], requirements: Sequence[float], left: int, as_published: bool = False
 ) -> Selection:
-    """Run Algorithm 2's selection: in descending requirement A, nodes until a request's tree reaches it (or
-    the most that its depth can yield, or n_max nodes), then the best of all. `left` is the budget after all
-    roots.
+    """Run the selection of Algorithm 2. First, in descending order of the requirement A, add nodes to a
+    request's tree until it reaches A, the maximum that its depth can yield, or n_max nodes. Then add the best
+    nodes of all trees. `left` is the budget after all roots.
 
-    `as_published` does as the paper says: both passes continue while the budget is *not
-    below* zero, which spends one too many, and a node counts with the probability given its parent, as if the
-    parent were certain.
+    With `as_published`, do as the paper says. Both passes continue while the budget is *not below* zero,
+    which spends one node too many. And a node counts with its probability given its parent, as if the parent
+    were certain.
     """
     left += as_published and left >= 0
     selected: Selection = [[0] for _ in trees]
@@ -84,7 +86,7 @@ def customized(
 
 
 def equal_greedy(trees: Sequence[TokenTree], left: int) -> Selection:
-    """Divide the budget after the roots into even parts, each spent on that request's best nodes: EAGLE-2
+    """Divide the budget after the roots into even parts; spend each on the best nodes of one request: EAGLE-2
     with a budget."""
     if left <= 0:
         return [[0] for _ in trees]
@@ -95,17 +97,17 @@ def equal_greedy(trees: Sequence[TokenTree], left: int) -> Selection:
 
 
 def global_greedy(trees: Sequence[TokenTree], left: int) -> Selection:
-    """Spend the budget after the roots on the best nodes of all, whatever the requirements."""
+    """Spend the budget after the roots on the best nodes of all trees, without regard to the requirements."""
     return add_best(trees, [[0] for _ in trees], left)
 
 
 def required_tokens(requirements: Iterable[LatencyRequirement], seconds: float) -> list[float]:
-    """Return A_i of every request for a step of `seconds`."""
+    """Return A_i of each request for a step of `seconds`."""
     return [requirement.tokens(seconds) for requirement in requirements]
 
 
 def add_best(trees: Sequence[TokenTree], selected: Selection, left: int) -> Selection:
-    """Return `selected` with the `left` best of the other nodes added; ascending."""
+    """Return `selected` with the best `left` of the other nodes added; nodes in ascending order."""
     taken = [set(nodes) for nodes in selected]
     rest = (
         (-tree.accept[node], number, node)
@@ -128,7 +130,7 @@ def _first(nodes: Iterator[int], count: int) -> list[int]:
 
 
 def shapes(outlook: Outlook) -> list[Shape]:
-    """Return the shape of the candidate trees, the same for every request."""
+    """Return the shape of the candidate trees, one equal shape for each request."""
     count = len(outlook.candidates)
     return [beam(token_budget(outlook.step), max(count + len(outlook.undrafted), 1))] * count
 
@@ -139,13 +141,14 @@ def _budget(drafted: DraftedStep) -> int:
 
 
 def select(drafted: DraftedStep) -> Selection:
-    """Return which nodes of each tree to verify: Algorithm 2 with its faults corrected."""
+    """Return the nodes of each tree to verify, by Algorithm 2 with its faults corrected."""
     seconds = drafted.step(token_budget(drafted.step))
     return customized(drafted.trees, required_tokens(drafted.requirements, seconds), _budget(drafted))
 
 
 def select_as_published(drafted: DraftedStep) -> Selection:
-    """Do as `select` does, with the faults. The one node too many still fits the step."""
+    """Return the nodes of each tree to verify, by Algorithm 2 as published. Its one node too many still fits
+    the step."""
     budget = token_budget(drafted.step)
     left = min(budget - drafted.decoding, drafted.budget - 1)
     requirements = required_tokens(drafted.requirements, drafted.step(budget))

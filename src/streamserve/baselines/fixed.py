@@ -1,4 +1,4 @@
-"""Fixed trees: the same shape for every request, whatever it costs."""
+"""Fixed trees: one shape for every request, whatever it costs."""
 
 from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy, stateless
 from streamserve.speculation.shapes import Shape
@@ -8,8 +8,8 @@ SPECINFER = Shape(8, 3, (1, 1, 3, 1, 1, 1, 1, 1))
 
 
 def fixed_shape(name: str) -> Shape | None:
-    """Return the shape of the policy `fixed:DEPTH`, `fixed-tree:WIDTHxDEPTH` or `specinfer-tree`; None for
-    other names, and for numbers that are not 1 to MAX_DEPTH."""
+    """Return the shape of the policy `fixed:DEPTH`, `fixed-tree:WIDTHxDEPTH` or `specinfer-tree`. None for
+    other names, and for numbers outside 1 to MAX_DEPTH."""
     if name == "specinfer-tree":
         return SPECINFER
     kind, _, argument = name.partition(":")

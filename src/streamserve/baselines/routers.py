@@ -1,4 +1,4 @@
-"""The routers by name: FlowGuard, predictive routing, and those they are compared with."""
+"""The routers by name: FlowGuard, predictive routing, and baselines for comparison."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ from streamserve.scheduling.routing import (
 )
 
 PUBLISHED_WEIGHTS = (0.4, 0.1, 0.3, 0.2)
-"""FlowGuard's weights as published. With them a cached prompt outweighs 43 queued requests where 32 may run:
-groups of prompts with a common prefix crowd on a few of many pairs."""
+"""FlowGuard's weights as published. With them, a cached prompt outweighs 43 queued requests on a worker that
+may run 32: prompts with a common prefix crowd on a few of many pairs."""
 
 
 @dataclass(frozen=True)
 class PublishedFlowGuard:
-    """FlowGuard as published: C is the prefill worker's rolling hit rate, whatever the prompt, and Q its
-    queue depth. If all candidates are overloaded or stale, the shortest queue of all takes the request, where
-    a dead worker's empty queue wins. Raises ValueError as FlowGuard does."""
+    """FlowGuard as published. C is the prefill worker's rolling hit rate, independent of the prompt, and Q
+    its queue depth. If all candidates are overloaded or stale, the shortest queue takes the request; a dead
+    worker's empty queue wins. Raises ValueError as FlowGuard does."""
 
     weights: Weights = PUBLISHED_WEIGHTS
     overload: float = 0.85
@@ -68,7 +68,7 @@ def round_robin(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: in
 
 @dataclass(frozen=True)
 class RandomChoice:
-    """Chooses uniformly at random, the same for the same seed and turn."""
+    """Chooses uniformly at random. Equal seeds and turns give equal choices."""
 
     seed: int = 0
 
@@ -84,8 +84,8 @@ def least_loaded(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: i
 
 
 def cache_aware(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
-    """Choose the candidate with the longest cached prefix, unless its queue is out of balance with the
-    shortest (SGLang's router): then the one with the fewest requests."""
+    """Choose the candidate with the longest cached prefix, as SGLang's router does. If the longest and the
+    shortest queue are out of balance, choose the candidate with the fewest requests."""
     loads = [candidate.prefill.queued + candidate.decode.decoding for candidate in candidates]
     if max(loads) - min(loads) > 32 and max(loads) > 1.5 * min(loads):
         return least_loaded(arrival, candidates, turn)
@@ -96,16 +96,17 @@ def cache_aware(arrival: Arrival, candidates: Sequence[RouteCandidate], turn: in
 
 @dataclass(frozen=True)
 class ByClass:
-    """Separate pipelines for classes of latency targets, a baseline of AdaServe. A request's class is the
-    first of the ascending `ends`, in seconds, that its target for the time per output token does not exceed,
-    or the last class. Among the class's candidates the fewest requests win.
+    """Separate pipelines for classes of latency targets, a baseline of AdaServe. `ends` are ascending targets
+    for the time per output token, in seconds. A request's class is the first end that its target does not
+    exceed, or the last class. Among the candidates of a class, the one with the fewest requests is chosen.
 
     With `sizes`, one for each class, the decode workers are divided in the order of their numbers; prefill
-    workers of uneven pools serve all classes. While none of a class's decode workers is there, it shares the
-    others. Without sizes, of n classes the i-th has every n-th candidate from the i-th on; with fewer
-    candidates, classes share.
+    workers of uneven pools serve all classes. While a class has no decode worker, it shares the others.
+    Without sizes, class i of n has every n-th candidate from the i-th on; if there are fewer candidates than
+    classes, classes share them.
 
-    Raises ValueError unless the ends are positive, finite and ascending, and each class has a size."""
+    Raises ValueError unless the ends are positive, finite and ascending, and each class has a size.
+    """
 
     ends: tuple[float, ...]
     sizes: tuple[int, ...] = ()
@@ -133,7 +134,8 @@ class ByClass:
         return Decision(best(keys, turn), scores, f"class {slo_class}, fewest requests")
 
     def _is_member(self, candidate: RouteCandidate, slo_class: int) -> bool:
-        """Whether the candidate's decode worker belongs to a class, or the candidate has none."""
+        """Return whether the candidate's decode worker belongs to a class. True for a candidate without a
+        decode worker."""
         number = candidate.decode.worker.rpartition("-")[2]
         first = sum(self.sizes[:slo_class])
         return not number or first <= int(number) < first + self.sizes[slo_class]
@@ -154,10 +156,9 @@ ROUTERS: Mapping[str, Router] = MappingProxyType(
 
 
 def parse_router(text: str) -> Router:
-    """Return the router of that name. FlowGuard's weights and threshold may follow as in
-    "flowguard:0.4,0.1,0.3,0.2:0.85", the ends of classes, in milliseconds, as in "classes:20,50", with the
-    numbers of their decode workers as in "classes:20=2,50=1,other=3". Raises ValueError for anything
-    else."""
+    """Return the router with this name. FlowGuard's weights and threshold may follow, as in
+    "flowguard:0.4,0.1,0.3,0.2:0.85"; ends of classes in milliseconds, as in "classes:20,50"; and numbers of
+    their decode workers, as in "classes:20=2,50=1,other=3". Raises ValueError for anything else."""
     name, *arguments = text.split(":")
     if name == "classes":
         return _parse_classes(text, arguments)

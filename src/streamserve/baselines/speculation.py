@@ -1,4 +1,4 @@
-"""The speculation policies by name: `goodput`, `off`, and the baselines that they are compared with."""
+"""The speculation policies by name: `goodput`, `off`, and baselines for comparison."""
 
 from streamserve.baselines import adaserve, specustream
 from streamserve.baselines.fixed import SPECINFER, fixed, fixed_shape

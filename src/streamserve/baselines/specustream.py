@@ -1,14 +1,14 @@
 """SpecuStream: the depth of a chain of draft tokens from the recent acceptance, the load and the throughput.
 
-* *as published* is Algorithm 4: run once a request, with a flow vector f of h numbers that starts at zero. It
-  stores gradients and uses them as rates, so a constant acceptance a settles at mean(f) = a/2, and the
-  magnitude hardly reflects volatility; the depth never goes below its base.
-* *equations* takes equations 10, 15 and 16 for the throughput, which then feeds back into itself.
-* *corrected* stores rates and adapts at every step. A rate is of tested draft tokens: of all draft tokens it
-  would fall with the depth that it decides on. It is of at least SAMPLE of them: a rate of a few varies by
-  chance, which is no volatility.
+* *as published* is Algorithm 4: run once for each request, with a flow vector f of h numbers that starts at
+  zero. It stores gradients and uses them as rates. So a constant acceptance a settles at mean(f) = a/2, and
+  the magnitude hardly reflects volatility; the depth never goes below its base.
+* *equations* uses equations 10, 15 and 16 for the throughput, which then feeds back into itself.
+* *corrected* stores rates and adapts at every step. A rate is accepted / tested draft tokens: relative to all
+  draft tokens, it would fall with the depth that it determines. It covers at least SAMPLE tested tokens: the
+  rate of a few varies by chance, which is not volatility.
 
-None of them knows what verification costs.
+No variant takes the cost of verification into account.
 """
 
 from collections.abc import Mapping
@@ -23,17 +23,21 @@ HISTORY = 10
 BASE_DEPTH, GAIN = 5, 5.0
 MIN_DEPTH, MAX_DEPTH = 2, 20
 TARGET = 400.0
-"""Tokens a second that the throughput is compared with."""
+"""Tokens per second with which the throughput is compared."""
 LARGEST_LOAD = 0.9
 SAMPLE = 32
-"""Least number of tested draft tokens for one rate of *corrected*."""
+"""Minimum number of tested draft tokens for one rate of *corrected*."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """State between steps: the flow vector and the index of its next number; with *equations* the recent
-    throughput; with *as published* and *equations* each decoding request's depth and the cap that came with
-    it; with *corrected* how many draft tokens were tested since the last rate, and accepted."""
+    """State between steps: the flow vector `values`, and the index `turn` of its next number.
+
+    - `recent`: the recent throughput (*equations*).
+    - `depths`, `micro_batch`: each decoding request's depth, and the latest cap (*as published*,
+      *equations*).
+    - `tested`, `accepted`: draft tokens tested and accepted since the last rate (*corrected*).
+    """
 
     values: tuple[float, ...] = ()
     turn: int = 0
@@ -45,8 +49,9 @@ class Flow:
 
 
 def as_published(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[Shape], Flow]:
-    """Run Algorithm 4: a request keeps the depth of its first step. A pass verifies draft tokens of at most
-    `micro_batch` sequences, those of highest rank; the others decode plainly in the same batch."""
+    """Run Algorithm 4. A request keeps the depth of its first step. A pass verifies draft tokens of at most
+    `micro_batch` sequences, the highest-ranked ones; the others decode in the same batch without draft
+    tokens."""
     known = {
         candidate.id: flow.depths[candidate.id]
         for candidate in outlook.candidates
@@ -87,8 +92,8 @@ def adapt(
 
 
 def corrected(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
-    """Run the corrected algorithm, with a rate in the flow vector: from its mean m and its mean deviation v,
-    d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) (1 - min(load, 0.9))))."""
+    """Run the corrected algorithm. With the mean m of the flow vector's rates and their mean deviation v, the
+    depth is d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) (1 - min(load, 0.9))))."""
     flow = replace(flow, tested=flow.tested + outlook.tested, accepted=flow.accepted + outlook.accepted)
     if flow.tested >= SAMPLE:
         rate = flow.accepted / flow.tested
@@ -99,8 +104,8 @@ def corrected(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
 
 
 def corrected_depth(flow: Flow, load: float, throughput: float) -> int:
-    """Return the depth for the flow's rates, the load and the tokens a second. Without rates it is the base,
-    reduced by the load."""
+    """Return the depth for the flow's rates, the load, and the throughput in tokens per second. Without rates
+    it is the base depth, reduced by the load."""
     swing = 0.0
     if flow.values:
         mean = sum(flow.values) / HISTORY

@@ -1,4 +1,4 @@
-"""Thresholds on the batch size: chains in small batches, none in large ones."""
+"""Thresholds on the batch size: chains of draft tokens in small batches, none in large ones."""
 
 from streamserve.speculation.outlook import Outlook
 from streamserve.speculation.policies import SpeculationPolicy, stateless
@@ -6,12 +6,13 @@ from streamserve.speculation.shapes import PLAIN, Shape
 
 DEPTH = 4
 SMALL_BATCH, LARGE_BATCH = 8, 32
-"""Draft tokens in batches of up to SMALL_BATCH, and none from LARGE_BATCH on; between them only for urgent
-requests."""
+"""Up to SMALL_BATCH decoding requests, all get draft tokens; from LARGE_BATCH on none does; in between, only
+urgent ones."""
 
 
 def shapes(outlook: Outlook) -> list[Shape]:
-    """Return a chain or none for each candidate, by the number of decoding requests and its priority."""
+    """Return a chain or none for each candidate, depending on the number of decoding requests and its
+    priority."""
     batch = len(outlook.candidates) + len(outlook.undrafted)
     return [
         Shape(DEPTH, 1) if batch <= SMALL_BATCH or (batch < LARGE_BATCH and candidate.priority < 0) else PLAIN

@@ -1,4 +1,4 @@
 """Benchmarks of servers over HTTP: workloads, arrivals, the load client, statistics and reports.
 
-Works with any server that has OpenAI's API, independent of its implementation.
+Works with any server that has OpenAI's API.
 """

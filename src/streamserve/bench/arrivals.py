@@ -1,4 +1,4 @@
-"""Arrival times in seconds from the start: all at once, random with a given rate, or from a trace."""
+"""Arrival times in seconds from the start: all at once, random at a given rate, or from a trace."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,11 @@ from streamserve.bench.workloads import read_lines
 
 
 def gamma_arrivals(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> list[float]:
-    """Return the arrival times of `count` requests, `rate` per second on average; infinite means all at once.
+    """Return the arrival times of `count` requests, `rate` per second on average; inf means all at once.
 
-    Gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, less is burstier (a gap's
-    variance is mean² / burstiness), more is more regular. Raises BenchError unless both are positive.
+    Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less is burstier (a gap's
+    variance is mean² / burstiness), more is more regular. Raises BenchError unless both values are
+    positive.
     """
     if not rate > 0:
         raise BenchError(f"the request rate is {rate}; it must be positive, or inf")
@@ -30,8 +31,8 @@ def gamma_arrivals(count: int, rate: float, burstiness: float, rng: np.random.Ge
 def trace_arrivals(path: Path, count: int) -> list[float]:
     """Return the first `count` times of a trace, shifted so that the first is 0.
 
-    The trace has a number per line, or objects with "timestamp", in seconds. Raises BenchError if there are
-    too few, or if one is not a number or is before the previous one.
+    The trace has one number per line, or objects with "timestamp", in seconds. Raises BenchError if there are
+    too few times, or if one is not a number or is earlier than the line before.
     """
     times: list[float] = []
     for where, entry in read_lines(path):
@@ -43,4 +44,4 @@ def trace_arrivals(path: Path, count: int) -> list[float]:
         times.append(time)
         if len(times) == count:
             return [time - times[0] for time in times]
-    raise BenchError(f"{path} has {len(times)} times: reduce --num-prompts to at most that")
+    raise BenchError(f"{path} has {len(times)} times: reduce --num-prompts to at most {len(times)}")

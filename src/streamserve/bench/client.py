@@ -23,7 +23,7 @@ _MAX_ERROR_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class Target:
-    """The server, and the fields that all requests have in common. `api_key` is only sent in the header."""
+    """The server, and the fields common to all requests. `api_key` is only sent in the header."""
 
     base_url: str
     model: str
@@ -38,7 +38,8 @@ class Target:
         return self.base_url.rstrip("/").removesuffix("/v1") + ROUTES[self.endpoint]
 
     def body(self, prompt: Prompt) -> bytes:
-        """Return the request body for `prompt`. Raises BenchError if the endpoint does not take its kind."""
+        """Return the request body for `prompt`. Raises BenchError if the endpoint does not accept this kind
+        of prompt."""
         body: dict[str, Any] = {"model": self.model, "stream": True}
         body["stream_options"] = {"include_usage": True}
         content, is_chat = prompt.content, self.endpoint == "chat"
@@ -59,7 +60,8 @@ class Target:
 
 
 def open_session(api_key: str | None) -> aiohttp.ClientSession:
-    """Open a session with unlimited connections, kept alive between requests, and no timeout for replies."""
+    """Open a session with unlimited connections that are kept alive between requests, and no timeout for
+    replies."""
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -73,7 +75,7 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
     """Return the name of the first model that the server lists.
 
-    Raises BenchError if it lists none, or cannot be reached.
+    Raises BenchError if the server lists none, or cannot be reached.
     """
     url = base_url.rstrip("/").removesuffix("/v1") + "/v1/models"
     try:

@@ -1,4 +1,4 @@
-"""A benchmark of a server, from the options to the report."""
+"""Runs a benchmark of a server, from the options to the report."""
 
 import json
 import math
@@ -24,9 +24,9 @@ from streamserve.bench.workloads import Prompt
 
 
 def run(options: BenchOptions) -> None:
-    """Send the requests, print the statistics, and write the results if asked to.
+    """Send the requests, print the statistics, and write the results if requested.
 
-    Raises BenchError for options that cannot be served, SystemExit (1) if no request succeeded.
+    Raises BenchError for invalid options, SystemExit (1) if no request succeeded.
     """
     server, workload, load = options.server, options.workload, options.load
     targets, metrics = parse_targets(options.report.goodput), parse_metrics(options.report.percentile_metrics)
@@ -56,7 +56,8 @@ def run(options: BenchOptions) -> None:
 
 
 def saved_settings(options: BenchOptions, model: str) -> dict[str, Any]:
-    """Return the options as JSON values by their flat names, with the model's name, without the API key."""
+    """Return the options as JSON values by their flat names: with the model's name, and without the API
+    key."""
     values: dict[str, Any] = {}
     for part in msgspec.structs.astuple(options):
         values |= msgspec.structs.asdict(part)

@@ -1,4 +1,4 @@
-"""Parse the server-sent events of a streamed reply."""
+"""Parses the server-sent events of a streamed reply."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """The measured fields of a completion's or a chat's event."""
+    """The fields of a completion's or a chat's event that are measured."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -33,7 +33,7 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def has_text(self) -> bool:
-        """Whether the event has generated output. A chat's first event often has only the role."""
+        """Whether the event has generated output. The first event of a chat often has only the role."""
         return any(_generated(choice) for choice in self.choices)
 
 

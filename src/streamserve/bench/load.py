@@ -14,7 +14,8 @@ from streamserve.bench.workloads import Prompt
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a load. `interrupted` requests were open or not yet sent when Ctrl-C was pressed."""
+    """The results of a load. `interrupted` is the number of requests that were open or not yet sent when
+    Ctrl-C was pressed."""
 
     outcomes: list[Outcome]
     duration: float
@@ -32,7 +33,7 @@ async def run_load(
 ) -> Run:
     """Send `prompts` at `arrivals` (seconds from now, ascending).
 
-    A request delayed by `max_concurrency` is timed from when it is sent. Ctrl-C ends the load, and the
+    A request that `max_concurrency` delays is timed from when it is sent. Ctrl-C ends the load, and the
     results so far are returned. Raises BenchError if a prompt does not fit the endpoint.
     """
     bodies = [target.body(prompt) for prompt in prompts]
@@ -55,7 +56,7 @@ async def run_load(
 
 
 async def _all_or_interrupted(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for all tasks, or until SIGINT, which cancels the unfinished ones."""
+    """Wait for all tasks, or until SIGINT. SIGINT cancels the unfinished tasks."""
     loop = asyncio.get_running_loop()
 
     def cancel() -> None:

@@ -1,4 +1,5 @@
-"""Options of the load client: plain structs, whose descriptions and bounds make the flags and `--help`."""
+"""Options of the load client: plain structs. Flags and `--help` are derived from their descriptions and
+bounds."""
 
 import math
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ Endpoint = Literal["completions", "chat"]
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The server, and how to reach it."""
+    """The server, and how to connect to it."""
 
     base_url: Annotated[str, Meta(description="URL of the server; any server with OpenAI's API")] = (
         "http://127.0.0.1:8000"
@@ -34,7 +35,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompts, and what requests ask for."""
+    """The prompts, and the parameters of requests."""
 
     dataset: Annotated[Dataset, Meta(description="source of the prompts: random ones, or a file")] = "random"
     dataset_path: Annotated[str, Meta(description="file with the prompts, for sharegpt and jsonl")] | None = (
@@ -47,17 +48,17 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 64
     random_range_ratio: Annotated[
         float,
-        Meta(ge=0, le=0.99, description="random lengths are drawn uniformly from length × (1 ± this)"),
+        Meta(ge=0, le=0.99, description="random lengths are drawn uniformly from length × (1 ± this value)"),
     ] = 0.0
     random_vocab_size: Annotated[
-        int, Meta(ge=1, description="random token ids are below this (only --endpoint completions)")
+        int, Meta(ge=1, description="random token ids are below this value (only --endpoint completions)")
     ] = 1000
     output_len: (
         Annotated[
             int,
             Meta(
                 ge=1,
-                description="output length in tokens for prompts of a file that do not set one (jsonl: 128)",
+                description="output length in tokens of prompts from a file that do not set it (jsonl: 128)",
             ),
         ]
         | None
@@ -80,10 +81,16 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     request_rate: Annotated[float, Meta(description="requests per second; inf: all at once")] = math.inf
     burstiness: Annotated[
         float,
-        Meta(description="1: Poisson arrivals; less: burstier; more: more regular (shape of gamma gaps)"),
+        Meta(
+            description="regularity of arrivals; 1: Poisson; below 1: burstier; above 1: more regular "
+            "(shape of gamma gaps)"
+        ),
     ] = 1.0
     trace: (
-        Annotated[str, Meta(description="file with arrival times to use instead, in seconds, one per line")]
+        Annotated[
+            str,
+            Meta(description="file with arrival times in seconds, one per line, instead of --request-rate"),
+        ]
         | None
     ) = None
     max_concurrency: (
@@ -95,7 +102,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is printed and written at the end."""
+    """The metrics that a benchmark prints at its end, and the file to which it writes the results."""
 
     goodput: Annotated[
         tuple[str, ...], Meta(description="latency targets for goodput: ttft:MS tpot:MS e2el:MS")

@@ -1,4 +1,4 @@
-"""Report a run's statistics as text in the layout of `vllm bench serve`, as JSON, and as plots."""
+"""Reports a run's statistics: as text in the layout of `vllm bench serve`, as JSON, and as plots."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ _WIDTH = 50
 def as_text(
     summary: Summary, metrics: Sequence[str], max_concurrency: int | None = None, rate: float | None = None
 ) -> str:
-    """Return the text printed at the end."""
+    """Return the text to print at the end."""
     lines = [_heading(" Serving Benchmark Result ", "=")]
     lines += [
         _line(label, value)
@@ -74,11 +74,13 @@ def remarks(summary: Summary, outcomes: Sequence[Outcome]) -> list[str]:
     remark_lines = []
     if summary.counted:
         remark_lines.append(
-            f"The server reported no usage for {summary.counted} requests: their output tokens are the "
-            "number of events with text, and may be more."
+            f"The server reported no usage for {summary.counted} requests: their output tokens were "
+            "counted as events with text, and may be more."
         )
     if summary.input_tokens is None:
-        remark_lines.append("Input tokens are not known for all requests: they and the total are omitted.")
+        remark_lines.append(
+            "Input tokens are not known for all requests, so their number and the total are omitted."
+        )
     errors: dict[str, int] = {}
     for outcome in outcomes:
         if outcome.error is not None:
@@ -89,8 +91,8 @@ def remarks(summary: Summary, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) -> list[Path]:
-    """Write settings, statistics and every request to `path` as JSON, and plots next to it as PNG if
-    matplotlib is installed. Returns the paths of the written files."""
+    """Write settings, statistics and all requests to `path` as JSON. If matplotlib is installed, write plots
+    to a PNG file next to it. Return the paths of the written files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "settings": dict(settings),
@@ -106,7 +108,7 @@ def save(path: Path, settings: Mapping[str, Any], summary: Summary, run: Run) ->
 
 
 def plot(path: Path, run: Run) -> None:
-    """Plot the distribution of each latency, and tokens and open requests over time."""
+    """Plot the distribution of each latency, and the tokens and open requests over time."""
     from matplotlib.figure import Figure
 
     done = [outcome for outcome in run.outcomes if outcome.error is None]

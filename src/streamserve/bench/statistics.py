@@ -1,4 +1,4 @@
-"""Compute a report's statistics from the outcomes of requests; pure functions, times in seconds."""
+"""Computes a report's statistics from the outcomes of requests. Pure functions; times are in seconds."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,12 @@ PERCENTILE = 99
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request.
+    """The outcome of one request.
 
-    `sent` counts from the benchmark's start, `token_times` (of each event with text) from `sent`. `counted`:
-    the server sent no usage, so output tokens are the number of events with text, and prompt tokens are
-    unknown. `error` is None for complete replies.
+    - `sent`: seconds since the benchmark's start; `token_times`: seconds from `sent` to each event with text.
+    - `counted`: whether the server sent no usage. Then `output_tokens` is the number of events with text, and
+      `prompt_tokens` is None.
+    - `error`: None for a complete reply.
     """
 
     sent: float
@@ -37,25 +38,26 @@ class Outcome:
 
     @property
     def ttft(self) -> float | None:
-        """Time to the first text; None if there was none."""
+        """Seconds to the first text; None if there was none."""
         return self.token_times[0] if self.token_times else None
 
     @property
     def tpot(self) -> float | None:
-        """Time from the first text to the end, per token after the first; None if there are none."""
+        """Seconds from the first text to the end, per token after the first; None if there are no such
+        tokens."""
         if self.ttft is None or self.output_tokens < 2:
             return None
         return (self.latency - self.ttft) / (self.output_tokens - 1)
 
     @property
     def itl(self) -> list[float]:
-        """Times between events with text."""
+        """Seconds between consecutive events with text."""
         return [later - earlier for earlier, later in pairwise(self.token_times)]
 
 
 @dataclass(frozen=True)
 class LatencyStats:
-    """Mean, median and 99th percentile in milliseconds; 0 where there is no value."""
+    """Mean, median and 99th percentile in milliseconds; 0 if there is no value."""
 
     mean: float = 0.0
     median: float = 0.0
@@ -66,8 +68,8 @@ class LatencyStats:
 class Summary:
     """Statistics of a run.
 
-    Rates are per second, `latency_stats` in milliseconds, with one entry for each of METRICS. `goodput` is
-    None if no target was set, `input_tokens` if the server did not report them.
+    Rates are per second. `latency_stats` are in milliseconds, with one entry for each of METRICS. `goodput`
+    is None if no target was set, `input_tokens` is None if the server did not report them.
     """
 
     completed: int
@@ -89,7 +91,8 @@ class Summary:
 def summarize(
     outcomes: Sequence[Outcome], duration: float, targets: Mapping[str, float], interrupted: int = 0
 ) -> Summary:
-    """Compute the statistics of `outcomes` over `duration`. Failed requests count only as failed.
+    """Compute the statistics of `outcomes` over `duration` seconds. Failed requests are only counted as
+    failed.
 
     `targets` maps metrics to milliseconds: goodput counts the requests that meet all of them.
     """
@@ -138,14 +141,14 @@ def latency_stats(samples: Sequence[float]) -> LatencyStats:
 
 
 def meets(outcome: Outcome, targets: Mapping[str, float]) -> bool:
-    """Return whether a request met every target; one without a value for a metric cannot miss it."""
+    """Return whether a request met every target. A request without a value for a metric meets its target."""
     return all(value <= limit for metric, limit in targets.items() for value in values([outcome], metric))
 
 
 def tokens_by_second(outcomes: Iterable[Outcome]) -> list[float]:
-    """Return the output tokens in each second since the start.
+    """Return the number of output tokens in each second since the start.
 
-    A request's tokens are divided evenly among its events, since one event may have several.
+    A request's tokens are divided evenly among its events, since one event may contain several.
     """
     events = [
         (outcome.sent + time, outcome.output_tokens / len(outcome.token_times))
@@ -159,7 +162,7 @@ def tokens_by_second(outcomes: Iterable[Outcome]) -> list[float]:
 
 
 def running_over_time(outcomes: Iterable[Outcome]) -> list[tuple[float, int]]:
-    """Return (time, requests open from then on), at each change."""
+    """Return (time, number of requests open from then on) for each change."""
     changes = sorted(
         change for outcome in outcomes for change in ((outcome.sent, 1), (outcome.sent + outcome.latency, -1))
     )

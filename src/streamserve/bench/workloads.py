@@ -12,18 +12,18 @@ import numpy as np
 from streamserve.bench.errors import BenchError
 
 CHARACTERS_PER_TOKEN = 4
-"""A rule of thumb, used where an output's length is known as text only."""
+"""A rule of thumb, used if an output's length is known as text only."""
 
 _COMMON = """the of and to in is that it was for on are with as his they at be this from have or by one had
 not but what all were when we there can an your which their said if do will each about how up out them then
 she many some so these would other into has more her two like him see time could no make than first been"""
 _WORDS = tuple(_COMMON.split())
-"""English words, most of which are one token in most tokenizers."""
+"""Common English words. Most tokenizers have a single token for most of them."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """`content` is a text, token ids, or the messages of a chat.
+    """A prompt. `content` is a text, token ids, or the messages of a chat.
 
     `output_tokens` is the number of tokens to request.
     """
@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class RandomLengths:
-    """Lengths in tokens, each drawn uniformly from length × (1 ± range_ratio)."""
+    """Lengths in tokens. Each is drawn uniformly from length × (1 ± range_ratio)."""
 
     input_len: int
     output_len: int
@@ -47,7 +47,7 @@ class RandomLengths:
             raise BenchError(f"the range ratio is {self.range_ratio}; it must be at least 0 and below 1")
 
     def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-        """Draw (input, output) lengths for `count` requests."""
+        """Draw an input and an output length for each of `count` requests."""
         inputs = self._draw(self.input_len, count, rng)
         return list(zip(inputs, self._draw(self.output_len, count, rng), strict=True))
 
@@ -68,8 +68,8 @@ def random_tokens(
 
 
 def random_words(count: int, lengths: RandomLengths, rng: np.random.Generator) -> list[Prompt]:
-    """Return prompts of common words, one per requested token: approximate lengths, for routes that take
-    texts."""
+    """Return prompts of common words, one word per requested token. Their lengths in tokens are approximate;
+    for routes that accept texts."""
     return [
         Prompt(" ".join(rng.choice(_WORDS, inputs)), outputs) for inputs, outputs in lengths.draw(count, rng)
     ]
@@ -78,8 +78,8 @@ def random_words(count: int, lengths: RandomLengths, rng: np.random.Generator) -
 def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Generator) -> list[Prompt]:
     """Return the first questions of `count` ShareGPT conversations in random order.
 
-    Outputs have `output_len` tokens, or the length of the recorded answer at four characters per token.
-    Raises BenchError if the file is not one of ShareGPT's.
+    Outputs have `output_len` tokens; None: the length of the recorded answer at four characters per token.
+    Raises BenchError if the file is not in ShareGPT's format.
     """
     try:
         conversations = json.loads(path.read_bytes())
@@ -96,9 +96,10 @@ def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Gene
 
 
 def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> list[Prompt]:
-    """Return `count` lines in random order, each {"prompt": text or token ids} or {"messages": [...]}.
+    """Return the prompts of `count` lines in random order. Each line is {"prompt": text or token ids} or
+    {"messages": [...]}.
 
-    "output_tokens" overrides `output_len`.
+    "output_tokens" in a line overrides `output_len`.
     """
     prompts = [_from_line(entry, output_len, where) for where, entry in read_lines(path)]
     return [prompts[index] for index in _choose(len(prompts), count, path, rng)]
@@ -106,7 +107,7 @@ def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> 
 
 def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the values of a file with one JSON value per line, each with its location. Raises BenchError if
-    it cannot be read."""
+    the file cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -140,8 +141,10 @@ def _from_line(entry: Any, output_len: int, where: str) -> Prompt:
 def _choose(available: int, count: int, path: Path, rng: np.random.Generator) -> list[int]:
     """Choose `count` distinct entries.
 
-    Repeating entries would measure the server's prefix cache, so it is refused.
+    Raises BenchError if there are too few: repeated entries would measure the server's prefix cache.
     """
     if available < count:
-        raise BenchError(f"{path} has {available} usable prompts: reduce --num-prompts to at most that")
+        raise BenchError(
+            f"{path} has {available} usable prompts: reduce --num-prompts to at most {available}"
+        )
     return [int(index) for index in rng.permutation(available)[:count]]

@@ -1,4 +1,4 @@
-"""Answers in the terminal: sampling options, and text that is printed while it is generated."""
+"""Answers in the terminal: sampling options, and printing of text while it is generated."""
 
 import logging
 import sys
@@ -23,12 +23,12 @@ Seed = Annotated[int | None, typer.Option(help="seed for sampling; the same seed
 
 
 def user_message(text: str) -> dict[str, str]:
-    """Return a user's message of a chat."""
+    """Return a chat message of the user."""
     return {"role": "user", "content": text}
 
 
 def sampling_params(max_tokens: int, temperature: float, top_p: float, seed: int | None) -> SamplingParams:
-    """Return the sampling parameters of the flags. Raises SettingsError for a value out of range, before any
+    """Return the sampling parameters from the flags. Raises SettingsError for a value out of range, before a
     model is loaded."""
     try:
         return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
@@ -37,20 +37,23 @@ def sampling_params(max_tokens: int, temperature: float, top_p: float, seed: int
 
 
 def only_adapter(settings: Settings) -> str:
-    """Return the LoRA adapter that answers, by name; empty without one. Raises SettingsError for several."""
+    """Return the name of the LoRA adapter that answers; "" if there is none. Raises SettingsError if there
+    are several."""
     names = list(adapter_paths(settings.server.lora))
     if len(names) > 1:
-        raise SettingsError(f"lora: one adapter answers here, but there are {', '.join(names)}: give one")
+        raise SettingsError(
+            f"lora: this command uses one adapter, but there are {', '.join(names)}: give only one"
+        )
     return names[0] if names else ""
 
 
 def print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams, adapter: str) -> str:
-    """Print the text as it is generated, by an adapter if one is named, and return it."""
+    """Print the text as it is generated, and return it. `adapter` is the name of a LoRA adapter, or ""."""
     return _print_all(delta.text for delta in llm.stream(prompt, params, lora=adapter))
 
 
 def print_until_interrupt(llm: "LLM", prompt: str | list[int], params: SamplingParams, adapter: str) -> str:
-    """Print the text as it is generated, until its end or Ctrl-C, and return what was printed."""
+    """Print the text as it is generated, until its end or Ctrl-C. Return the text that was printed."""
     printed: list[str] = []
     with closing(llm.stream(prompt, params, lora=adapter)) as deltas, suppress(KeyboardInterrupt):
         _print_all((delta.text for delta in deltas), printed)
@@ -71,6 +74,7 @@ def _print_all(texts: Iterable[str], printed: list[str] | None = None) -> str:
 
 
 def log_warnings(settings: Settings) -> None:
-    """Log warnings and errors only, as log messages would mix with the text; less if the settings say so."""
+    """Log only warnings and errors, because other log messages would mix with the text. Log less if the
+    settings say so."""
     level = logging.getLevelName(settings.server.log_level.upper())
     logging.basicConfig(level=max(level, logging.WARNING))

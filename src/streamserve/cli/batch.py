@@ -19,13 +19,13 @@ Model = Annotated[
 def batch(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="requests in OpenAI's batch format, one in JSON on each line"),
+        typer.Argument(metavar="FILE", help="requests in OpenAI's batch format, one JSON object per line"),
     ],
     *,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="file of the results, in the order of FILE; by default FILE.results.jsonl"
+            "--output", "-o", help="file for the results, in the order of FILE; by default FILE.results.jsonl"
         ),
     ] = None,
     model: Model = None,
@@ -35,9 +35,9 @@ def batch(
 ) -> None:
     """Answer a file of requests, without a server.
 
-    Each result of FILE is written as soon as those before it are. If the output exists, the requests that
-    have a result in it are skipped: the same command goes on after an interrupt. Exit status 1 if any request
-    failed.
+    Results are written in the order of FILE, each as soon as it and all results before it are complete. If
+    the output exists, requests that have a result in it are skipped, so the same command continues after an
+    interrupt. The exit status is 1 if any request failed.
     """
     settings = settings_for("batch", model, flags, config, print_config)
     target = output or file.with_name(f"{file.name}.results.jsonl")

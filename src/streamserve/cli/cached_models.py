@@ -13,7 +13,8 @@ from streamserve.protocol.errors import CheckpointError
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", help="owner/model, of a GGUF repository owner/model:Q4_K_M; also with @revision"
+        metavar="NAME",
+        help="owner/model, or owner/model:Q4_K_M for one model of a GGUF repository; @revision may follow",
     ),
 ]
 
@@ -29,17 +30,21 @@ def pull(
     revision: Annotated[str | None, typer.Option(help="a branch, tag or commit")] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="access token of the hub; by default HF_TOKEN, or that of `hf auth login`"),
+        typer.Option(help="access token of the hub; by default HF_TOKEN, or the token of `hf auth login`"),
     ] = None,
 ) -> None:
-    """Download a model of the hub: only the files that are loaded. What is in the cache is not downloaded
-    again."""
+    """Download a model from the hub.
+
+    Only files that are needed to load the model are downloaded, and only if they are not in the cache.
+    """
     from streamserve.hub.download import Download, download
 
     hub_name = _hub_name(name)
     if revision is not None:
         if hub_name.revision:
-            raise CheckpointError(f"{name}: gives a revision, and so does --revision: leave out one")
+            raise CheckpointError(
+                f"{name} contains a revision, and --revision is given too: leave one of them out"
+            )
         hub_name = replace(hub_name, revision=revision)
 
     def begin(planned: Download) -> None:
@@ -54,7 +59,7 @@ def pull(
 def list_models() -> None:
     """List the models in the hub's cache.
 
-    With each, whether it can be served: if not, why.
+    The last column says whether a model can be served, and if not, why.
     """
     from streamserve.hub.cache import cached_models
     from streamserve.hub.files import quantization_of
@@ -97,18 +102,22 @@ def show(
         "vocabulary": f"{model.vocabulary} tokens",
         "chat template": "yes" if template else "no",
         "tool format": tools,
-        "memory": f"{_size(model.weight_bytes)} weights, {_size(model.kv_token_bytes * model.context)} KV "
-        f"cache for a full context ({model.kv_token_bytes / 1e3:.1f} kB a token)",
+        "memory": (
+            f"{_size(model.weight_bytes)} weights, {_size(model.kv_token_bytes * model.context)} KV "
+            f"cache for a full context ({model.kv_token_bytes / 1e3:.1f} kB per token)"
+        ),
     }
     for label, text in lines.items():
         typer.echo(f"{label:14} {text}")
 
 
 @exit_on_error()
-def remove(name: Name, *, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
+def remove(
+    name: Name, *, yes: Annotated[bool, typer.Option("--yes", help="remove without asking")] = False
+) -> None:
     """Remove a model from the hub's cache.
 
-    That is one GGUF model, one revision, or all of a repository.
+    NAME selects one GGUF model, one revision, or a whole repository.
     """
     from streamserve.hub.cache import removal
 
@@ -121,7 +130,7 @@ def remove(name: Name, *, yes: Annotated[bool, typer.Option("--yes", help="do no
 
 
 def _hub_name(name: str) -> HubName:
-    """Return a name of the hub. Raises CheckpointError for other ones."""
+    """Return the parsed name. Raises CheckpointError if it is not a name on the hub."""
     hub_name = parse_hub_name(name)
     if hub_name is None:
         raise CheckpointError(f"{name} is not a name on the hub: give owner/model or owner/model:Q4_K_M")
@@ -129,7 +138,7 @@ def _hub_name(name: str) -> HubName:
 
 
 def _local_path(name: str) -> Path:
-    """Return the path of a model that is on this machine. Raises CheckpointError if it is not."""
+    """Return the path of a model on this machine. Raises CheckpointError if the model is not there."""
     from streamserve.hub.cache import cached_path
     from streamserve.settings.checkpoints import locate
 
@@ -143,7 +152,7 @@ def _local_path(name: str) -> Path:
 
 
 def _served(path: Path) -> tuple[str, str]:
-    """Return the architecture of a cached model, and whether it can be served: yes, or why not."""
+    """Return a cached model's architecture, and whether it can be served: "yes", or "no" with the reason."""
     from streamserve.execution.describe import architecture, describe
     from streamserve.settings.embedding import detect_task, read_embedding
     from streamserve.text.tokenizer import Tokenizer
@@ -160,7 +169,7 @@ def _served(path: Path) -> tuple[str, str]:
 
 
 def _without(path: Path, error: CheckpointError) -> str:
-    """Return an error without the path of the model's folder in the cache."""
+    """Return an error's text without the path of the model's folder in the cache."""
     folder = path if path.is_dir() else path.parent
     return str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "")
 

@@ -17,8 +17,8 @@ def doctor(
 ) -> None:
     """Check whether this machine can serve.
 
-    Looks at processor, kernels, memory, folders and port, and says what to do. Nothing is changed, compiled
-    or measured. Exit status 1 means that a server could not start.
+    Checks processor, kernels, memory, folders and port, and says how to solve problems. Nothing is changed,
+    compiled or measured. Exit status 1 means that a server could not start.
     """
     from streamserve.cli.run_doctor import run
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from streamserve.cli.flags import Flags, with_flags
-from streamserve.protocol.server_config import LogLevel
+from streamserve.protocol.config import LogLevel
 from streamserve.settings.draft import draft_options, resolve_draft
 
 

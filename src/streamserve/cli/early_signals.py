@@ -1,16 +1,17 @@
-"""Signals before a command handles them itself end the process at once, and leave no runtime folder."""
+"""Handlers for signals that arrive before a command installs its handlers: they end the process at once, and
+leave no runtime folder."""
 
 import os
 import signal
 from types import FrameType
 
-from streamserve.protocol.runtime_folder import remove_own
-from streamserve.protocol.stop_signals import stop_signals
+from streamserve.system.runtime_folder import remove_own
+from streamserve.system.stop_signals import stop_signals
 
 
 def end_on_signals() -> None:
-    """End this process by SIGTERM and SIGHUP as usual, but remove its runtime folder before, until other
-    handlers replace these. No exception is raised: it could come while a folder is being made."""
+    """Until other handlers replace these, let SIGTERM and SIGHUP end this process as usual, but first remove
+    its runtime folder. The handlers raise no exception: it could interrupt the creation of a folder."""
 
     def end(number: int, frame: FrameType | None) -> None:
         remove_own()

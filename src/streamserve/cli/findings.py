@@ -1,6 +1,6 @@
 """Findings of `streamserve doctor` about the machine: memory, processors, folders, address, versions.
 
-A finding is made from values that are read elsewhere, so that tests can have any machine.
+Each finding is derived from values that are read elsewhere, so that tests can describe any machine.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from streamserve import __version__
 from streamserve.api.http.server import BindError, bind
-from streamserve.protocol.processors import Processors
+from streamserve.system.processors import Processors
 
 LITTLE_MEMORY = 2 << 30
 LITTLE_DISK = 1 << 30
@@ -24,7 +24,8 @@ FEW_FILES = 1024
 
 
 class Verdict(StrEnum):
-    """What a finding means for a server: `SLOW` it serves, but not as well as it could; `FAIL` it cannot."""
+    """The meaning of a finding for a server. `SLOW`: it serves, but not as well as it could. `FAIL`: it
+    cannot start."""
 
     OK = "ok"
     SLOW = "slow"
@@ -33,7 +34,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: about what, what was found, and what to do about it if it is not `OK`."""
+    """One line of the report: its subject, what was found, and advice unless it is `OK`."""
 
     verdict: Verdict
     subject: str
@@ -42,7 +43,7 @@ class Finding:
 
 
 def version_findings(packages: Sequence[str] = ("torch", "numpy", "tokenizers")) -> list[Finding]:
-    """Return the versions of Python and the package, and of `packages`, which must be installed."""
+    """Return the versions of Python, of this package, and of `packages`, which must be installed."""
     python = f"streamserve {__version__}, Python {platform.python_version()}"
     found, missing = [python], []
     for name in packages:
@@ -58,7 +59,7 @@ def version_findings(packages: Sequence[str] = ("torch", "numpy", "tokenizers"))
 
 
 def import_finding(name: str = "torch") -> Finding:
-    """Return whether a package can be imported: an installed one may be for another machine."""
+    """Return whether a package can be imported. An installed package may be built for another machine."""
     try:
         __import__(name)
     except Exception as error:
@@ -70,7 +71,8 @@ def import_finding(name: str = "torch") -> Finding:
 
 
 def processor_finding(name: str, usable: Processors, present: int) -> Finding:
-    """Return which of the `present` processors of this kind a server may use."""
+    """Return how many of the machine's `present` processors a server may use. `name` is the kind of
+    processor."""
     text = f"{name}: {usable}, of {present} present"
     if usable.quota is not None and usable.quota < 1:
         return Finding(
@@ -90,8 +92,8 @@ def processor_finding(name: str, usable: Processors, present: int) -> Finding:
 
 
 def memory_finding(available: int) -> Finding:
-    """Return whether `available` bytes, within control groups, are enough for more than a small model."""
-    text = f"{available / 1e9:.1f} GB are available, of which the KV cache takes 40 % by default"
+    """Return whether `available` bytes, within control groups, suffice for more than a small model."""
+    text = f"{available / 1e9:.1f} GB are available; by default the KV cache takes 40 % of them"
     if available < LITTLE_MEMORY:
         return Finding(
             Verdict.SLOW,
@@ -104,17 +106,19 @@ def memory_finding(available: int) -> Finding:
 
 
 def address_finding(host: str, port: int) -> Finding:
-    """Return whether a server could listen on the address now."""
+    """Return whether a server could listen on this address now."""
     try:
         bind(host, port).close()
     except BindError as error:
-        return Finding(Verdict.FAIL, "address", str(error), "give another --host or --port, here and there")
+        return Finding(
+            Verdict.FAIL, "address", str(error), "choose another --host or --port, here and for the server"
+        )
     return Finding(Verdict.OK, "address", f"{host}, port {port} is free")
 
 
 def folder_finding(subject: str, folder: Path, without: str, variable: str) -> Finding:
-    """Return whether a cache folder, or the first parent that exists, can be written, and has free space.
-    `without` says what a server does without it, `variable` which environment variable moves it."""
+    """Return whether a cache folder, or its first existing parent, can be written and has free space.
+    `without` is the consequence of having no folder; `variable` is the environment variable that moves it."""
     present = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(present).free
     text = f"{folder}: {free / 1e9:.1f} GB free"
@@ -127,16 +131,19 @@ def folder_finding(subject: str, folder: Path, without: str, variable: str) -> F
         )
     if free < LITTLE_DISK:
         return Finding(
-            Verdict.SLOW, subject, f"{text}: {without}", f"free some, or set {variable} to another folder"
+            Verdict.SLOW,
+            subject,
+            f"{text}: {without}",
+            f"free disk space, or set {variable} to another folder",
         )
     return Finding(Verdict.OK, subject, text)
 
 
 def sockets_finding() -> Finding:
-    """Return whether the sockets between server and workers can be made in the temporary folder."""
+    """Return whether the sockets between server and workers can be created in the temporary folder."""
     try:
         with tempfile.TemporaryDirectory(prefix="streamserve-doctor-") as folder:
-            return Finding(Verdict.OK, "sockets", f"can be made in {Path(folder).parent}")
+            return Finding(Verdict.OK, "sockets", f"can be created in {Path(folder).parent}")
     except OSError as error:
         return Finding(
             Verdict.FAIL,
@@ -149,12 +156,14 @@ def sockets_finding() -> Finding:
 def files_finding(limit: int | None = None) -> Finding:
     """Return how many files, and thus connections, the process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
-    text = "any number may be open" if limit == resource.RLIM_INFINITY else f"{limit} may be open"
+    text = (
+        "any number of files may be open" if limit == resource.RLIM_INFINITY else f"{limit} files may be open"
+    )
     if 0 <= limit < FEW_FILES:
         return Finding(
             Verdict.SLOW,
             "files",
-            f"{text}, and each connection is one",
+            f"{text}, and each connection counts as one",
             "raise the limit: ulimit -n, or LimitNOFILE in the systemd unit",
         )
     return Finding(Verdict.OK, "files", text)

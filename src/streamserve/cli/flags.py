@@ -1,4 +1,4 @@
-"""Flags from declared settings, and errors as one line and an exit status: what the commands share."""
+"""Code shared by the commands: flags from declared settings, and errors as one line and an exit status."""
 
 import contextlib
 import inspect
@@ -10,9 +10,9 @@ import typer
 
 from streamserve.bench.errors import BenchError
 from streamserve.protocol.errors import CheckpointError, FleetError, RequestError, StartError
-from streamserve.protocol.stop_signals import INTERRUPTED
 from streamserve.settings.commands import Use
 from streamserve.settings.options import Option, Settings, SettingsError
+from streamserve.system.stop_signals import INTERRUPTED
 
 Model = Annotated[
     str | None,
@@ -28,19 +28,20 @@ PrintConfig = Annotated[
 ]
 Command = Callable[..., None]
 Flags = dict[str, Any]
-"""The flags that were given: values by the names of the settings."""
+"""The given flags: values by the names of settings."""
 
 SHORT = {"tensor_parallel_size": "-tp"}
-"""Short forms of flags by the names of the settings."""
+"""Short forms of flags, by the names of settings."""
 
 
 def with_flags(
     panels: Mapping[str, Iterable[Option]], hidden: Iterable[Option] = ()
 ) -> Callable[[Command], Command]:
-    """Return a decorator for a command that takes `flags`: it gives the command one flag for each option.
+    """Return a decorator for a command that has the parameter `flags`. It adds one flag for each option to
+    the command.
 
-    `panels` are the titles in `--help` and the options under each. `hidden` ones are not shown: the command
-    refuses them by name. Errors of the command are printed as in `exit_on_error`.
+    `panels` are the titles in `--help` with the options under each. `hidden` options are not shown: the
+    command refuses them by name. Errors of the command are printed as in `exit_on_error`.
     """
     parameters = [_parameter(option, title) for title, declared in panels.items() for option in declared]
     parameters += [_parameter(option, None) for option in hidden]
@@ -60,7 +61,7 @@ def with_flags(
 
 
 def _parameter(option: Option, title: str | None) -> inspect.Parameter:
-    """Return the parameter of an option, under a title in `--help`; without one it is hidden."""
+    """Return the parameter for an option. `title` is its section in `--help`; None: it is hidden."""
     dashed = option.name.replace("_", "-")
     names = f"--{dashed}/--no-{dashed}" if option.kind is bool else f"--{dashed}"
     shown = f" (default: {option.default})" if option.default not in (None, (), "") else ""
@@ -79,7 +80,7 @@ def _parameter(option: Option, title: str | None) -> inspect.Parameter:
 
 
 def _completion(option: Option) -> Callable[[str], list[str]]:
-    """Return the shell completion of an option with few values."""
+    """Return the shell completion for an option with few values."""
 
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in option.choices if choice.startswith(incomplete)]
@@ -92,8 +93,8 @@ def settings_for(
 ) -> Settings:
     """Resolve the settings of a command, or print them as TOML and exit.
 
-    Settings without a flag come from STREAMSERVE_* and the configuration file. Raises SettingsError for wrong
-    ones, typer.Exit after printing.
+    Settings without a flag come from STREAMSERVE_* variables and the configuration file. Raises SettingsError
+    for invalid settings, typer.Exit after printing.
     """
     from streamserve.settings.resolve import resolve, to_toml
 
@@ -106,7 +107,7 @@ def settings_for(
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn errors that are meant for the user into one line and an exit status. Raises SystemExit."""
+    """Turn errors for the user into one line and an exit status. Raises SystemExit."""
     try:
         yield
     except (SettingsError, CheckpointError, BenchError) as error:

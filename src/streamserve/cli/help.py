@@ -1,4 +1,4 @@
-"""How `--help` shows flags: in groups, each flag's name whole, also in 80 columns."""
+"""The layout of flags in `--help`: in groups, and with each flag's name unbroken even in 80 columns."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,18 +27,19 @@ FIRST = {
     "router": "Routing and KV transfer",
     "timeline": "Traces, logs and web pages",
 }
-"""The first setting of each group, in the order of the settings; the group goes on to the next one here."""
+"""The first setting of each group, in the order of the settings. A group ends before the first setting of the
+next."""
 
 
 def setting_groups(use: Use = "serve") -> dict[str, list[Option]]:
-    """Return the settings that act in a use, by their groups' titles."""
+    """Return the settings that have an effect in a use, by the titles of their groups."""
     groups = grouped(options(), FIRST)
     shown = {title: [each for each in group if each.name in acting(use)] for title, group in groups.items()}
     return {title: group for title, group in shown.items() if group}
 
 
 def grouped(settings: list[Option], first: Mapping[str, str]) -> dict[str, list[Option]]:
-    """Return `settings` by title: a setting in `first` begins the group with its title."""
+    """Return `settings` by title. A setting in `first` begins the group with its title."""
     groups: dict[str, list[Option]] = {}
     title = "Settings"
     for option in settings:
@@ -51,7 +52,7 @@ class GroupedCommand(TyperCommand):
     """A command whose `--help` has a section for each group of flags (`rich_help_panel`)."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, the command's own flags, and the groups."""
+        """Write the arguments, the options that are not settings, and the groups of settings."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -1,4 +1,5 @@
-"""Findings of `streamserve doctor` about the CPU kernels: where they come from, what they use, how fast."""
+"""Findings of `streamserve doctor` about the CPU kernels: their source, their instructions, and their
+speed."""
 
 from pathlib import Path
 
@@ -20,18 +21,18 @@ from streamserve.execution.native.library import ThreadPool, load_library
 from streamserve.execution.native.packaged import packaged_library
 from streamserve.execution.native.paths import choose, name_of, stored_rates
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 
 
 def kernel_findings() -> list[Finding]:
-    """Return what kernels a server would use, and the findings about the compiler that they may need."""
+    """Return which kernels a server would use, with findings about the compiler that they may need."""
     try:
         if kernel_folder().exists():
             check_owner(kernel_folder())
         packaged = packaged_library()
         library = packaged or cached_library()
     except (NativeCacheError, CheckpointError) as error:
-        return [Finding(Verdict.FAIL, "kernels", str(error), "do what it says, and run this again")]
+        return [Finding(Verdict.FAIL, "kernels", str(error), "solve this problem, and run the command again")]
     except BuildFailed as error:
         return [
             Finding(
@@ -45,12 +46,13 @@ def kernel_findings() -> list[Finding]:
         text = f"will be compiled at the first start, in about half a minute, by {find_compiler()}"
         advice = "compile them now: python -m streamserve.execution.native"
         return [Finding(Verdict.SLOW, "kernels", text, advice)]
-    source = "of the package" if packaged else "compiled on this machine"
+    source = "packaged" if packaged else "compiled on this machine"
     return [_library_finding(library, source), _compiler()]
 
 
 def _library_finding(library: Path, source: str) -> Finding:
-    """Return the path that a library's kernels use on this processor, and the rates that chose it."""
+    """Return which instructions a library's kernels use on this processor, and the rates that determined the
+    choice."""
     try:
         loaded = load_library(library)
     except OSError as error:
@@ -76,8 +78,8 @@ def _library_finding(library: Path, source: str) -> Finding:
         return Finding(
             Verdict.SLOW,
             "kernels",
-            f"{text}; {KERNEL_PATH_VARIABLE} makes this a processor of level {lesser.name}",
-            f"unset {KERNEL_PATH_VARIABLE}, unless you want that",
+            f"{text}; {KERNEL_PATH_VARIABLE} limits the kernels to level {lesser.name}",
+            f"unset {KERNEL_PATH_VARIABLE}, unless you want this limit",
         )
     if best == KernelPath.PORTABLE:
         level = detected_level().name
@@ -91,8 +93,8 @@ def _library_finding(library: Path, source: str) -> Finding:
 
 
 def _compiler() -> Finding:
-    """Return which compiler there is; where there are kernels, none is needed."""
+    """Return which compiler is installed. If there are kernels already, none is needed."""
     try:
         return Finding(Verdict.OK, "compiler", find_compiler())
     except BuildFailed:
-        return Finding(Verdict.OK, "compiler", "there is none, and none is needed")
+        return Finding(Verdict.OK, "compiler", "there is no compiler, and none is needed")

@@ -23,13 +23,15 @@ def new_key(
 ) -> None:
     """Create a key, and print its public key.
 
-    It is for a draft service or a target server, or for a server and the machines that join it.
+    The key is for a draft service or a target server, or for a server and the machines that join it.
 
-    The service is started with --key FILE and --clients LIST, where LIST has the target servers' public
-    keys, one per line, each followed by a name. A target server is started with --draft-key FILE and
-    --draft tcp://SERVICEKEY@HOST:PORT. A server that machines join is started with --launcher join
-    --join-key FILE, and `streamserve worker` on each machine with --key and a copy of the file, or a key of
-    its own that is listed in --join-clients.
+    Start a draft service with --key FILE and --clients LIST. LIST contains the public keys of the target
+    servers, one per line, each followed by a name. Start a target server with --draft-key FILE and --draft
+    tcp://SERVICEKEY@HOST:PORT.
+
+    Start a server that machines join with --launcher join --join-key FILE. Start `streamserve worker` on each
+    machine with --key and either a copy of that file or another key, whose public key the server lists in
+    --join-clients.
     """
     import zmq
     from zmq.utils import z85

@@ -1,7 +1,7 @@
-"""The command line: the app made of its commands, each in its own file.
+"""The command line: the app, composed of its commands. Each command is in a separate file.
 
-A command imports what it needs when it runs, so that `--help` and usage errors are quick. Exit status 2 means
-an invalid setting or checkpoint, 130 an interrupt by Ctrl-C.
+A command imports the modules that it needs when it runs, so that `--help` and usage errors are quick. Exit
+status 2 means an invalid setting or checkpoint, 130 an interrupt by Ctrl-C.
 """
 
 import asyncio
@@ -54,6 +54,6 @@ def main() -> None:
     """Entry point of the `streamserve` command."""
     end_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a locale may lack characters of a text
+        sys.stdout.reconfigure(errors="replace")  # the locale's encoding may lack characters of a text
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         app()

@@ -1,4 +1,4 @@
-"""`streamserve models`: those of the hub, and writing checkpoints, quantized or for benchmarks."""
+"""`streamserve models`: models of the hub, and writing of checkpoints, quantized or for benchmarks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +27,10 @@ def inflate_model(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="a Llama checkpoint: folder, hub name, or `embedded`")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; must not exist or be empty")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; must be empty, or not exist")],
     *,
-    hidden: Annotated[int, typer.Option(help="hidden size: that of SOURCE, times a power of four")],
-    layers: Annotated[int, typer.Option(help="number of layers, at least that of SOURCE")],
+    hidden: Annotated[int, typer.Option(help="hidden size: the hidden size of SOURCE times a power of four")],
+    layers: Annotated[int, typer.Option(help="number of layers, at least the number of layers of SOURCE")],
     heads: Annotated[
         int | None, typer.Option(help="number of attention heads; by default scaled like the hidden size")
     ] = None,
@@ -41,12 +41,10 @@ def inflate_model(
         int | None, typer.Option(help="intermediate size of the MLP; by default scaled like the hidden size")
     ] = None,
 ) -> None:
-    """Write a larger checkpoint of the same function.
+    """Write a larger checkpoint that generates the same text.
 
-    It computes the same at the larger model's cost.
-
-    For benchmarks: it generates the same text as SOURCE, and a step takes as long as with any model of its
-    shape.
+    For benchmarks: a step takes as long as with any other model of the larger shape, and the text is the
+    text that SOURCE generates.
     """
     from streamserve.execution.inflate import Shape, inflate
 
@@ -62,22 +60,23 @@ def quantize_model(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="a 16-bit checkpoint: folder, hub name, or `embedded`")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; must not exist or be empty")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to write; must be empty, or not exist")],
     *,
     format: Annotated[
         str,
         typer.Option(
-            help="int8 or int4, or int8:GROUP, int4:GROUP with a scale for each GROUP (32, 64, 128) of "
-            "inputs; w8a8: 8 bits with one scale an output"
+            help="int8 or int4 (one scale for each group of 128 or 64 inputs), int8:GROUP or "
+            "int4:GROUP (one for each GROUP of 32, 64 or 128 inputs), or w8a8 (8 bits with one "
+            "scale for each output)"
         ),
     ],
 ) -> None:
     """Write a checkpoint with quantized weights.
 
-    Those of the layers are quantized, in the compressed-tensors format.
+    The weights of the layers are quantized and written in the compressed-tensors format.
 
-    It gives the same text as SOURCE with `--quantization` and this format. The guide to checkpoints says
-    which other readers of the format can load it.
+    The result generates the same text as SOURCE that is served with `--quantization FORMAT`. The guide to
+    checkpoints lists other programs that can load it.
     """
     from streamserve.execution.quantization import parse_format
     from streamserve.execution.stored.export import export
@@ -96,7 +95,7 @@ def quantize_model(
 
 @contextmanager
 def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows how much of the work is done, on standard error."""
+    """Yield a function that shows the progress of the work on standard error."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -110,10 +109,12 @@ def _progress(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _folder(source: str) -> Path:
-    """Return the folder of a model. Raises CheckpointError for GGUF files, which are not rewritten."""
+    """Return the folder of a model. Raises CheckpointError for a GGUF file: these are not rewritten."""
     folder = locate(source)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: a GGUF file is served as it is, and not rewritten: give a folder")
+        raise CheckpointError(
+            f"{folder} is a GGUF file, which can be served but not rewritten: give a folder"
+        )
     return folder
 
 

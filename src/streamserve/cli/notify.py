@@ -1,4 +1,4 @@
-"""Tell systemd what state the server is in (`Type=notify`): one datagram to the socket that it names."""
+"""Tells systemd the state of the server (`Type=notify`): one datagram to the socket that systemd names."""
 
 import logging
 import os
@@ -11,9 +11,9 @@ READY, STOPPING = "READY=1", "STOPPING=1"
 
 
 def notify(state: str) -> None:
-    """Send `state` to the service manager; nothing if there is none. A failure is logged: it ends no server.
+    """Send `state` to the service manager, if there is one. A failure is logged, and does not end the server.
 
-    The protocol is that of sd_notify(3); an address that begins with @ is abstract.
+    The protocol is described in sd_notify(3). An address that begins with @ is abstract.
     """
     address = os.environ.get(VARIABLE, "")
     if not address:
@@ -26,4 +26,4 @@ def notify(state: str) -> None:
             sender.settimeout(1.0)
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
     except OSError as error:
-        _log.warning("the service manager at %s is not told %s: %s", address, state, error)
+        _log.warning("the service manager at %s could not be notified of %s: %s", address, state, error)

@@ -11,10 +11,10 @@ def profile(
 ) -> None:
     """Measure a model's step times on this machine.
 
-    Its draft model's too, and memory and matrix throughput. Takes seconds for a small model, and stores the
-    result in ~/.cache/streamserve/profiles. It is used to estimate the cost of speculation, and to compare
-    step times with their lower bound (`/metrics`, log). A server without a profile measures a coarse one when
-    it first loads a model.
+    Also measures the step times of the draft model, and the throughput of memory and matrix products. Takes
+    seconds for a small model, and stores the result in ~/.cache/streamserve/profiles. Servers use this
+    profile to estimate the cost of speculation, and to compare step times with their lower bound (`/metrics`,
+    log). A server without a profile measures a coarse one when it first loads a model.
     """
     settings = settings_for("profile", model, flags, config, print_config)
     from streamserve.cli.run_profile import run

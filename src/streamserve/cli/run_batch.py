@@ -1,4 +1,4 @@
-"""Answer a file of requests over an AsyncLLM, as a server answers a batch."""
+"""Answers a file of requests with an AsyncLLM, in the way in which a server answers a batch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -29,17 +29,19 @@ from streamserve.api.batches.lines import (
 )
 from streamserve.api.batches.ordered import run_in_order
 from streamserve.cli.answers import log_warnings
-from streamserve.cli.run_server import api_settings
+from streamserve.cli.serving import api_settings
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.settings.options import Settings, SettingsError
 
 
 def run(settings: Settings, source: Path, target: Path) -> int:
-    """Answer the requests of `source` that have no result in `target`; return how many have failed in all.
+    """Answer the requests of `source` that have no result in `target`; return the number of failed requests,
+    including earlier ones.
 
-    Raises RequestError naming the line of a file that has no requests, or whose results `target` does not
-    have; SettingsError if a file cannot be read or written, before the model is loaded.
+    Raises RequestError naming the line, if a line is not a request, or if `target` has results of other
+    requests. Raises SettingsError if a file cannot be read or written. Both are raised before the model is
+    loaded.
     """
     log_warnings(settings)
     with _refusing(source, "read"):
@@ -57,7 +59,7 @@ def run(settings: Settings, source: Path, target: Path) -> int:
 
 @contextmanager
 def _refusing(path: Path, verb: str) -> Iterator[None]:
-    """Raise SettingsError where a file cannot be opened."""
+    """Raise SettingsError if a file cannot be opened."""
     try:
         yield
     except OSError as error:
@@ -65,7 +67,7 @@ def _refusing(path: Path, verb: str) -> Iterator[None]:
 
 
 def _checked(requests: BinaryIO, max_bytes: int) -> list[str]:
-    """Return the custom ids of all requests. Raises RequestError naming a line that is no request."""
+    """Return the custom ids of all requests. Raises RequestError naming a line that is not a request."""
     try:
         names = [_line(requests, place).custom_id for place in places(requests, max_bytes)]
     except LineError as error:
@@ -81,9 +83,9 @@ def _line(requests: BinaryIO, place: Place) -> RequestLine:
 
 
 def _finished(target: Path, names: list[str]) -> tuple[int, int]:
-    """Return how many requests have a result, and how many of those have failed.
+    """Return the number of requests with a result, and how many of these results are failures.
 
-    Raises RequestError if the results are those of other requests.
+    Raises RequestError if the results belong to other requests.
     """
     found: list[ResultLine] = []
 
@@ -94,8 +96,8 @@ def _finished(target: Path, names: list[str]) -> tuple[int, int]:
             raise RequestError(f"{target}, line {len(found) + 1} is not a result: {error}") from error
         if [result.custom_id for result in found[-1:]] != names[len(found) - 1 : len(found)]:
             raise RequestError(
-                f"{target}, line {len(found)} is not the result of the same line of the input: choose "
-                "another --output, or delete it"
+                f"{target}, line {len(found)} is not the result of this line of the input: choose another "
+                "--output, or delete the file"
             )
 
     complete_lines(target, read)
@@ -103,7 +105,8 @@ def _finished(target: Path, names: list[str]) -> tuple[int, int]:
 
 
 async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done: int, total: int) -> int:
-    """Answer all requests but the first `done`, and append to `results`; return how many failed."""
+    """Answer all requests except the first `done`, and append the results to `results`; return the number of
+    failures."""
     llm = AsyncLLM(settings)
     failed = 0
     await llm.start()
@@ -118,20 +121,20 @@ async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done:
 
         with _progress(done, total) as (progress, bar):
 
-            def take(result: ResultLine) -> None:
+            def record(result: ResultLine) -> None:
                 nonlocal failed
                 append_line(results, msgspec.json.encode(result) + b"\n")
                 failed += not result.succeeded
                 progress.advance(bar)
 
-            await run_in_order(rest, work, take, asyncio.Semaphore(width), width)
+            await run_in_order(rest, work, record, asyncio.Semaphore(width), width)
     finally:
         await llm.close()
     return failed
 
 
 async def _rest(requests: BinaryIO, max_bytes: int, done: int) -> AsyncIterator[Place]:
-    """Yield the places of all requests but the first `done`."""
+    """Yield the positions of all requests except the first `done`."""
     for place in islice(places(requests, max_bytes), done, None):
         yield place
 

@@ -1,4 +1,4 @@
-"""Find out what a server would meet on this machine, and print it."""
+"""Examines this machine as a server would find it, and prints the findings."""
 
 import os
 from pathlib import Path
@@ -17,14 +17,14 @@ from streamserve.cli.findings import (
     sockets_finding,
     version_findings,
 )
-from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import usable_processors
+from streamserve.system.user_folders import cache_folder
 
 COLORS = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.FAIL: "red"}
 
 
 def run(host: str, port: int) -> None:
-    """Print the findings, and what to do about each. Raises typer.Exit (1) if a server could not start."""
+    """Print the findings, with advice for each. Raises typer.Exit (1) if a server could not start."""
     findings = find(host, port)
     for finding in findings:
         typer.echo(typer.style(f"{finding.verdict:4}", fg=COLORS[finding.verdict]), nl=False)
@@ -51,7 +51,7 @@ def _by_torch() -> list[Finding]:
     """Return the findings whose modules import torch."""
     from streamserve.cli.kernel_findings import kernel_findings
     from streamserve.execution.profile.profile import processor_name
-    from streamserve.protocol.available_memory import available_bytes
+    from streamserve.system.available_memory import available_bytes
 
     usable = usable_processors()
     processor = processor_finding(processor_name(), usable, os.cpu_count() or 1)
@@ -59,7 +59,8 @@ def _by_torch() -> list[Finding]:
 
 
 def gpu_findings() -> list[Finding]:
-    """Return whether compiled GPU kernels can be kept, where there is a GPU, and what that saves a start."""
+    """Return whether compiled GPU kernels can be stored, if there is a GPU, and the time that this saves at a
+    start."""
     import torch
 
     if not torch.cuda.is_available():
@@ -68,15 +69,15 @@ def gpu_findings() -> list[Finding]:
     finding = folder_finding("gpu", folder, "kernels are compiled at every start", "TRITON_CACHE_DIR")
     if finding.verdict != Verdict.OK:
         return [finding]
-    started = "the first start compiles kernels, in about 5 s, and keeps them in"
+    started = "the first start compiles kernels, in about 5 s, and stores them in"
     return [Finding(Verdict.OK, "gpu", f"{torch.cuda.get_device_name()}: {started} {folder}")]
 
 
 def _folders() -> list[Finding]:
-    """Return the findings about the folders that a server writes."""
+    """Return the findings about the folders to which a server writes."""
     cache = cache_folder()
     hub = Path(os.environ.get("HF_HOME") or cache.with_name("huggingface"))
-    without = "kernels and profiles are made again at every start"
+    without = "kernels and profiles are created again at every start"
     return [
         folder_finding("cache", cache, without, "XDG_CACHE_HOME"),
         folder_finding("models", hub, "models cannot be downloaded by name", "HF_HOME"),

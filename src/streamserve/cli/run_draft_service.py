@@ -1,4 +1,5 @@
-"""Run a draft service: start the worker process that drafts, print its reports, restart it when it dies.
+"""Runs a draft service: starts the worker process that drafts, prints its reports, and restarts it when it
+dies.
 
 targets ◀═══ tcp, CURVE ═══▶ worker in its draft role ── reports ──▶ this process ──▶ terminal, /metrics
 """
@@ -20,15 +21,14 @@ from streamserve.fleet.local_launcher import LocalLauncher
 from streamserve.fleet.process_state import ProcessState, SupervisionPolicy, Watch
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.worker_process import STOP_SECONDS, WorkerProcesses
-from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.config import LogLevel, WorkerConfig
 from streamserve.protocol.curve import parse_endpoint, read_key_pair
 from streamserve.protocol.drafting import DraftReady, DraftReport, decode_report
 from streamserve.protocol.errors import CheckpointError, StartError
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import Failed, Stop, encode
-from streamserve.protocol.server_config import LogLevel
-from streamserve.protocol.stop_signals import stop_signals
 from streamserve.settings.draft import DraftSettings
+from streamserve.system.logs import configure_logging
+from streamserve.system.stop_signals import stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ TICK_SECONDS = 0.5
 WORKER = "draft"
 
 POLICY = SupervisionPolicy(
-    stuck_after=30.0,  # reports are sent twice a second, also while it drafts
+    stuck_after=10.0,  # reports are sent twice a second, even while it drafts
     idle_factor=1.0,
-    load_silence=math.inf,  # it sends no sign of life before it is ready
+    load_silence=math.inf,  # it gives no sign of life before it is ready
     immediate_restarts=0,
     max_back_off=30.0,
     stable_seconds=30.0,
@@ -47,11 +47,11 @@ POLICY = SupervisionPolicy(
 
 
 def run(settings: DraftSettings, explaining: bool, log_level: LogLevel) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP; a second one kills the worker.
+    """Serve until SIGINT, SIGTERM or SIGHUP; a second signal kills the worker.
 
-    A worker that dies once it was ready is restarted at the same address, after a pause that doubles each
-    time. Raises CheckpointError if the model cannot be loaded or the address cannot be used, StartError if
-    the first worker ends before it is ready.
+    A worker that was ready and dies is restarted at the same address, after a pause that doubles each time.
+    Raises CheckpointError if the model cannot be loaded or the address cannot be used, StartError if the
+    first worker ends before it is ready.
     """
     configure_logging(log_level, "text")
     asyncio.run(_serve(settings, _Status(settings, explaining), log_level))
@@ -67,7 +67,7 @@ async def _serve(settings: DraftSettings, status: "_Status", log_level: LogLevel
 
 class DraftSupervisor:
     """Keeps the worker process of a draft service running, by the same rules as a server's workers. Must be
-    made in a running event loop."""
+    created in a running event loop."""
 
     def __init__(self, settings: DraftSettings, status: "_Status", log_level: LogLevel) -> None:
         self._settings = settings
@@ -89,7 +89,7 @@ class DraftSupervisor:
             await self._over
         finally:
             await self._launcher.send(WORKER, encode(Stop()))
-            # A worker that is loading reads no messages: it ends when its standard input closes.
+            # A worker that is loading its model reads no messages: it ends when its standard input is closed.
             await self._processes.close(STOP_SECONDS if self._worker.ready else 0.0)
             await self._tasks.close()
             await self._launcher.close()
@@ -106,8 +106,8 @@ class DraftSupervisor:
             self._over.set_exception(error)
 
     def _config(self, worker: str, incarnation: int) -> WorkerConfig:
-        """Return the configuration of the next process. It listens at the port that an earlier one bound,
-        which targets know by now."""
+        """Return the configuration of the next process. It listens at the port to which an earlier process
+        was bound, because targets know this port."""
         drafting = self._settings.drafting
         return WorkerConfig(
             worker=f"{worker}/{incarnation}",
@@ -136,7 +136,7 @@ class DraftSupervisor:
                         raise CheckpointError(error)
 
     async def _lost(self, lost: WorkerLost) -> None:
-        """Restart the worker. Raises StartError if it was never ready."""
+        """Restart the worker. Raises StartError if no worker was ever ready."""
         wait = self._worker.lose(lost.reason, time.monotonic(), POLICY, final=not self._status.address)
         if wait is None:
             raise StartError(f"the draft worker cannot start: {self._worker.error}")
@@ -145,7 +145,7 @@ class DraftSupervisor:
         self._tasks.spawn(self._processes.run(Start(WORKER, self._worker.incarnation, wait)))
 
     async def _tick(self) -> None:
-        """Kill the worker when it has been silent for too long."""
+        """Kill the worker if it has been silent for too long."""
         watch = Watch()
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -155,9 +155,9 @@ class DraftSupervisor:
 
 
 class _Status:
-    """The state shown on the terminal and in /metrics.
+    """The state shown in the terminal and in /metrics.
 
-    `address` is where the service listens, once it does.
+    `address` is the address at which the service listens; "" before it does.
     """
 
     def __init__(self, settings: DraftSettings, explaining: bool) -> None:
@@ -188,7 +188,7 @@ class _Status:
 
 
 def welcome(settings: DraftSettings, ready: DraftReady) -> str:
-    """Return the text to print once targets can connect."""
+    """Return the text to print when targets can connect."""
     model, address = ready.model, ready.address
     key = f"{read_key_pair(settings.drafting.key).public.hex()}@" if settings.drafting.key else ""
     return f"""

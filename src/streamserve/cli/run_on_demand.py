@@ -1,4 +1,4 @@
-"""Run the HTTP server over models that are loaded on demand."""
+"""Runs the HTTP server over models that are loaded on demand."""
 
 import socket
 import time
@@ -9,7 +9,7 @@ from streamserve import __version__
 from streamserve.api.app import OnDemand, create_app_on_demand
 from streamserve.api.http.process_memory import bound_allocator, bound_switching
 from streamserve.cli.notify import STOPPING, notify
-from streamserve.cli.run_server import (
+from streamserve.cli.serving import (
     api_settings,
     example,
     is_local_only,
@@ -25,15 +25,17 @@ from streamserve.settings.several import ServedModels, served_names
 
 
 def loading_line(served: ServedModels) -> str:
-    """Return the first line of the output: the model that is loaded, and all models, by their API names."""
+    """Return the first line of the output: the model that is being loaded, and the API names of all
+    models."""
     names = [served_names(settings)[0] for settings in served.models]
     return f"streamserve {__version__}: loading {names[0]}, of {', '.join(names)} …"
 
 
 async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None:
-    """Serve models within a budget of memory until a signal. The first one is loaded at the start.
+    """Serve models within a memory budget until a signal. The first model is loaded at the start.
 
-    Raises CheckpointError or StartError if one of them cannot be served in it, or the first not be loaded.
+    Raises CheckpointError or StartError if a model does not fit the budget, or if the first model cannot be
+    loaded.
     """
     bound_allocator()
     bound_switching()
@@ -67,7 +69,7 @@ async def serve_on_demand(served: ServedModels, listener: socket.socket) -> None
 
 
 def _pool(llms: list[AsyncLLM], plan: MemoryPlan) -> ModelPool:
-    """Return the pool of the models, with the memory that each takes."""
+    """Return the pool of the models, with the memory of each."""
     server = llms[0].settings.server
     pooled = [
         PooledModel(llm.served_names[0], llm, memory.total, llm.settings.server.idle_unload)
@@ -83,14 +85,14 @@ def _pool(llms: list[AsyncLLM], plan: MemoryPlan) -> ModelPool:
 
 
 def _welcome(llms: list[AsyncLLM], plan: MemoryPlan, url: str, seconds: float) -> str:
-    """Return the text to print once the first model is loaded, after `seconds`."""
+    """Return the text to print when the first model is loaded. `seconds` is the time that this took."""
     lines = [
         f"{', '.join(llm.served_names)}: {memory.weights / 1e6:.1f} MB weights, "
         f"{memory.kv_cache / 1e6:.0f} MB KV cache, {memory.max_model_len} tokens of context{_adapters(llm)}"
         for llm, memory in zip(llms, plan.models, strict=True)
     ]
     together = sum(memory.total for memory in plan.models)
-    fits = "all fit together" if together <= plan.budget else f"of {together / 1e6:.0f} MB of all together"
+    fits = "all fit" if together <= plan.budget else f"all together need {together / 1e6:.0f} MB"
     models = "\n            ".join(lines)
     return f"""
   models    {models}
@@ -104,5 +106,5 @@ def _welcome(llms: list[AsyncLLM], plan: MemoryPlan, url: str, seconds: float) -
 
 
 def _adapters(llm: AsyncLLM) -> str:
-    """Return the names of a model's LoRA adapters, as a further part of its line."""
+    """Return the names of a model's LoRA adapters as a further part of its line; "" without adapters."""
     return f"; adapters: {', '.join(llm.adapters)}" if llm.adapters else ""

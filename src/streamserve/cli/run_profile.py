@@ -1,4 +1,4 @@
-"""Measure a model and its draft model on this machine; store and show the profile."""
+"""Measures a model and its draft model on this machine; stores and shows the profiles."""
 
 import os
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from rich.table import Table
 from streamserve.execution.profile.lock import exclusive_measurement
 from streamserve.execution.profile.profile import Profile, ProfileStore, user_profiles
 from streamserve.fleet.worker_process import WORKER_ENVIRONMENT
-from streamserve.protocol.instructions import pytorch_bounds
-from streamserve.protocol.processors import usable_processors
 from streamserve.settings.options import Settings
+from streamserve.system.instructions import pytorch_bounds
+from streamserve.system.processors import usable_processors
 
 WAIT_SECONDS = 120.0
-"""How long to wait for other processes that are measuring."""
+"""Seconds to wait for other processes that are measuring."""
 
 
 def run(settings: Settings) -> None:
     """Measure, store and print the profiles.
 
-    Raises CheckpointError for a model that cannot be served, OSError if a profile cannot be stored.
+    Raises CheckpointError if a model cannot be served, OSError if a profile cannot be stored.
     """
     for name, value in (WORKER_ENVIRONMENT | pytorch_bounds()).items():
-        os.environ.setdefault(name, value)  # before torch is imported: as in a worker
+        os.environ.setdefault(name, value)  # before torch is imported, as in a worker
     console, store = Console(), user_profiles()
     for profile in _measure(settings, store):
         path = store.write(profile)
@@ -41,7 +41,7 @@ def run(settings: Settings) -> None:
 def _measure(settings: Settings, store: ProfileStore) -> list[Profile]:
     """Measure the model, and its draft model if it has one, with a progress bar.
 
-    Runs on reserved cores if there are any, as in a worker.
+    Runs on reserved cores if there are any, as a worker does.
     """
     from streamserve.execution.cores import reserve_cores
     from streamserve.execution.drafters.choice import choose_draft
@@ -79,7 +79,7 @@ def _measure(settings: Settings, store: ProfileStore) -> list[Profile]:
 
 
 def show(profile: Profile, console: Console) -> None:
-    """Print the profile as a table: milliseconds per step, and the share of them that is the lower bound."""
+    """Print the profile as a table: milliseconds per step, and the lower bound as a share of each."""
     for line in _heading(profile):
         console.print(line, soft_wrap=True, highlight=False)
     contexts = [kv_bytes // profile.kv_token_bytes for kv_bytes in profile.cost.kv_bytes]
@@ -115,14 +115,15 @@ def _heading(profile: Profile) -> list[str]:
 
 
 def _multipliers(profile: Profile) -> str:
-    """Return what the multipliers could do, if that is known."""
+    """Return the rate of the multipliers, if it is known, as a part of a line."""
     if not profile.multiplier_rate:
         return ""
-    return f" of {profile.multiplier_rate / 1e9:.0f} that the multipliers could do"
+    return f" of at most {profile.multiplier_rate / 1e9:.0f} that the processor's multipliers allow"
 
 
 def _swapping(profile: Profile) -> list[str]:
-    """Return a line with the time to swap KV out and back, by the fitted cost model; none if not measured."""
+    """Return a line with the time to swap KV out and back, by the fitted cost model; no line if it was not
+    measured."""
     if profile.swap is None:
         return []
     megabyte = 1 << 20
@@ -131,7 +132,8 @@ def _swapping(profile: Profile) -> list[str]:
 
 
 def plot(profile: Profile, path: Path) -> bool:
-    """Plot step time and its lower bound over query tokens, a line per context; False without matplotlib."""
+    """Plot step times and their lower bounds over query tokens, one line per context. Return False without
+    matplotlib."""
     try:
         import matplotlib
 

@@ -1,4 +1,4 @@
-"""Run the agent of `streamserve worker` until a signal."""
+"""Runs the agent of `streamserve worker` until a signal."""
 
 import asyncio
 
@@ -8,19 +8,19 @@ from msgspec.structs import replace
 from streamserve import __version__
 from streamserve.cluster.agent import Agent, AgentConfig
 from streamserve.cluster.membership import JoinError
+from streamserve.protocol.config import LogLevel
 from streamserve.protocol.curve import Endpoint
 from streamserve.protocol.errors import StartError
-from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.machine import own_address
-from streamserve.protocol.server_config import LogLevel
-from streamserve.protocol.stop_signals import stop_signals
 from streamserve.settings.cluster import JoinSettings
 from streamserve.settings.options import SettingsError
+from streamserve.system.logs import configure_logging
+from streamserve.system.machine import own_address
+from streamserve.system.stop_signals import stop_signals
 
 
 def run(settings: JoinSettings, log_level: LogLevel) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. Raises StartError if the server refuses this machine for good,
-    SettingsError if its address is unknown."""
+    SettingsError if there is no route to the server."""
     configure_logging(log_level, "text")
     asyncio.run(_serve(settings))
 
@@ -42,7 +42,7 @@ async def _serve(settings: JoinSettings) -> None:
 
 
 def _own_address(head: Endpoint) -> str:
-    """Return this machine's address on the way to the head."""
+    """Return this machine's address on the route to the head. Raises SettingsError if there is no route."""
     try:
         return own_address(head)
     except OSError as error:

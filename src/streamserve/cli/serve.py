@@ -11,9 +11,9 @@ Models = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL",
-        help="checkpoint folders, .gguf files, Hugging Face hub names (owner/model), or `embedded`, the "
-        "packaged model; NAME=MODEL or NAME,NAME=MODEL names it in the API. The first one is the default of "
-        "requests; several are loaded on demand",
+        help="checkpoint folders, .gguf files, Hugging Face hub names (owner/model), or `embedded`, "
+        "the packaged model; NAME=MODEL or NAME,NAME=MODEL names it in the API. Requests that "
+        "name no model use the first one. Several models are loaded on demand",
     ),
 ]
 
@@ -24,16 +24,16 @@ def serve(
 ) -> None:
     """Serve models over HTTP with OpenAI's API.
 
-    Every setting but --kernel-path is also an environment variable (STREAMSERVE_PORT=9000), and each is a
-    line of a TOML file (port = 9000, given by --config or STREAMSERVE_CONFIG). Flags override variables, and
-    variables override the file.
-    The table [models.NAME] of the file has settings of that model, which override these.
+    Every setting except --kernel-path can also be an environment variable (STREAMSERVE_PORT=9000). Every
+    setting can be a line of a TOML file (port = 9000), which --config or STREAMSERVE_CONFIG names. Flags
+    override variables, and variables override the file.
+    The table [models.NAME] of the file contains settings of one model, which override all other sources.
     """
     from streamserve.fleet.worker_process import may_use_gpu, prepared_fork_server
-    from streamserve.protocol.available_memory import address_limit, available_bytes, check_processes
     from streamserve.settings.cluster import check_visible_keys
     from streamserve.settings.resolve import topology
     from streamserve.settings.several import resolve_served, served_to_toml
+    from streamserve.system.available_memory import address_limit, available_bytes, check_processes
 
     served = resolve_served(models or (), flags, config)
     check_visible_keys(served.first.server, flags)
@@ -45,7 +45,7 @@ def serve(
     if server.launcher == "local":
         workers = len(topology(server).names)
         check_processes(workers, forked, available_bytes(), address_limit())
-    # Workers' imports run at the same time as this process's own.
+    # The workers' imports run while this process imports, too.
     with prepared_fork_server(forked and server.launcher == "local"):
         from streamserve.cli.run_server import run
 

@@ -11,7 +11,7 @@ def version() -> None:
 
 
 def show(asked: bool) -> None:
-    """Print the version and exit, if `asked`. Raises typer.Exit then."""
+    """Print the version and exit if `asked`. Raises typer.Exit then."""
     if asked:
         version()
         raise typer.Exit()

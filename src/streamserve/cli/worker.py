@@ -1,11 +1,11 @@
-"""`streamserve worker`: offer this machine to a server that runs on another one."""
+"""`streamserve worker`: offers this machine to a server that runs on another machine."""
 
 from typing import Annotated
 
 import typer
 
 from streamserve.cli.flags import exit_on_error
-from streamserve.protocol.server_config import LogLevel
+from streamserve.protocol.config import LogLevel
 
 
 @exit_on_error()
@@ -13,8 +13,8 @@ def worker(
     join: Annotated[
         str,
         typer.Option(
-            help="address of a server that was started with --launcher join; SERVERKEY is its public key, "
-            "without which --key must be a copy of its key file",
+            help="address of a server that was started with --launcher join; SERVERKEY is its public "
+            "key; without SERVERKEY, --key must be a copy of the server's key file",
             metavar="tcp://[SERVERKEY@]HOST:PORT",
         ),
     ],
@@ -22,8 +22,8 @@ def worker(
     key: Annotated[
         str | None,
         typer.Option(
-            help="file with this machine's key: a copy of the server's --join-key, or one whose public key "
-            "is in its --join-clients",
+            help="file with this machine's key: a copy of the server's --join-key, or a key whose "
+            "public key is listed in the server's --join-clients",
             metavar="FILE",
         ),
     ] = None,
@@ -36,22 +36,23 @@ def worker(
     model: Annotated[
         str | None,
         typer.Option(
-            help="where the server's model is on this machine, as for `streamserve serve`; by default at the "
-            "same path as there"
+            help="path or name of the server's model on this machine, as for `streamserve serve`; by "
+            "default the path on the server"
         ),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            help="address at which other machines reach this one, for KV of pairs; by default the one from "
-            "which it reaches the server"
+            help="address at which other machines reach this machine, for KV of pairs; by default the "
+            "address from which it reaches the server"
         ),
     ] = None,
     keep_workers: Annotated[
         float,
         typer.Option(
-            help="seconds for which workers keep weights, prefix cache and outputs for the next server after "
-            "the connection to theirs was lost, or it has died; 0: they end with it",
+            help="seconds that workers keep weights, prefix cache and outputs for the next server "
+            "after their server died or the connection to it was lost; 0: they end with their "
+            "server",
             metavar="SECONDS",
             min=0.0,
             max=86400.0,
@@ -59,11 +60,11 @@ def worker(
     ] = 300.0,
     log_level: Annotated[LogLevel, typer.Option(help="minimum level of log messages")] = "info",
 ) -> None:
-    """Run workers on this machine for a server on another one.
+    """Run workers on this machine for a server on another machine.
 
-    The server is started with `streamserve serve MODEL --launcher join --listen tcp://0.0.0.0:7800
-    --join-key FILE`. This command starts and ends workers as it asks, and joins it again after either was
-    restarted or the connection was lost. Stop it with Ctrl-C or SIGTERM.
+    Start the server with `streamserve serve MODEL --launcher join --listen tcp://0.0.0.0:7800
+    --join-key FILE`. This command starts and ends workers when the server asks for it. It joins the server
+    again after the connection was lost, or either of them was restarted. Stop it with Ctrl-C or SIGTERM.
     """
     from streamserve.settings.cluster import resolve_join
 

@@ -1,1 +1,2 @@
-"""Workers on other machines: the head's launcher that they join, and the agent that starts them there."""
+"""Workers on other machines: the head's launcher, and the agents that join it and start workers on their
+machines."""

@@ -1,9 +1,9 @@
-"""The agent of a machine: it joins a head, and starts the workers that the head asks for as its children.
+"""The agent of a machine: it joins a head, and starts workers for the head as child processes.
 
     head ◀══ TCP, CURVE ══▶ DEALER ── Membership ── Agent ── WorkerHost ◀──▶ worker processes
 
-Workers run only while the agent holds its lease, and are kept for a while for the next head (worker_host.py).
-They are the same program as on the head's own machine.
+Workers run only while the agent holds its lease. Afterwards they are kept for a while for the next head
+(worker_host.py). They run the same program as workers on the head's machine.
 """
 
 import asyncio
@@ -37,24 +37,29 @@ from streamserve.protocol.cluster import (
     encode,
 )
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.curve import Endpoint, KeyPair
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.crashes import crash_folder
+from streamserve.system.processors import usable_processors
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 BEAT_SECONDS = 0.25
 LOGGED = 50
-"""Failed handshakes of which one is logged."""
+"""Of this many failed handshakes, one is logged."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """The head's address, its public key, this agent's key pair, its machine, and the model's path here, if
-    it is not the head's. A worker has so many `threads`, and shares the memory of its machine as one of
-    `host_workers`; by default (0) both are divided among its slots. Without a head, workers are kept for
-    `keep` seconds."""
+    """The configuration of an agent.
+
+    - `head`, `head_key`: the head's address and public key; `own`: this agent's key pair.
+    - `machine`: this machine, as it is offered to the head.
+    - `model`: the model's path on this machine; None: as at the head.
+    - `threads`: threads of a worker; 0: the processors are divided among the slots.
+    - `host_workers`: number of workers that share the machine's memory; 0: the number of slots.
+    - `keep`: seconds for which workers are kept without a head.
+    """
 
     head: Endpoint
     head_key: bytes
@@ -67,7 +72,7 @@ class AgentConfig:
 
 
 class Agent:
-    """Joins the head and runs workers for it, until `stop`. Made in a running event loop."""
+    """Joins the head and runs workers for it, until `stop`. Must be created in a running event loop."""
 
     def __init__(self, config: AgentConfig, launch: LaunchLeased = start_worker) -> None:
         self.membership = Membership(config.machine, leave=config.keep > 0)
@@ -103,7 +108,7 @@ class Agent:
             self._context.term()
 
     def stop(self) -> None:
-        """End the workers, then this agent."""
+        """End the workers, then the agent."""
         if not self._over.done():
             self._over.set_result(None)
 
@@ -144,14 +149,14 @@ class Agent:
                 failures += 1
                 if failures % LOGGED == 1:
                     logger.warning(
-                        "%s closed the connection in its handshake: it is starting or stopping, or it has "
-                        "another key than --join says",
+                        "%s closed the connection in its handshake: it is starting or stopping, or its "
+                        "key is not the key in --join",
                         self._config.head.address,
                     )
             else:
                 logger.error(
-                    "%s refuses this machine's key %s, or has another key than --join says: list this one in "
-                    "its --join-clients, or give --key a copy of its --join-key file",
+                    "%s refuses this machine's key %s, or its key is not the key in --join: list this "
+                    "machine's key in its --join-clients, or give --key a copy of its --join-key file",
                     self._config.head.address,
                     self._config.own.public.hex(),
                 )
@@ -163,15 +168,17 @@ class Agent:
                     self.joined_heads += 1
                     logger.warning("joined the head at %s (epoch %d)", self._config.head.address, epoch)
                 case Lost() if self._config.keep:
-                    logger.error("the session with the head is over: %s: keeping the workers", effect.reason)
+                    logger.error(
+                        "the session with the head has ended: %s: keeping the workers", effect.reason
+                    )
                     self._host.leave(effect)
                 case Lost(reason):
-                    logger.error("the session with the head is over: %s: ending the workers", reason)
+                    logger.error("the session with the head has ended: %s: ending the workers", reason)
                     await self._host.end_all()
                 case Command(data):
                     await self._execute(data)
                 case _:
-                    with contextlib.suppress(zmq.Again):  # not connected: the session repeats it
+                    with contextlib.suppress(zmq.Again):  # not connected: the session sends it again
                         await self._socket.send(encode(effect), zmq.NOBLOCK)
 
     async def _say(self, message: FromMachine) -> None:
@@ -187,7 +194,7 @@ class Agent:
                 self._host.end(end)
 
     def _localized(self, config: WorkerConfig, slot: int, peer: str) -> WorkerConfig:
-        """Return the configuration of the worker in a slot, with what only this machine knows."""
+        """Return the configuration of the worker in a slot, with the values that only this machine knows."""
         machine, model = self._config.machine, config.model
         threads = self._config.threads or usable_processors().threads // machine.slots
         network = config.kv_network

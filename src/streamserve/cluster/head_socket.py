@@ -9,19 +9,19 @@ from streamserve.protocol.curve import Endpoint, KeyPair
 QUEUED = 4096
 HEARTBEAT_MILLISECONDS = 500
 SILENCE_MILLISECONDS = 1500
-"""Silence of the head after which the connection is made again."""
+"""Silence of the head, in milliseconds, after which a new connection is made."""
 FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-"""Events of a connection that gets no further than the handshake."""
+"""Events of connections that fail in the handshake."""
 
 
 def connect(
     context: zmq.asyncio.Context, head: Endpoint, head_key: bytes, own: KeyPair
 ) -> zmq.asyncio.Socket:
-    """Return a socket that connects to a head with this public key, again after each loss."""
+    """Return a socket that connects to the head with this public key. It connects again after each loss."""
     socket = context.socket(zmq.DEALER)
     for option, value in {
         zmq.LINGER: 200,

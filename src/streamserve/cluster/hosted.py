@@ -1,6 +1,6 @@
 """The workers that an agent hosts: for its head, or kept for the next one.
 
-started ──▶ running for a head ── lease about to end ──▶ kept ── a head wants the same ──▶ running
+started ──▶ running for a head ── lease about to end ──▶ kept ── a head needs this kind ──▶ running
                                                           └── too long, no space ──▶ ended
 """
 
@@ -19,20 +19,20 @@ from streamserve.fleet.launcher import Launched
 from streamserve.protocol.config import ModelConfig, WorkerConfig
 
 Files = tuple[tuple[str, int, int, int], ...]
-"""Names, sizes, modification times and inodes."""
+"""Name, size, modification time and inode of each file."""
 
 
 class LeasedWorker(Launched, Protocol):
     """A started worker that runs until the end of a lease."""
 
     def extend(self, until: float) -> None:
-        """Tell it until when it may run, on this machine's clock."""
+        """Tell the worker until when, on this machine's clock, it may run."""
         ...
 
 
 class State(Enum):
-    """What a hosted worker does: it was told to serve a head that adopts it, serves, was told to leave, or
-    has left."""
+    """The state of a hosted worker: it was told to serve a head that adopts it; it serves; it was told to
+    leave its head; it has left."""
 
     JOINS = auto()
     SERVES = auto()
@@ -42,10 +42,15 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Hosted:
-    """A worker's `process` on this machine, in one of its slots, with the name `peer` on the control socket.
-    It was started from `files`; its `config` has its present or last name. Without a next head it ends at
-    `kept_until` (0: it has one); blocks that others could write stay `closed` until that time. `ending` waits
-    for its end."""
+    """A worker in one of the slots of this machine.
+
+    - `peer`: its name on the control socket.
+    - `config`: its configuration, with the name that it has or last had at a head.
+    - `files`: the model's files when it was started.
+    - `ending`: the task that waits for its end.
+    - `kept_until`: when it ends unless a head adopts it; 0: it has a head.
+    - `closed`: until when the blocks stay closed that others could write.
+    """
 
     process: LeasedWorker
     config: WorkerConfig
@@ -58,7 +63,7 @@ class Hosted:
     closed: float = 0.0
     left: asyncio.Event = field(default_factory=asyncio.Event)
     served: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by its first message to a head that has adopted it."""
+    """Set by its first message to a head that adopted it."""
 
     @property
     def of_head(self) -> bool:
@@ -72,19 +77,19 @@ class Hosted:
 
     @property
     def name(self) -> str:
-        """NAME/INCARNATION at its present or last head."""
+        """NAME/INCARNATION at its present or latest head."""
         return self.config.worker
 
     @property
     def worker(self) -> str:
-        """NAME at its present or last head."""
+        """NAME at its present or latest head."""
         return self.name.rpartition("/")[0]
 
 
 def fits(hosted: Hosted, config: WorkerConfig, files: Files) -> bool:
-    """Return whether a kept worker can serve a head by this configuration. It must be the same, apart from
-    what a head gives each worker: its name, keys, clock and logs; and the model's files must not have
-    changed."""
+    """Return whether a kept worker can serve a head with this configuration. The configurations must be
+    equal, except for values that differ between workers of a head (name, keys, clock, logs), and the model's
+    files must be unchanged."""
     return hosted.files == files and _comparable(hosted.config) == _comparable(config)
 
 
@@ -104,7 +109,7 @@ def _comparable(config: WorkerConfig) -> WorkerConfig:
 
 
 def files_of(model: ModelConfig) -> Files:
-    """Return the files that a model, and a draft model, are loaded from."""
+    """Return the files from which a model and its draft model are loaded."""
     return tuple(entry for path in (model.path, model.draft) for entry in _entries(path))
 
 
@@ -119,7 +124,7 @@ def _entries(path: str) -> Iterator[tuple[str, int, int, int]]:
 
 
 def nearest(kept: Sequence[Hosted], config: WorkerConfig) -> list[Hosted]:
-    """Return the kept workers in the order in which they are considered for a configuration: of the same
-    name, of the same role, and the rest; among equals the first one that was kept."""
+    """Return the kept workers in the order in which they are considered for a configuration: first workers
+    with the same name, then with the same role, then the rest. Equal workers stay in their order."""
     worker = config.worker.rpartition("/")[0]
     return sorted(kept, key=lambda hosted: (hosted.worker != worker, role_of(hosted.worker) != config.role))

@@ -3,8 +3,8 @@
 FleetDriver ◀── Launcher ──▶ JoinLauncher ◀── effects ── Registry ◀── ClusterListener ◀══ agents ══ workers
 
 Each worker is started by an agent with a free slot. It is lost when its agent says that its process has
-ended, or when the agent's lease ends; then it counts as dead when as much time again has passed, in which the
-machine ends it without the head.
+ended, or when the agent's lease ends. In the second case it counts as dead after another lease's time: by
+then, the machine has ended it without the head.
 """
 
 import asyncio
@@ -44,34 +44,35 @@ from streamserve.protocol.curve import KeyPair
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 15.0
-"""How long a restart waits for an agent with a free slot. A worker that was never ready waits for ever, or
-until it is removed."""
+"""Seconds for which a restart waits for an agent with a free slot. A worker that was never ready waits
+without a limit, until it is removed."""
 TICKS = 10
-"""Checks in the time of a lease."""
+"""Number of checks in the time of a lease."""
 
 
 @dataclass(frozen=True)
 class JoinConfig:
-    """Where agents join, with which key `pair` and for which `allowed` keys (names by hexadecimal digits).
-    The `lease` is in seconds. `epoch` is the head's. `offer` says what lets another machine join."""
+    """How agents join: they connect to `endpoint`; `pair` is the head's key; `allowed` maps the hexadecimal
+    digits of the agents' keys to names. `lease` is in seconds. `epoch` is the head's epoch. `offer` tells
+    users how another machine can join."""
 
     endpoint: str
     pair: KeyPair
     allowed: Mapping[str, str]
     lease: float
     epoch: int
-    offer: str = "`streamserve worker --join` offers one"
+    offer: str = "`streamserve worker --join` adds one"
 
 
 class JoinLauncher:
-    """Starts `workers` on the machines of agents that join. Made in a running event loop, which it uses."""
+    """Starts `workers` on the machines of agents that join. Must be created in a running event loop."""
 
     def __init__(self, config: JoinConfig, workers: Mapping[str, ProcessState[Any]]) -> None:
         """Raises OSError if the address cannot be used."""
         self.registry = Registry(config.epoch, config.lease, secrets.token_bytes)
         self.listener = ClusterListener(config.endpoint, config.pair, config.allowed, config.lease)
         self.remote: dict[str, RemoteWorker] = {}
-        """The workers that were started, by NAME/INCARNATION, until they are certainly dead."""
+        """The started workers by NAME/INCARNATION, until they are certainly dead."""
         self._config = config
         self._waiting: Counter[str] = Counter()
         self._workers = workers
@@ -85,12 +86,13 @@ class JoinLauncher:
 
     @property
     def endpoint(self) -> str:
-        """Where agents join; their workers connect to the agents."""
+        """The address at which agents join. Workers connect to their agents."""
         return self.listener.address
 
     async def start(self, config: WorkerConfig) -> RemoteWorker:
-        """Start a worker on a machine with a free slot; one that was never ready waits until there is one.
-        Raises OSError if there is none, or if the process cannot be started."""
+        """Start a worker on a machine with a free slot. A worker that was never ready waits for a slot
+        without a limit. Raises OSError if no slot becomes free in time, or if the process cannot be
+        started."""
         agent = await self._agent_for(config.worker)
         agent.kept = without_kept(agent.kept, config.worker.rpartition("/")[0])
         worker = RemoteWorker(config.worker, agent, self._command, self._config.lease)
@@ -105,21 +107,23 @@ class JoinLauncher:
         return worker
 
     async def send(self, worker: str, data: bytes) -> None:
-        """Send a message to a worker's present process, if it has one."""
+        """Send a message to a worker's present process, if there is one."""
         state = self._workers.get(worker)
         remote = self.remote.get(f"{worker}/{state.incarnation}") if state else None
         if remote and not remote.over:
             await self._command(remote.agent, Forward(remote.name, data))
 
     async def receive(self) -> tuple[str, int, bytes]:
-        """Return the next message of a worker's present process. Raises what ended this launcher's tasks."""
+        """Return the next message of a worker's present process. Raises the error that ended this launcher's
+        tasks."""
         message = await self._messages.get()
         if isinstance(message, Exception):
             raise message
         return message
 
     def machines(self) -> Sequence[MachineState]:
-        """Return the machines that have joined; a further agent with the name of another has a number."""
+        """Return the machines that have joined. If several agents have the same name, the further ones get a
+        number."""
         named: Counter[str] = Counter()
         states = []
         for agent, place in self._places():
@@ -133,18 +137,18 @@ class JoinLauncher:
         return sorted(+self._waiting)
 
     async def close(self) -> None:
-        """End the agents' sessions, and free all resources."""
+        """End the agents' sessions, and release all resources."""
         for agent in list(self.registry.agents.values()):
             await self._apply(self.registry.end(agent, "the head is shutting down"))
         await self._tasks.close()
         self.listener.close()
 
     def fail(self, error: Exception) -> None:
-        """Let `receive` raise an error that ends this launcher."""
+        """Let `receive` raise an error, which ends this launcher."""
         self._messages.put_nowait(error)
 
     async def end_machines(self, ending: str, reason: str) -> None:
-        """End the sessions of the machines whose names have this ending."""
+        """End the sessions of the machines whose names end with `ending`."""
         for agent in [a for a in self.registry.agents.values() if a.name.endswith(ending)]:
             await self._apply(self.registry.end(agent, reason))
 
@@ -170,8 +174,8 @@ class JoinLauncher:
         return None if chosen is None else places[chosen][0]
 
     async def _agent_for(self, started: str) -> Agent:
-        """Wait for an agent with a free slot for NAME/INCARNATION. Raises OSError if none comes in time, or
-        if the worker is removed meanwhile."""
+        """Wait for an agent with a free slot for NAME/INCARNATION. Raises OSError if there is none in time,
+        or if the worker is removed meanwhile."""
         worker, _, incarnation = started.rpartition("/")
         state = self._workers[worker]
         timeout = None if state.load_seconds is None else JOIN_SECONDS
@@ -204,7 +208,7 @@ class JoinLauncher:
             await self._apply(self._heard(received, now))
 
     def _heard(self, received: Received, now: float) -> Iterable[Effect]:
-        """Charge for a message, decode it, then process it."""
+        """Charge for a message, decode it, and process it."""
         registry, peer = self.registry, received.peer
         size = len(received.data) if received.data else 0
         charged = list(registry.charge(peer, received.key, size, now))
@@ -236,7 +240,7 @@ class JoinLauncher:
                         worker.lose(reason)
 
     async def _take(self, agent: Agent, data: bytes) -> None:
-        """Process a message of an agent. One that cannot be decoded ends its session."""
+        """Process a message of an agent. If it cannot be decoded, the agent's session is ended."""
         try:
             message = decode_from_machine(data)
         except msgspec.DecodeError as error:
@@ -244,9 +248,7 @@ class JoinLauncher:
             return
         worker = self.remote.get(message.worker)
         if worker is None or worker.agent is not agent:
-            logger.debug(
-                "ignored a message of %r, which does not run on %s (any more)", message.worker, agent.name
-            )
+            logger.debug("ignored a message of %r, which does not run on %s", message.worker, agent.name)
             return
         await self._hear(worker, message)
 
@@ -266,7 +268,7 @@ class JoinLauncher:
                 await self._changed()
 
     async def _changed(self) -> None:
-        """Wake those who wait for a slot; forget workers that are certainly dead."""
+        """Wake the tasks that wait for a slot; forget workers that are certainly dead."""
         for name in [name for name, worker in self.remote.items() if worker.is_dead]:
             del self.remote[name]
         async with self._joined:

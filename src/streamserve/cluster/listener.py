@@ -1,6 +1,6 @@
-"""The head's socket that agents connect to: a ROUTER over TCP, for holders of allowed CURVE keys only.
+"""The head's socket for agents: a ROUTER over TCP, only for holders of allowed CURVE keys.
 
-Without such a key a connection gets no further than the handshake, and nothing of it reaches the head.
+Without an allowed key, a connection fails in the handshake, and none of its messages reaches the head.
 """
 
 import logging
@@ -16,22 +16,22 @@ from zmq.utils.monitor import recv_monitor_message
 
 from streamserve.protocol.cluster import MAX_CLUSTER_BYTES
 from streamserve.protocol.curve import KeyPair, parse_endpoint
-from streamserve.protocol.throttle import Throttle
+from streamserve.system.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 
 QUEUED = 4096
-"""Queued messages of one connection in each direction. Beyond it, TCP flow control holds an agent back, and
-messages to it are dropped, which its session repeats."""
+"""Maximum number of queued messages of one connection in each direction. Above it, TCP flow control holds the
+agent back; messages to the agent are dropped, and its session sends them again."""
 HANDSHAKE_MILLISECONDS = 5000
 HEARTBEAT_MILLISECONDS = 500
 BACKLOG = 64
 LOG_SECONDS = 10.0
 LOGGED_APART = 16
-"""What is refused is logged at most once in so many seconds for each reason, up to so many keys or texts
-apart."""
+"""Each kind of refusal is logged at most once in LOG_SECONDS. Up to LOGGED_APART different keys or texts
+count as separate kinds."""
 LOGGERS = (__name__, "streamserve.cluster.registry")
-"""The loggers of what is refused, which peers can cause at any rate."""
+"""Loggers of refusals, which peers can cause at any rate."""
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed during its handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection did not speak the protocol, or has no key",
@@ -41,7 +41,8 @@ FAILURES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Received:
-    """A message of `peer`, a connection, whose key is allowed. `data` is None if it is not one message."""
+    """A message of the connection `peer`, whose `key` is allowed. `data` is None unless the message has
+    exactly one part."""
 
     peer: bytes
     key: str
@@ -50,10 +51,10 @@ class Received:
 
 class ClusterListener:
     """Listens at `endpoint` with the key `pair`, for clients with an `allowed` key (by its hexadecimal
-    digits). Connections are dropped when they have been silent for `silence` seconds."""
+    digits). A connection is dropped after `silence` seconds without a message."""
 
     def __init__(self, endpoint: str, pair: KeyPair, allowed: Mapping[str, str], silence: float) -> None:
-        """Raises OSError if the address cannot be used."""
+        """Open the socket. Raises OSError if the address cannot be used."""
         self.handshakes_failed = 0
         self._throttle = Throttle(seconds=LOG_SECONDS, apart=LOGGED_APART)
         for name in LOGGERS:
@@ -83,12 +84,12 @@ class ClusterListener:
             self.socket.bind(_bindable(endpoint))
         except zmq.ZMQError as error:
             self.close()
-            reason = zmq.strerror(error.errno or 0)  # the error's own text has the address once more
+            reason = zmq.strerror(error.errno or 0)  # the error's text would repeat the address
             raise OSError(f"cannot listen at {endpoint}: {reason}") from error
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a client with this public key (in Z85) may connect; called by the authenticator."""
+        """Return whether a client with this public key (in Z85) may connect. Called by the authenticator."""
         digits = z85.decode(key).hex()
         if digits not in self._allowed:
             logger.warning("refused a connection: its key %s… is not allowed", digits[:8])
@@ -101,18 +102,18 @@ class ClusterListener:
             try:
                 key = z85.decode(str(parts[0].get("User-Id"))).hex() if parts else ""
             except (zmq.ZMQError, ValueError):
-                continue  # no authenticated connection: cannot be, as the socket requires keys
+                continue  # impossible, as the socket requires keys: no authenticated connection
             return Received(peer.bytes, key, parts[0].buffer if len(parts) == 1 else None)
 
     async def send(self, peer: bytes, data: bytes) -> None:
-        """Send to a peer; dropped if it is gone or does not read."""
+        """Send a message to a peer. It is dropped if the peer is gone or does not read."""
         try:
             await self.socket.send_multipart([peer, data], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             logger.debug("dropped a message: %s", error)
 
     async def log_failures(self) -> None:
-        """Count and log the connections that fail in their handshakes, for ever."""
+        """Count and log connections that fail in their handshakes. Runs until cancelled."""
         while True:
             event = await recv_monitor_message(self._monitor)
             self.handshakes_failed += 1

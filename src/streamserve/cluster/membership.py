@@ -4,7 +4,8 @@
 
     knocking ── Challenge ──▶ registering ── Welcome ──▶ joined ── lease ends, session over ──▶ knocking
 
-The lease counts from when an answered Alive was *sent*: it ends here before it ends at the head.
+The lease counts from the time at which an answered Alive was *sent*: so it ends at the agent before it ends
+at the head.
 """
 
 import logging
@@ -31,13 +32,14 @@ from streamserve.protocol.cluster import (
 logger = logging.getLogger(__name__)
 
 KNOCK_SECONDS = 3.0
-"""Above the round trip of a slow link: a further Knock makes the answer to the one before useless."""
+"""Longer than the round trip of a slow link: another Knock makes the answer to the one before useless."""
 RESUME_SECONDS = 0.1
 RENEWALS = 6
-"""Renewals in the time of a lease."""
+"""Number of renewals in the time of a lease."""
 FASTEST_RENEWAL, SLOWEST_RENEWAL = 0.05, 1.0
 LEAVING_SHARE, LEAVING_SECONDS = 0.25, 1.0
-"""Share of a lease that workers have for leaving their head before it ends, and how long at most."""
+"""Time before the end of a lease in which workers leave their head: this share of the lease, and at most this
+many seconds."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Command:
 
 @dataclass(frozen=True)
 class Lost:
-    """The session is over: workers must have left the head, or ended, at the time `until`. Blocks of others
-    that they could write are used again a `lease` later."""
+    """The session is over, for a `reason`. By the time `until`, workers must have left the head, or ended.
+    Blocks of other workers that they could write are used again a `lease` later."""
 
     reason: str
     until: float
@@ -70,14 +72,14 @@ class JoinError(Exception):
 
 class Membership:
     """The membership of this `machine`. `expires` is when the lease ends, on this machine's clock. If workers
-    `leave` their head, rather than end, the session is over some time before."""
+    `leave` their head instead of ending with it, the session ends some time before the lease."""
 
     def __init__(self, machine: Machine, leave: bool = False) -> None:
         self.machine = machine
         self._leave = leave
         self.expires = 0.0
         self.offset = 0.0
-        """What to add to this machine's clock for the head's, from the quickest answer so far."""
+        """Difference of the head's clock and this machine's, from the quickest answer so far."""
         self.session: Session | None = None
         self._quickest = float("inf")
         self._token = b""
@@ -92,31 +94,33 @@ class Membership:
         return self.session is not None
 
     def tick(self, now: float) -> Iterator[FromAgent | Lost]:
-        """Return what is due: a Knock, an Alive, or the end of the lease."""
+        """Yield the events that are due: a Knock, an Alive, or the end of the lease."""
         if self.session is None:
             if now - self._acted >= KNOCK_SECONDS:
                 self._acted = now
                 yield Knock(CLUSTER_VERSION, __version__)
             return
         if now > self.expires - self._leaving_seconds:
-            yield self._lose("the head has not answered: the lease is over")
+            yield self._lose("the head has not answered, so the lease has ended")
         elif now - self._acted >= min(max(self._lease / RENEWALS, FASTEST_RENEWAL), SLOWEST_RENEWAL):
             yield self._alive(now)
 
     def heard(self, message: FromHead, now: float) -> Iterator[FromAgent | Begun | Command | Lost]:
-        """Process a message of the head. Raises JoinError if it does not want this agent."""
+        """Process a message of the head. Raises JoinError if the head refuses this agent for good."""
         match message:
             case Challenge() if self.session is None:
                 if message.epoch < self._highest_epoch:
-                    logger.warning("ignored a head of epoch %d: there is one of %d", message.epoch,
-                                   self._highest_epoch)  # fmt: skip
+                    logger.warning(
+                        "ignored a head of epoch %d: this machine knows a head of epoch %d",
+                        message.epoch, self._highest_epoch,
+                    )  # fmt: skip
                     return
                 self._epoch = self._highest_epoch = message.epoch
                 self._acted = now
                 yield Register(message.nonce, self.machine)
             case Welcome() if self.session is None:
                 self._token, self._lease = message.session, message.lease
-                # The lease began when the head took the registration, which was sent after `_acted`.
+                # The lease began when the head processed the registration, which was sent after `_acted`.
                 self.session, self.expires = Session(), self._acted + message.lease
                 self._quickest = float("inf")
                 yield Begun(self._epoch)
@@ -124,16 +128,16 @@ class Membership:
             case Refused():
                 yield from self._refused(message, now)
             case Packet() if self.session:
-                body = self.session.take(message)
+                body = self.session.accept(message)
                 if body is not None:
                     yield Command(body)
             case Alive() if self.session:
                 yield from self._renewed(self.session, message, now)
             case _:
-                logger.debug("ignored %s of the head", type(message).__name__)
+                logger.debug("ignored %s from the head", type(message).__name__)
 
     def reconnected(self, now: float) -> Iterator[FromAgent]:
-        """Continue on a new connection."""
+        """Continue the session on a new connection."""
         self._resumed = now
         if self.session is None:
             self._acted = float("-inf")
@@ -142,7 +146,7 @@ class Membership:
         yield self._alive(now, missing=True)
 
     def send(self, body: bytes) -> Iterator[FromAgent | Lost]:
-        """Send a message to the head; dropped without a session."""
+        """Send a message to the head. It is dropped if there is no session."""
         if self.session is None:
             return
         try:

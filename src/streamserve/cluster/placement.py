@@ -1,5 +1,5 @@
-"""On which agent a worker is started: the halves of a pair on one machine, where they can share memory,
-others on the machine with the most free slots."""
+"""The choice of an agent for a worker: the halves of a pair run on one machine, where they can share memory;
+other workers run on the machine with the most free slots."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """An agent of a machine, with `slots` for workers, and the `workers` that it runs. It has `kept` these of
-    another head, and may be `made_for` one worker, whose name it has."""
+    """An agent of a `machine` with `slots` for workers, of which it runs `workers`. `kept` are workers of
+    another head that it still runs. `made_for` is the worker for which it was created, or ""."""
 
     machine: str
     slots: int
@@ -19,7 +19,7 @@ class Place:
 
     @property
     def free(self) -> int:
-        """How many more workers it can run."""
+        """The number of further workers that it can run."""
         return self.slots - len(self.workers)
 
 
@@ -29,7 +29,7 @@ def role_of(worker: str) -> str:
 
 
 def without_kept(kept: Sequence[str], worker: str) -> list[str]:
-    """Return the kept workers without the one that `worker` most likely is from now on."""
+    """Return the kept workers without the one that `worker` most likely continues."""
     same = [name for name in kept if name == worker]
     alike = same or [name for name in kept if role_of(name) == role_of(worker)]
     return [name for name in kept if name not in alike[:1]]
@@ -43,9 +43,13 @@ def partner(worker: str) -> str:
 
 
 def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) -> int | None:
-    """Return the index of the place for a worker; None if there is no free slot. A place with a kept worker
-    like it comes first, then one that was made for it; slots of kept workers like others that are `waiting`,
-    and those that were made for these, are theirs."""
+    """Return the index of the place for a worker; None if there is no free slot.
+
+    - First comes a place with a kept worker of the same name or role, then a place that was made for the
+      worker.
+    - Slots are reserved for `waiting` workers if they have a kept worker like them, or if the place was made
+      for them.
+    """
     others = [name for name in waiting if name != worker]
     free = [number for number, place in enumerate(places) if _has_space(worker, place, others)]
     if not free:
@@ -69,8 +73,8 @@ def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) ->
 
 
 def _has_space(worker: str, place: Place, others: Sequence[str]) -> bool:
-    """Return whether a place has a slot for a worker, apart from those of kept ones like the `others`, and of
-    the one that it was made for, if that is among them."""
+    """Return whether a place has a free slot for a worker. Slots that are reserved for the `others` do not
+    count: slots of kept workers with their roles, and a place that was made for one of them."""
     kept, roles = Counter(map(role_of, place.kept)), Counter(map(role_of, others))
     if kept[role_of(worker)]:
         return place.free > 0

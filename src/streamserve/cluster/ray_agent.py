@@ -1,4 +1,4 @@
-"""The actor that Ray places on a machine: it runs an agent there, which joins the head."""
+"""The actor that Ray places on a machine: it runs an agent, which joins the head."""
 
 import socket
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from streamserve.cluster.agent import Agent, AgentConfig
 from streamserve.cluster.membership import JoinError
 from streamserve.protocol.cluster import Machine
+from streamserve.protocol.config import LogLevel
 from streamserve.protocol.curve import KeyPair, parse_endpoint
-from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.machine import identity, own_address
-from streamserve.protocol.server_config import LogLevel
+from streamserve.system.logs import configure_logging
+from streamserve.system.machine import identity, own_address
 
 
 @dataclass(frozen=True)
 class RayAgentConfig:
-    """What an agent is given through Ray: the head's `address` and public key, its own key, the `worker` that
-    it is made for, its processors and GPUs, and the level of its log."""
+    """The configuration of an agent that is passed through Ray: the head's `address` and public key, its own
+    key pair, the `worker` for which it is made, its processors and GPUs, and its log level."""
 
     address: str
     head_key: bytes
@@ -31,16 +31,16 @@ class RayAgentConfig:
 
 
 class RayAgent:
-    """An agent with one slot, to be Ray's actor."""
+    """An agent with one slot, run as Ray's actor."""
 
     def __init__(self, config: RayAgentConfig) -> None:
         self._config = config
         self._agent: Agent | None = None
 
     async def run(self) -> str:
-        """Serve the head until `stop`. The worker has that share of its machine's memory that it has of the
-        processors; GPUs it has alone.
-        Returns why the head refuses this machine for good, or an empty string."""
+        """Serve the head until `stop`. The worker gets the share of the machine's memory that equals its
+        share of the processors; its GPUs are not shared. Return why the head refuses this machine for good,
+        or ""."""
         config = self._config
         configure_logging(config.log_level, "text")
         head = parse_endpoint(config.address)
@@ -63,7 +63,7 @@ class RayAgent:
 
 
 def machine_cpus() -> float:
-    """Return how many processors Ray has on the machine of this actor."""
+    """Return the number of processors that Ray has on the machine of this actor."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()

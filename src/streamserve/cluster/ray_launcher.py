@@ -1,12 +1,12 @@
-"""The launcher of workers on the machines of a Ray cluster: Ray places agents, which join this head as any
-other machine does.
+"""The launcher of workers on the machines of a Ray cluster: Ray places agents, which join this head as agents
+of other machines do.
 
     RayLauncher ── creates ──▶ actors: resources, placement groups ── run ──▶ agents (ray_agent.py)
                 ◀── deaths ───
     JoinLauncher ◀═════════ TCP, CURVE ═════════ agents ── start ──▶ workers
 
-No message of a request passes through Ray. An agent that has died is created again, wherever Ray finds space;
-the fleet alone judges what the loss of its worker means.
+No message of a request passes through Ray. An agent that has died is created again, wherever Ray finds space.
+Only the fleet decides what the loss of a worker means.
 """
 
 import asyncio
@@ -28,9 +28,8 @@ from streamserve.cluster.remote_worker import RemoteWorker
 from streamserve.fleet.launcher import MachineState
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
-from streamserve.protocol.config import WorkerConfig
+from streamserve.protocol.config import LogLevel, WorkerConfig
 from streamserve.protocol.curve import KeyPair
-from streamserve.protocol.server_config import LogLevel
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +38,23 @@ R = TypeVar("R")
 THREADS = 4
 CONNECT_SECONDS = 5.0
 AGAIN_SECONDS = 1.0
-"""Between the end of an actor and its successor."""
+"""Seconds between the end of an actor and the start of its successor."""
 REFUSED_SECONDS = 15.0
-"""The same if the head has refused its machine, whose version may be another one."""
+"""Seconds before the next actor after the head refused a machine, which may have another version."""
 STOP_SECONDS = 12.0
-"""How long agents have to end their workers before their actors are killed."""
+"""Seconds for agents to end their workers before their actors are killed."""
 
 
 @dataclass(frozen=True)
 class RayConfig:
-    """How machines `join` (without an endpoint: at the address that Ray has for this machine); the cluster's
-    `address`; the processors of a worker (0: an equal share of all), its GPUs and custom `resources`; the key
-    of all agents, and the level of their logs."""
+    """The configuration of the launcher.
+
+    - `join`: how machines join; without an endpoint, they join at the address that Ray has for this machine.
+    - `address`: the cluster's address.
+    - `cpus`: processors of a worker; 0: an equal share of all. `gpus`, `resources`: its GPUs and custom
+      resources.
+    - `agents`: the key pair of all agents; `log_level`: their log level.
+    """
 
     join: JoinConfig
     address: str
@@ -63,8 +67,8 @@ class RayConfig:
 
 @dataclass(eq=False)
 class KeptAgent:
-    """An agent that is made for the worker `made_for`, but runs any: its present `actor`, and whether it is
-    `surplus`: to be ended, without a successor."""
+    """An agent that was created for the worker `made_for`, but may run any worker. `actor` is its present
+    actor. If it is `surplus`, it is ended and gets no successor."""
 
     made_for: str
     actor: Any = None
@@ -72,11 +76,12 @@ class KeptAgent:
 
 
 class RayLauncher:
-    """Starts `workers` on the machines that Ray chooses. Made in a running event loop. Calls of Ray may wait
-    for its head: they run in threads, so that this loop goes on without it."""
+    """Starts `workers` on machines that Ray chooses. Must be created in a running event loop. Calls of Ray
+    may wait for Ray's head: they run in threads, so that the loop continues."""
 
     def __init__(self, config: RayConfig, workers: Mapping[str, ProcessState[Any]]) -> None:
-        """Raises OSError if there is no cluster at the address, or the head cannot listen."""
+        """Connect to the cluster, and listen for agents. Raises OSError if there is no cluster at the
+        address, or if the head cannot listen."""
         import ray
 
         self._ray = ray
@@ -125,7 +130,7 @@ class RayLauncher:
         self._closing = True
         joined = {made_for(machine) for machine in self.machines()}
         await self._join.close()
-        with contextlib.suppress(Exception):  # actors may be gone
+        with contextlib.suppress(Exception):  # actors may have ended already
             actors = [agent.actor for agent in self._kept.values() if agent.made_for in joined]
             stops = [actor.stop.remote() for actor in actors if actor]
             await asyncio.wait_for(asyncio.gather(*stops, return_exceptions=True), STOP_SECONDS)
@@ -144,7 +149,7 @@ class RayLauncher:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
 
     async def _follow_workers(self) -> None:
-        """Have as many agents as there are workers, which may be added and removed."""
+        """Keep as many agents as there are workers. Workers may be added and removed."""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
             missing = len(self._workers) - len(self._kept)
@@ -164,7 +169,7 @@ class RayLauncher:
             self._tasks.spawn(self._keep_together(agents))
 
     async def _keep_together(self, agents: Sequence[KeptAgent]) -> None:
-        """Keep the agents of the two halves of a pair on one machine, where that is possible; or one."""
+        """Keep agents: of two halves of a pair on one machine, if that is possible."""
         if len(agents) == 1:
             await self._keep(agents[0], {"scheduling_strategy": "SPREAD"})
             return
@@ -182,12 +187,12 @@ class RayLauncher:
                 for number, agent in enumerate(agents)
             )
         )
-        if not self._closing:  # both are surplus: the group still has its resources
+        if not self._closing:  # all are surplus; otherwise the resources of the group would stay reserved
             self._groups.remove(group)
             await self._call(self._ray.util.remove_placement_group, group)
 
     async def _keep(self, agent: KeptAgent, placement: Mapping[str, Any]) -> None:
-        """Create an agent, and another one whenever it has ended, until it is surplus."""
+        """Create an agent, and a successor whenever it has ended, until it is surplus."""
         worker = agent.made_for
         while not (self._closing or agent.surplus):
             wait = AGAIN_SECONDS
@@ -238,19 +243,19 @@ class RayLauncher:
 
 
 _connected: set[RayLauncher] = set()
-"""The launchers of this process that share a connection to Ray which one of them made: the last one to close
-ends it, and with it all actors of this process."""
+"""The launchers of this process that share a connection to Ray, which one of them made. The last launcher to
+close ends the connection, and with it all actors of this process."""
 
 
 def made_for(machine: MachineState) -> str:
-    """Return the worker that the agent on a machine was made for, from its name HOST.WORKER, or
+    """Return the worker for which the agent on a machine was created, from its name: HOST.WORKER, or
     HOST.WORKER#NUMBER if there are several."""
     return machine.name.rpartition(".")[2].partition("#")[0]
 
 
 def unneeded(kept: Iterable[str], workers: Collection[str], machines: Iterable[MachineState]) -> list[str]:
-    """Return the agents, by what they were made for, that run no worker, those first which are best ended:
-    that have not joined, since each asks for a machine, and that were made for workers that are gone."""
+    """Return the agents that run no worker, by the workers for which they were created. First come agents
+    that have not joined, since each asks Ray for a machine, and agents for workers that no longer exist."""
     present = list(machines)
     joined = {made_for(machine) for machine in present}
     busy = {made_for(machine) for machine in present if machine.workers}
@@ -261,7 +266,8 @@ def _connect(ray: Any, address: str) -> None:
     """Connect to a cluster. Raises OSError if there is none at the address."""
     host, colon, port = address.rpartition(":")
     try:
-        if colon and port.isdecimal() and "/" not in host:  # Ray itself waits for more than a minute
+        # Without this check, Ray waits for more than a minute.
+        if colon and port.isdecimal() and "/" not in host:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         with _same_signal_handler():
             ray.init(address=address, namespace="streamserve", logging_level=logging.WARNING)
@@ -275,7 +281,8 @@ def _connect(ray: Any, address: str) -> None:
 
 @contextlib.contextmanager
 def _same_signal_handler() -> Iterator[None]:
-    """Keep the handler of SIGTERM: that of ray.init ends the process without waiting for open requests."""
+    """Keep the present handler of SIGTERM: the handler of ray.init ends the process without waiting for open
+    requests."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -285,7 +292,8 @@ def _same_signal_handler() -> Iterator[None]:
 
 
 def groups(workers: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the workers by what is placed together: the halves of each pair, all others alone."""
+    """Return the workers in groups that are placed together: the two halves of a pair; other workers
+    alone."""
     names = list(workers)
     together: list[tuple[str, ...]] = []
     for name in names:
@@ -298,8 +306,8 @@ def groups(workers: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def cpus_of_each(machines: Sequence[float], workers: int) -> int:
-    """Return the processors of each of `workers` on machines with so many: all in equal shares, if each fits
-    into the smallest machine."""
+    """Return the number of processors of each of `workers`, on `machines` with these numbers of processors:
+    equal shares of all, but no more than the smallest machine has."""
     return max(1, int(min(*machines, sum(machines) / workers)))
 
 

@@ -5,8 +5,8 @@
     unknown ── Knock ──▶ challenged ── Register ──▶ joined ── lease ends, misbehaves ──▶ left
                                           Resume ──▶   ▲ (from another connection, with the same key)
 
-A peer is one connection; its key was checked by CURVE before its first message. A registration is valid once,
-on the connection that its challenge was sent to.
+A peer is one connection; CURVE has checked its key before its first message. A registration is valid once, on
+the connection to which its challenge was sent.
 """
 
 import logging
@@ -31,6 +31,7 @@ from streamserve.protocol.cluster import (
     Welcome,
 )
 from streamserve.protocol.numbers import plain
+from streamserve.system.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -38,34 +39,18 @@ CHALLENGE_SECONDS = 10.0
 MAX_CHALLENGES = 256
 MAX_AGENTS = 256
 JOIN_RATE, JOIN_BURST = 100.0, 1200.0
-"""Messages a second of unregistered peers with the same key. All machines may have one key: after a restart
-of the head, MAX_AGENTS of them come back at once, each with messages of its old session, then two to join."""
+"""Messages per second of all unregistered peers with one key, and in a burst. All machines may have the same
+key: after a restart of the head, MAX_AGENTS of them come back at once, each with messages of its old session,
+then two to join."""
 RATE, BURST = 20_000.0, 40_000.0
-"""Messages a second of an agent."""
+"""Messages per second of an agent, and in a burst."""
 BYTE_RATE, BYTE_BURST = float(256 << 20), float(512 << 20)
-"""Bytes a second of an agent."""
-
-
-class Bucket:
-    """A token bucket."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
-        self._level, self._at = burst, 0.0
-
-    def take(self, amount: float, now: float) -> bool:
-        """Take an amount; return False if there is not enough."""
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
-        self._at = now
-        if amount > self._level:
-            return False
-        self._level -= amount
-        return True
+"""Bytes per second of an agent, and in a burst."""
 
 
 @dataclass(eq=False)
 class Agent:
-    """An agent that has joined, at `joined_at`. `peer` is its present connection; it was last heard at
+    """An agent that joined at `joined_at`. `peer` is its present connection. It was last heard at
     `seen_at`."""
 
     token: bytes
@@ -75,10 +60,10 @@ class Agent:
     seen_at: float
     joined_at: float = 0.0
     kept: list[str] = field(default_factory=list)
-    """The workers of another head that it has kept, and that were not started here yet."""
+    """Workers of another head that it has kept, and that were not started for this head yet."""
     session: Session = field(default_factory=Session)
-    messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
-    size: Bucket = field(default_factory=lambda: Bucket(BYTE_RATE, BYTE_BURST))
+    messages: TokenBucket = field(default_factory=lambda: TokenBucket(RATE, BURST))
+    size: TokenBucket = field(default_factory=lambda: TokenBucket(BYTE_RATE, BYTE_BURST))
 
     @property
     def name(self) -> str:
@@ -110,7 +95,8 @@ class Body:
 
 @dataclass(frozen=True)
 class Left:
-    """An agent's session is over. Its workers may still run until its lease and the grace have passed."""
+    """An agent's session is over. Its workers may still run until its lease and the grace period have
+    passed."""
 
     agent: Agent
     reason: str
@@ -120,8 +106,8 @@ Effect = Reply | Joined | Body | Left
 
 
 class Registry:
-    """The agents of the head with this `epoch`, each with a lease of `lease` seconds. `tokens` makes what
-    must be unpredictable."""
+    """The agents of the head with this `epoch`. Each has a lease of `lease` seconds. `tokens` returns
+    unpredictable bytes."""
 
     def __init__(self, epoch: int, lease: float, tokens: Callable[[int], bytes]) -> None:
         self.epoch, self.lease = epoch, lease
@@ -132,27 +118,28 @@ class Registry:
         self._tokens = tokens
         self._by_peer: dict[bytes, Agent] = {}
         self._challenges: dict[bytes, tuple[bytes, float]] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
 
     def is_registered(self, peer: bytes) -> bool:
         """Return whether a peer is a registered agent."""
         return peer in self._by_peer
 
     def charge(self, peer: bytes, key: str, size: int, now: float) -> Iterator[Effect]:
-        """Charge a peer for a message before it is decoded; it is refused if this has any effect."""
+        """Charge a peer for a message before it is decoded. If this yields any effect, the message is
+        refused."""
         agent = self._by_peer.get(peer)
         if agent is None:
-            bucket = self._buckets.setdefault(key, Bucket(JOIN_RATE, JOIN_BURST))
-            if not bucket.take(1, now):
+            bucket = self._buckets.setdefault(key, TokenBucket(JOIN_RATE, JOIN_BURST))
+            if not bucket.spend(1, now):
                 yield self.refuse(peer, "rate", f"at most {JOIN_RATE:g} messages a second before joining")
-        elif not (agent.messages.take(1, now) and agent.size.take(size, now)):
+        elif not (agent.messages.spend(1, now) and agent.size.spend(size, now)):
             yield self.refuse(
                 peer, "rate", f"at most {plain(RATE)} messages and {plain(BYTE_RATE)} bytes a second"
             )
             yield from self.end(agent, "it sent too much")
 
     def unreadable(self, peer: bytes, reason: Reason, text: str) -> Iterator[Effect]:
-        """Refuse a message that was not decoded; the session of an agent that sends one is over."""
+        """Refuse a message that cannot be decoded. If an agent sent it, the agent's session is ended."""
         yield self.refuse(peer, reason, text)
         if agent := self._by_peer.get(peer):
             yield from self.end(agent, text)
@@ -168,15 +155,15 @@ class Registry:
             case Resume():
                 yield from self._resume(peer, key, message, now)
             case Packet() | Alive() if agent is None:
-                yield Reply(peer, Refused("connection", "this connection has no session"))
+                yield Reply(peer, Refused("connection", "this connection has no session: join first"))
             case Packet() if agent:
-                body = agent.session.take(message)
+                body = agent.session.accept(message)
                 if body is not None:
                     yield Body(agent, body)
             case Alive() if agent:
                 yield from self._alive(agent, message, now)
             case _:
-                yield self.refuse(peer, "unexpected", "this connection has a session")
+                yield self.refuse(peer, "unexpected", "this connection already has a session")
 
     def send(self, agent: Agent, body: bytes) -> Iterator[Effect]:
         """Send a message to an agent."""
@@ -191,7 +178,7 @@ class Registry:
         """End the sessions whose leases have ended."""
         for agent in list(self.agents.values()):
             if now - agent.seen_at > self.lease:
-                yield from self.end(agent, f"its machine has not been heard for {self.lease:g} s")
+                yield from self.end(agent, f"no message from its machine for {self.lease:g} s")
         self._challenges = {p: c for p, c in self._challenges.items() if now - c[1] < CHALLENGE_SECONDS}
 
     def end(self, agent: Agent, reason: str) -> Iterator[Effect]:
@@ -213,7 +200,7 @@ class Registry:
                 peer,
                 "version",
                 f"it runs streamserve {knock.release[:32]!r} (protocol {knock.version}), but the head runs "
-                f"{__version__} (protocol {CLUSTER_VERSION}): install the head's version there",
+                f"{__version__} (protocol {CLUSTER_VERSION}): install the head's version on that machine",
             )
         while len(self._challenges) >= MAX_CHALLENGES:
             del self._challenges[next(iter(self._challenges))]
@@ -225,7 +212,7 @@ class Registry:
     def _register(self, peer: bytes, key: str, message: Register, now: float) -> Iterator[Effect]:
         nonce, asked = self._challenges.pop(peer, (b"", 0.0))
         if nonce != message.nonce or now - asked > CHALLENGE_SECONDS:
-            yield self.refuse(peer, "challenge", "its registration is old, repeated, or was not asked for")
+            yield self.refuse(peer, "challenge", "its registration is old, repeated, or was not requested")
             return
         if len(self.agents) >= MAX_AGENTS:
             yield self.refuse(peer, "rate", f"at most {MAX_AGENTS} machines can join")
@@ -238,7 +225,7 @@ class Registry:
     def _resume(self, peer: bytes, key: str, message: Resume, now: float) -> Iterator[Effect]:
         agent = self.agents.get(message.session)
         if agent is None or agent.key != key:
-            yield self.refuse(peer, "session", "its session is over")
+            yield self.refuse(peer, "session", "its session has ended")
             return
         self._by_peer.pop(agent.peer, None)
         agent.peer = peer

@@ -12,8 +12,8 @@ from streamserve.protocol.cluster import Beat, End, Ended, ToMachine
 
 
 class RemoteWorker:
-    """The worker `name`, which is NAME/INCARNATION, on the machine of `agent`. `command` sends a command to
-    an agent. A lost one counts as dead after `grace` seconds."""
+    """The worker `name` (NAME/INCARNATION) on the machine of `agent`. `command` sends a command to an agent.
+    A lost worker counts as dead after `grace` seconds."""
 
     def __init__(
         self, name: str, agent: Agent, command: Callable[[Agent, ToMachine], Awaitable[None]], grace: float
@@ -34,16 +34,16 @@ class RemoteWorker:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or was lost."""
+        """Whether the worker has ended, or was lost."""
         return self._end.done()
 
     @property
     def is_dead(self) -> bool:
-        """Whether it certainly does not write any more."""
+        """Whether the worker certainly writes no more."""
         return self._dead.is_set()
 
     async def until_started(self) -> None:
-        """Wait until its process runs. Raises OSError if it does not come to that."""
+        """Wait until the worker's process runs. Raises OSError if it ends before that."""
         waiting: set[asyncio.Future[Any]] = {self._pid, self._end}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not self._pid.done():
@@ -51,7 +51,7 @@ class RemoteWorker:
             raise OSError(end if isinstance(end, str) else end.reason)
 
     def started(self, pid: int) -> None:
-        """Record that its process runs."""
+        """Record that the worker's process runs."""
         if not self._pid.done():
             self._pid.set_result(pid)
 
@@ -60,13 +60,13 @@ class RemoteWorker:
         self._beat = Heartbeat(now - beat.age, beat.phase, now - beat.still, beat.predicted)
 
     def ended(self, ended: Ended) -> None:
-        """Record that its process has ended."""
+        """Record that the worker's process has ended."""
         self._dead.set()
         if not self._end.done():
             self._end.set_result(ended)
 
     def lose(self, reason: str) -> None:
-        """Record that its machine was lost."""
+        """Record that the worker's machine was lost."""
         if not self._end.done():
             self._end.set_result(reason)
             asyncio.get_running_loop().call_later(self._grace, self._dead.set)

@@ -2,10 +2,10 @@
 whatever a connection loses.
 
     send ──▶ Packet 1, 2, 3 … kept until the other side has received them
-    take ◀── Packet 1, 2, 4   a gap: dropped; the next Alive shows what is missing, and 3 and 4 come again
+    take ◀── Packet 1, 2, 4   a gap: dropped; the next Alive shows the gap, and 3 and 4 come again
 
-A connection loses packets only at its end. So an Alive, which comes after the packets that were sent before
-it, shows for certain whether some were lost.
+A connection loses packets only at its end. An Alive arrives after the packets that were sent before it, so it
+shows for certain whether some of them were lost.
 """
 
 from collections import deque
@@ -14,11 +14,11 @@ from streamserve.protocol.cluster import Alive, Packet
 
 MAX_KEPT_BYTES = 256 << 20
 MAX_KEPT = 1 << 17
-"""Unacknowledged packets, and bytes of them, beyond which a session is broken."""
+"""A session is broken if more unacknowledged packets, or more bytes of them, are kept."""
 
 
 class SessionError(Exception):
-    """The session cannot go on: the other side does not acknowledge, or claims what is impossible."""
+    """The session cannot continue: the other side does not acknowledge, or makes an impossible claim."""
 
 
 class Session:
@@ -41,23 +41,23 @@ class Session:
         self._kept_bytes += len(body)
         return packet
 
-    def take(self, packet: Packet) -> bytes | None:
-        """Return the body of the next packet; None for one that was received before, or follows a gap."""
+    def accept(self, packet: Packet) -> bytes | None:
+        """Return the body of the next packet; None if it was received before, or if it follows a gap."""
         if packet.number != self.received + 1:
             return None
         self.received += 1
         return packet.body
 
     def acknowledge(self, received: int) -> None:
-        """Process how many packets the other side has received. Raises SessionError if it claims what cannot
-        be."""
+        """Process the number of packets that the other side has received. Raises SessionError if it is
+        impossible."""
         if received > self.sent or received < self.sent - len(self._kept):
             raise SessionError(f"{received} messages were acknowledged, of {self.sent} that were sent")
         while self._kept and self._kept[0].number <= received:
             self._kept_bytes -= len(self._kept.popleft().body)
 
     def answer(self, alive: Alive) -> list[Packet]:
-        """Process the other side's Alive; return the packets that it asks for again. Raises SessionError as
+        """Process the other side's Alive; return the packets to send again. Raises SessionError as
         `acknowledge` does."""
         self.acknowledge(alive.received)
         if not alive.missing:
@@ -66,5 +66,5 @@ class Session:
         return list(self._kept)
 
     def lacks(self, alive: Alive) -> bool:
-        """Return whether packets that were sent before this Alive have been lost."""
+        """Return whether packets that were sent before this Alive were lost."""
         return self.received < alive.sent

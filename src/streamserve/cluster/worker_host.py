@@ -4,8 +4,8 @@
     the session is over  ──▶ leave, end_all       ──▶    │    └── until when they may run ──▶ standard input
     messages to the head ◀── tell ───────────────────────┘
 
-What is asked for in one session with a head is never done in another: NAME/INCARNATION of two heads can be
-equal.
+A command of one session with a head is never executed in another session: NAME/INCARNATION of two heads can
+be equal.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ logger = logging.getLogger(__name__)
 
 LEFT = encode(Left())
 KEPT_LEASE_SECONDS = 5.0
-"""A kept worker ends when it has not heard this agent for so long."""
+"""A kept worker ends if its agent has not extended its lease for this many seconds."""
 STEP_SECONDS = 60.0
-"""How long an adopted worker may take to leave one head, and to serve the next: a step of the model."""
+"""Seconds that an adopted worker may take to leave one head, and to serve the next: a step of the model."""
 
 LaunchLeased = Callable[[WorkerConfig], Awaitable[LeasedWorker]]
 """Starts a worker. Raises OSError if that is not possible now."""
 Localize = Callable[[WorkerConfig, int, str], WorkerConfig]
-"""Adds what only this machine knows to the configuration of the worker in a slot, which has a name on the
-control socket."""
+"""Adds the values that only this machine knows to the configuration of a worker, given its slot and its name
+on the control socket."""
 
 
 class WorkerHost:
-    """The workers of `machine`, which `tell` the head of `membership`. Without a head they are kept for
-    `keep` seconds. Made in a running event loop."""
+    """The workers of `machine`. `tell` sends messages to the head of `membership`. Without a head, workers
+    are kept for `keep` seconds. Must be created in a running event loop."""
 
     def __init__(
         self,
@@ -58,26 +58,27 @@ class WorkerHost:
         tasks: TaskSupervisor,
     ) -> None:
         self.leaving = False
-        """Whether workers are leaving their head: the next one is told what is kept."""
+        """Whether workers are leaving their head. Meanwhile the agent does not join the next head, which is
+        told the kept workers."""
         self._machine, self._membership = machine, membership
         self._launch, self._localize, self._keep_seconds = launch, localize, keep
         self._tell, self._tasks = tell, tasks
         self._states: dict[str, ProcessState[Any]] = {}
         self._hosted: dict[str, Hosted] = {}
-        """The workers' processes, by their names on the control socket."""
+        """The workers by their names on the control socket."""
         self._starting: set[int] = set()
-        """The slots of those that are being started."""
+        """The slots of workers that are being started."""
         self._numbers = itertools.count(1)
         self._control = ControlSocket(self._states)
 
     @property
     def endpoint(self) -> str:
-        """Where workers connect to."""
+        """The address to which workers connect."""
         return self._control.endpoint
 
     async def relay(self) -> None:
-        """Pass on the workers' messages, for ever. The first one of a worker shows that it serves the head
-        that has adopted it."""
+        """Pass on the workers' messages, until cancelled. The first message of an adopted worker shows that
+        it serves its head."""
         while True:
             peer, _, data = await self._control.receive()
             hosted = self._hosted.get(peer)
@@ -92,7 +93,7 @@ class WorkerHost:
                 await self._tell(Forward(hosted.name, data))
 
     def launch(self, config: WorkerConfig) -> None:
-        """Let a kept worker, or else a new process, be a worker of the head."""
+        """Make a kept worker serve the head, or start a new process."""
         self._tasks.spawn(self._run(self._membership.session, config))
 
     async def forward(self, worker: str, message: bytes) -> None:
@@ -122,7 +123,7 @@ class WorkerHost:
         await asyncio.gather(*(each.process.stop() for each in hosted))
 
     def tick(self, now: float) -> None:
-        """Extend the leases of workers, and end those that were kept for too long."""
+        """Extend the leases of workers; end workers that were kept for too long."""
         for hosted in self._hosted.values():
             if hosted.state is State.LEFT or (hosted.state is State.LEAVES and not hosted.writes):
                 hosted.process.extend(now + KEPT_LEASE_SECONDS)
@@ -136,7 +137,7 @@ class WorkerHost:
                 hosted.process.kill()
 
     async def beat(self) -> None:
-        """Tell the head the last signs of life of its workers."""
+        """Send the head the last signs of life of its workers."""
         for hosted in list(self._hosted.values()):
             beat, now = hosted.process.beat(), time.monotonic()
             if beat and hosted.of_head:
@@ -144,12 +145,12 @@ class WorkerHost:
                 await self._tell(Beat(hosted.name, age, beat.phase, still, beat.predicted))
 
     def close(self) -> None:
-        """Free the control socket, after `end_all`."""
+        """Close the control socket, after `end_all`."""
         self._control.close()
 
     @property
     def _slots(self) -> set[int]:
-        """The slots that are taken."""
+        """The slots in use."""
         return self._starting | {hosted.slot for hosted in self._hosted.values()}
 
     @property
@@ -158,12 +159,12 @@ class WorkerHost:
         return [hosted for hosted in self._hosted.values() if hosted.kept_until]
 
     def _of_head(self, worker: str) -> Hosted | None:
-        """Return the worker NAME/INCARNATION of the head, if it runs."""
+        """Return the head's worker NAME/INCARNATION, if it runs."""
         return next((h for h in self._hosted.values() if h.of_head and h.name == worker), None)
 
     async def _run(self, session: Session | None, config: WorkerConfig) -> None:
-        """Let a kept worker, or else a new process, be a worker of the head with this session. A kept one
-        that ends before it serves is replaced like any other that is not there."""
+        """Make a kept worker serve the head with this session, or start a new process. If the kept worker
+        ends before it serves, another worker is used."""
         try:
             files = await asyncio.to_thread(files_of, self._localize(config, 0, "").model)
             for hosted in nearest(self._kept, config):
@@ -201,16 +202,16 @@ class WorkerHost:
         hosted = self._hosted[peer] = Hosted(process, config, slot, peer, files, ending)
         self._tasks.spawn(self._watch(hosted))
         process.extend(self._membership.expires)
-        if session is not self._membership.session:  # the head that wanted it is lost
+        if session is not self._membership.session:  # the head that asked for it was lost
             hosted.state = State.LEFT
             process.kill()
             return
         await self._tell(Started(config.worker, process.pid))
 
     async def _adopt(self, session: Session | None, hosted: Hosted, config: WorkerConfig) -> None:
-        """Let a kept worker serve the head. It is ended if it does not, unless the head is lost meanwhile:
-        then it is kept for the next one."""
-        logger.warning("worker %s: adopted from the head before, as %s", hosted.name, config.worker)
+        """Let a kept worker serve the head. If it does not, it is ended. If the head is lost meanwhile, it is
+        kept for the next."""
+        logger.warning("worker %s: adopted from the previous head, as %s", hosted.name, config.worker)
         hosted.kept_until = 0.0
         hosted.served.clear()
         self._offer()
@@ -229,7 +230,7 @@ class WorkerHost:
         await self._end(hosted)
 
     async def _until(self, event: asyncio.Event, hosted: Hosted, seconds: float) -> bool:
-        """Wait for an event of a worker, or its end; return whether the event came."""
+        """Wait at most `seconds` for an event of a worker, or its end; return whether the event came."""
         waiting = asyncio.ensure_future(event.wait())
         await asyncio.wait(
             {waiting, hosted.ending}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED
@@ -248,8 +249,8 @@ class WorkerHost:
             await self._tell(_ended(hosted.name, ended))
 
     async def _keep_workers(self, lost: Lost) -> None:
-        """Let all workers leave the head. Those that may write to others, and have not left when the lease
-        ends, are killed."""
+        """Let all workers leave the head. Workers that may write to other workers' memory must leave before
+        the lease ends, or are killed."""
         leaving = [hosted for hosted in self._hosted.values() if hosted.of_head]
         for hosted in leaving:
             hosted.state, hosted.closed = State.LEAVES, lost.until + lost.lease
@@ -263,7 +264,7 @@ class WorkerHost:
             self.leaving = False
 
     async def _until_left(self, hosted: Hosted, until: float) -> None:
-        """Keep a worker as soon as it has left the head; kill it if that is too late."""
+        """Keep a worker once it has left the head. If that is not before `until`, kill it."""
         left = await self._until(hosted.left, hosted, until - time.monotonic())
         if left and time.monotonic() <= until:
             self._keep(hosted)
@@ -277,10 +278,10 @@ class WorkerHost:
         self._offer()
 
     async def _make_space(self, config: WorkerConfig) -> None:
-        """End kept workers that take the memory of one that is to start."""
+        """End kept workers until there is a free slot for one that is to start."""
         while self._kept and len(self._slots) >= self._machine.slots:
             hosted = nearest(self._kept, config)[0]
-            logger.warning("worker %s: not what the head needs: ending it", hosted.name)
+            logger.warning("worker %s does not match what the head needs: ending it", hosted.name)
             await self._end(hosted)
 
     async def _end(self, hosted: Hosted) -> None:
@@ -291,7 +292,7 @@ class WorkerHost:
         self._hosted.pop(hosted.peer, None)
 
     def _offer(self) -> None:
-        """Tell the next head what is kept."""
+        """Update the machine's offer to the next head: the kept workers."""
         kept = tuple(hosted.worker[:32] for hosted in self._kept)
         self._membership.machine = msgspec.structs.replace(self._machine, kept=kept)
 

@@ -41,7 +41,7 @@ class Star:
         return self.round(targets) - ceil(targets / self.batch) * self.batch_seconds
 
     def load(self, targets: float) -> float:
-        """Return the share of its time that the service drafts."""
+        """Return the share of the time in which the service drafts."""
         return 1.0 - self.idle(targets) / self.round(targets)
 
     @property
@@ -51,9 +51,9 @@ class Star:
         return min(self.batch * ceil(self.return_seconds / self.batch_seconds - TOLERANCE) + 1, MAX_TARGETS)
 
     def n_max(self, progress: float, plain: float) -> int:
-        """Return N_max: the most targets for which each, with `progress` tokens a round, is still faster than
-        by steps without draft tokens, of `plain` seconds each. At least one: a target that does not gain
-        sends no requests."""
+        """Return N_max: the largest number of targets with which each target is still faster than without
+        draft tokens. A round yields `progress` tokens; a step without draft tokens takes `plain` seconds. At
+        least 1: a target that does not gain sends no requests."""
         allowed = progress * plain
         if self.round(1) > allowed:
             return 1
@@ -62,9 +62,9 @@ class Star:
 
 @dataclass(frozen=True)
 class TargetRound:
-    """One target among others of other depths: it takes `draft` seconds of the service a round (S_i), comes
-    back after `return_seconds` (Z_i), and would take `allowed` seconds for a round's tokens without draft
-    tokens."""
+    """One target's round, among targets with trees of other depths. The round takes `draft` seconds of the
+    service (S_i); the target comes back after `return_seconds` (Z_i). Without draft tokens, it would take
+    `allowed` seconds for the tokens of a round."""
 
     draft: float
     return_seconds: float
@@ -72,8 +72,8 @@ class TargetRound:
 
 
 def all_gain(targets: Sequence[TargetRound], batch_seconds: float) -> bool:
-    """Return whether every one of these targets gains by the service if all are drafted for: a round takes
-    max(ΣS_i, S_b + Z_i). Targets that do not gain even alone are not counted: they send no requests."""
+    """Return whether every target gains if the service drafts for all of them: a round takes max(ΣS_i, S_b +
+    Z_i) seconds. Targets that do not gain even alone are not counted: they send no requests."""
     busy = sum(target.draft for target in targets)
     alone = [(batch_seconds + target.return_seconds, target) for target in targets]
     return all(max(busy, seconds) <= each.allowed for seconds, each in alone if seconds <= each.allowed)
@@ -81,5 +81,5 @@ def all_gain(targets: Sequence[TargetRound], batch_seconds: float) -> bool:
 
 def progress(beta: float, depth: int) -> float:
     """Return the tokens of a round, E[l] + 1, with E[l] = β(1 - β^d)/(1 - β): each draft token is accepted
-    with probability `beta` if those before it are."""
+    with probability `beta` if the draft tokens before it are."""
     return depth + 1.0 if beta >= 1.0 else 1.0 + beta * (1.0 - beta**depth) / (1.0 - beta)

@@ -1,1 +1,1 @@
-"""One worker's state and its step: sequences, KV blocks, the prefix index and the scheduler."""
+"""The engine of one worker: sequences, KV blocks, the prefix index, the scheduler and the step loop."""

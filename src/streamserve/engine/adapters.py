@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine: which its executor has, and the answers about those that were requested."""
+"""The LoRA adapters of an engine: those that its executor has, and the answers to requests for loading."""
 
 from typing import Protocol
 
@@ -7,12 +7,12 @@ from streamserve.protocol.messages import AdapterLoaded, LoadAdapter, UnloadAdap
 
 
 class Adapters(Protocol):
-    """The adapters that an executor has, by the hash of their files."""
+    """The adapters of an executor, by the hash of their files."""
 
     def __contains__(self, fingerprint: str) -> bool: ...
 
     def load(self, fingerprint: str, path: str) -> None:
-        """Load the adapter in the folder `path`. Raises CheckpointError for one that cannot be served."""
+        """Load the adapter in the folder `path`. Raises CheckpointError if it cannot be served."""
         ...
 
     def unload(self, fingerprint: str) -> None:
@@ -21,7 +21,8 @@ class Adapters(Protocol):
 
 
 class AdapterManager:
-    """Loads and unloads adapters between an engine's steps; without `adapters` there are none."""
+    """Loads and unloads adapters between an engine's steps. Without `adapters`, the executor supports
+    none."""
 
     def __init__(self, adapters: Adapters | None) -> None:
         self._adapters = adapters
@@ -32,10 +33,10 @@ class AdapterManager:
         """Return why a request with this adapter cannot run here; empty if it can."""
         if not adapter or (self._adapters is not None and adapter in self._adapters):
             return ""
-        return "this worker does not have the request's LoRA adapter: load it again"
+        return "this worker does not have the request's LoRA adapter: load the adapter again"
 
     def load(self, message: LoadAdapter) -> None:
-        """Load an adapter; the answer is in `take_answers`."""
+        """Load an adapter, and add the answer for `take_answers`."""
         error = ""
         if self._adapters is None:
             error = "this worker serves no LoRA adapters: start it with --max-loras"
@@ -54,7 +55,7 @@ class AdapterManager:
             self._adapters.unload(message.fingerprint)
 
     def unload_all(self) -> None:
-        """Free all adapters that were loaded here."""
+        """Free all adapters that were loaded by `load`, and drop their answers."""
         for fingerprint in self._loaded:
             if self._adapters is not None:
                 self._adapters.unload(fingerprint)
@@ -62,6 +63,6 @@ class AdapterManager:
         self._answers = []
 
     def take_answers(self) -> list[AdapterLoaded]:
-        """Return the answers since the last call."""
+        """Return the answers to `load` since the last call."""
         answers, self._answers = self._answers, []
         return answers

@@ -5,12 +5,12 @@
     device            ███████████ step 1 ███████████ ███████████ step 2 ███████████ …
 
 The next step is known in advance if every sequence only goes on: one token each, which is on the device when
-its KV is computed. A sequence that turns out to have ended has a row in one step too many. Its result is
-dropped, and its KV goes to the slot after the sequence's last token, where it can hurt no other sequence. A
-block is in the prefix index only if all its slots are of computed tokens, and that slot is not. And if the
-block is allocated again, its new owner's step is launched later, on the same device, in order.
+its KV is computed. A sequence that turns out to have ended has a row in one step too many. The row's result
+is dropped. Its KV goes to the slot after the sequence's last token, where it can hurt no other sequence: a
+block is in the prefix index only if all its slots hold computed tokens, and this slot does not. If the block
+is allocated again, its new owner's step is launched later on the same device, which runs steps in order.
 
-Nothing else is planned ahead: a new request, an edit, or memory that is short wait for the results.
+Nothing else is planned ahead: new requests, edits, and steps for which memory is short wait for the results.
 """
 
 from collections.abc import Mapping
@@ -19,22 +19,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
 
-from streamserve.engine.plan import TARGET, UNKNOWN_TOKEN, Span, StepPlan
+from streamserve.contracts.plan import TARGET, UNKNOWN_TOKEN, Span, StepPlan
+from streamserve.contracts.tree import root
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
 from streamserve.speculation.controller import Round
-from streamserve.speculation.tree import root
 
 MAX_AHEAD = 64
-"""Steps that are planned ahead in a row: after them one is planned with everything known. With a drafter
-there are fewer (Speculation.steps_between): its policy decides at all other steps."""
+"""Maximum number of steps planned ahead in a row. The step after them is planned with all results known. With
+a drafter the number is smaller (Speculation.steps_between), because the policy must decide at times."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A step that is planned, or launched. `members` are the sequences of its spans, `began` when its
-    planning began; it is number `ahead` in a row of steps planned ahead, 0 if it was not."""
+    """A planned or launched step.
+
+    * `members`: the sequences of its spans, in order.
+    * `began`: when its planning began.
+    * `ahead`: its number in a row of steps planned ahead, from 1; 0 if it was planned with all results known.
+    """
 
     plan: StepPlan
     round: Round
@@ -53,8 +57,8 @@ class Flight:
         return sum(span.start for span in self.plan.spans)
 
     def standing(self, live: Mapping[int, Sequence]) -> list[bool]:
-        """Return for each span whether its result is of use to its sequence: not if that is no longer `live`,
-        or was edited meanwhile."""
+        """Return, for each span, whether its result is still valid: its sequence is `live` and has not been
+        edited meanwhile."""
         pairs, get = zip(self.plan.spans, self.members, strict=True), live.get
         if not self.ahead:
             return [get(span.sequence) is member for span, member in pairs]
@@ -68,9 +72,9 @@ class Flight:
 def plan_ahead(
     flight: Flight, scheduler: Scheduler, limit: int = MAX_AHEAD
 ) -> tuple[StepPlan, list[Sequence]] | None:
-    """Return the plan of the step after `flight`, whose results are not known yet, and its sequences; None if
-    it cannot be known, or `limit` steps were planned ahead in a row. Allocates the blocks that the step
-    needs."""
+    """Return the plan of the step after `flight`, whose results are not known yet, and its sequences. Returns
+    None if the step depends on these results, or `limit` steps in a row were planned ahead. Allocates the
+    blocks that the step needs."""
     config = scheduler.config
     preempts = config.preempt_every and (scheduler.steps + 1) % config.preempt_every == 0
     if flight.ahead >= limit or preempts:
@@ -105,7 +109,8 @@ def plan_ahead(
 
 
 def _only_goes_on(span: Span, sequence: Sequence) -> bool:
-    """Whether a sequence has exactly one new token after the step of `span`, and goes on with it."""
+    """Whether a sequence gets exactly one new token in the step of `span`, and goes on with it unless it
+    ends."""
     return (
         span.tree is not None
         and len(span.tree.tokens) == 1
@@ -117,7 +122,7 @@ def _only_goes_on(span: Span, sequence: Sequence) -> bool:
 
 
 def _others(flight: Flight, scheduler: Scheduler) -> bool:
-    """Whether any sequence that is not in the step has something to compute."""
+    """Whether any sequence outside the step has something to compute."""
     members = {sequence.id for sequence in flight.members}
     return not members.issuperset(scheduler.sequences) and any(
         sequence.status.schedulable and sequence.todo(idle=True) > 0

@@ -1,4 +1,4 @@
-"""Batch candidates of a step: the service order, and the query tokens that each may have."""
+"""Batch candidates of a step: the service order, and the maximum query tokens of each sequence."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
@@ -8,11 +8,11 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.reservations import may_fail_to_start
 from streamserve.engine.sequence import MemoryClaim, Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
-from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.feasibility import Load
 from streamserve.scheduling.ordering import BatchCap, Order, rank, service_order
 from streamserve.scheduling.prefill import Chunk, DecodeBatch, chunks
@@ -26,13 +26,13 @@ from streamserve.speculation.slo import NO_REQUIREMENT
 INITIAL_OUTPUT = 64.0
 """Assumed output length in tokens until an output has ended."""
 STREAM_BUDGETS = 4
-"""The prompt streams considered in a step hold about this many token budgets: there may be hundreds of
-streams."""
+"""A step considers prompt streams with about this many token budgets to compute in total: there may be
+hundreds of streams."""
 RECENT_WEIGHT = 0.05
 """Weight of the latest observation in a running average."""
 
 Prefilling = tuple[Sequence, RequestView]
-"""A sequence with more to compute than its next token, and its view."""
+"""A sequence that does not decode yet, and its view."""
 
 
 @dataclass
@@ -53,12 +53,12 @@ class RunningAverages:
     drafting: float = 0.0
 
     def ended(self, outputs: int) -> None:
-        """Record an output that has ended."""
+        """Record the length of an output that has ended."""
         self.output += RECENT_WEIGHT * (outputs - self.output)
 
     def stepped(self, decoding: int, tokens: int, prompts: int, draft_tokens: int, drafting: float) -> None:
-        """Record a step. It yielded `tokens` for `decoding` sequences by `draft_tokens`, which took
-        `drafting` seconds before it, and computed `prompts` prompt tokens in the same batch."""
+        """Record a step. It yielded `tokens` for `decoding` sequences, verified `draft_tokens` that took
+        `drafting` seconds to draft, and computed `prompts` prompt tokens in the same batch."""
         self.prompts += RECENT_WEIGHT * (prompts - self.prompts)
         if decoding:
             self.step += RECENT_WEIGHT * (tokens / decoding - self.step)
@@ -71,15 +71,15 @@ class BatchCandidates:
     """The batch candidates of one step.
 
     * `ranked`: the order in which sequences keep sequence slots and memory, highest rank first.
-    * `service_order`: the sequences with something to compute, in the order in which they get query tokens,
-      of `budget` in all.
-    * `chunks`: bounds of the prompt tokens, by sequence id; sequences not in it are bounded only by the
-      maximum chunk.
+    * `service_order`: the sequences with something to compute, in the order in which they get query tokens.
+    * `budget`: maximum query tokens of the step.
+    * `chunks`: the chunk of a prompt by sequence id; without an entry it is limited by the maximum chunk
+      only.
     * `exclusive`: no sequence decodes in a batch with a prompt.
     * `defer_streams`: no prompt stream is computed in a batch with a complete prompt.
     * `idle`: nothing is left to compute but the tails of prompt streams.
-    * `deferred_handovers`: sequences whose KV is to come from another worker, but not yet: if they decoded
-      here, requests would miss their latency targets.
+    * `deferred_handovers`: sequences that must not receive their KV from another worker yet, because requests
+      would miss their latency targets if these sequences decoded here.
     """
 
     ranked: list[Sequence]
@@ -92,7 +92,7 @@ class BatchCandidates:
     deferred_handovers: List[Sequence] = ()
 
     def deferred(self, sequence: Sequence) -> bool:
-        """Whether the sequence is deferred: it only gets what complete prompts leave."""
+        """Whether the sequence is deferred: it is served only after complete prompts."""
         return self.defer_streams and sequence.stream.open
 
 
@@ -105,8 +105,8 @@ def batch_candidates(
     speculation: Speculation,
     averages: RunningAverages,
 ) -> BatchCandidates:
-    """Return the batch candidates of a step that begins at `now`. The `expected` sequences will decode here
-    when their KV has landed."""
+    """Return the batch candidates of a step that begins at `now`. The `expected` sequences are not
+    candidates: they will decode here when their KV has landed."""
     cost, budget = speculation.step_cost, config.max_num_batched_tokens
     todo = [sequence.todo(idle=False) for sequence in sequences]
     if idle := not any(todo):
@@ -145,10 +145,10 @@ def _deferred_handovers(
     speculation: Speculation,
     averages: RunningAverages,
 ) -> list[Sequence]:
-    """Return the sequences in `prefilling` whose KV another worker computes and that may not decode here yet.
-    `views` are those of all sequences of the engine; nothing of these prompts is computed here."""
+    """Return the sequences in `prefilling` whose KV another worker computes, and that SLO admission does not
+    let decode here yet. `views` has the views of all sequences of the engine."""
     handovers = [
-        (sequence, replace(view, remaining=1))
+        (sequence, replace(view, remaining=1))  # nothing of these prompts is computed here
         for sequence, view in prefilling
         if sequence.transfer.role is TransferRole.RECEIVER and needs_admission(view)
     ]
@@ -171,7 +171,7 @@ def _chunk_limits(
     speculation: Speculation,
     averages: RunningAverages,
 ) -> dict[int, Chunk]:
-    """Return the bounds of the prompt tokens that an order gives the sequences in `prefilling`."""
+    """Return the chunks that an order gives the sequences in `prefilling`, by sequence id."""
     startable = [
         (sequence, view)
         for sequence, view in prefilling
@@ -188,9 +188,9 @@ def _chunk_limits(
 
 
 def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float) -> RequestView:
-    """Return what policies may know of a sequence that has `todo` tokens to compute, of which each takes
-    about `token_seconds`. There may be hundreds of sequences in a step: properties are read only where they
-    can differ from their defaults."""
+    """Return the view of a sequence that has `todo` tokens to compute, each in about `token_seconds`. There
+    may be hundreds of sequences in a step, so properties are read only where they can differ from their
+    defaults."""
     kv, stream, arrival = sequence.kv, sequence.stream, sequence.arrival
     computed, is_open, finished_at = kv.computed[TARGET], stream.open, stream.finished_at
     length, running = len(sequence.tokens), sequence.status is SequenceStatus.RUNNING
@@ -240,8 +240,9 @@ def _idle_view(sequence: Sequence, now: float) -> RequestView:
 def _capped_budget(
     cap: BatchCap, serving: list[RequestView], cost: Callable[[int, int], float], budget: int
 ) -> int:
-    """Return the most query tokens of a step, of which the decoding sequences get theirs in service order."""
+    """Return the maximum query tokens of a step by an order's `cap`."""
     decoding = [view for view in serving if view.decoding]
+    # Sums of KV tokens in service order: a smaller step leaves out the last decoding sequences.
     kv_tokens = list(accumulate((view.computed for view in decoding), initial=0))
     return cap(
         [view.requirement for view in decoding],
@@ -258,7 +259,7 @@ def _slo_chunks(
     speculation: Speculation,
     averages: RunningAverages,
 ) -> dict[int, Chunk]:
-    """Return the chunks of `prompts` that latency targets allow, by sequence id. `views` are those of all
+    """Return the chunks of `prompts` that latency targets allow, by sequence id. `views` has the views of all
     sequences of the engine."""
     decoding = [view for view in views if view.decoding and view.running]
     requirements = [view.requirement for view in decoding]
@@ -289,8 +290,9 @@ def _slo_chunks(
 
 
 def _first_prompts(prompts: list[Prefilling], tokens: int) -> list[Prefilling]:
-    """Return the first prompts that together have `tokens` tokens to compute, and those that hold memory: if
-    the first could not start without that memory, no prompt would be computed."""
+    """Return the first prompts that together have `tokens` tokens to compute, and all prompts that hold
+    memory. Without the latter no prompt might be computed: the first ones may be unable to start while the
+    memory is held."""
     sums = accumulate(view.remaining for _, view in prompts)
     first = 1 + sum(1 for so_far in sums if so_far < tokens)
     return [entry for number, entry in enumerate(prompts) if number < first or entry[1].running]
@@ -303,9 +305,9 @@ def _admitted_prompts(
     means: Callable[[], Means],
     others: int,
 ) -> list[Prefilling]:
-    """Return those of the `prompts` that continue or begin: all but those that would make other requests miss
-    their targets. One of the latter at a time is aged in when it has reached the maximum wait. A
-    step has `others` prompt tokens on average."""
+    """Return the `prompts` that continue or may begin. A prompt may not begin if other requests would miss
+    their targets by that. One such prompt at a time is aged in after its maximum wait. A step has `others`
+    prompt tokens on average."""
     waiting = [entry for entry in prompts if needs_admission(entry[1])]
     if not waiting or all(view.tpot is None for view in views):
         return prompts
@@ -322,16 +324,16 @@ def _admitted_prompts(
 
 
 def _tentative_chunks(prefilling: list[Prefilling]) -> dict[int, Chunk]:
-    """Return a token each for the sequences that may fail to start: planned tokens would be lost to the
-    sequences they wait for."""
+    """Return chunks of one token for the sequences that may fail to start, by sequence id. The tokens of a
+    larger chunk would be lost to the sequences that they wait for."""
     return {sequence.id: Chunk(1, 1) for sequence, _ in prefilling if may_fail_to_start(sequence)}
 
 
 def _edit_stable_chunks(
     prompts: list[Prefilling], limits: dict[int, Chunk], max_chunk: int
 ) -> dict[int, Chunk]:
-    """Return chunks for the prompt streams among `prompts`, by sequence id: within `limits`, and only of
-    tokens that are as edit-stable as the first one."""
+    """Return chunks for the prompt streams among `prompts`, by sequence id: within `limits`, and without
+    tokens that are less edit-stable than the first one."""
     stable = {}
     for sequence, view in prompts:
         if not view.complete:
@@ -349,7 +351,8 @@ def workload(
     speculation: Speculation,
     averages: RunningAverages,
 ) -> Load:
-    """Return the load of these `sequences`, before and together with one that is complete now."""
+    """Return the load of `sequences`, as the feasibility of the sequence `arriving`, whose prompt is
+    complete, is judged by."""
     deadline = arriving.deadline
     prompts = [sequence for sequence in sequences if not sequence.outputs]
     if order.by_targets and deadline is not None:
@@ -369,6 +372,6 @@ def workload(
 
 
 def _decodes_now(sequence: Sequence) -> bool:
-    """Whether a sequence decodes on this worker, or will as soon as its KV has landed."""
+    """Whether a sequence decodes on this worker, or will when its KV has landed."""
     expected = sequence.status is SequenceStatus.AWAITING_KV and sequence.decodes
     return bool(sequence.kv.blocks) and (sequence.outputs > 0 or expected)

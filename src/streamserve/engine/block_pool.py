@@ -8,7 +8,7 @@
       allocate takes from the left; release puts a sequence's last block before its first,
       so that the tail of a prefix is forgotten before its head.
 
-A block id names a row in every KV cache group, so sharing, copying and eviction keep the groups together.
+A block id refers to a row in every KV cache group, so blocks of all groups are shared and evicted together.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 class BlockPool:
-    """`size` blocks, all free at first. Holders are counted, not named: the caller keeps its block table."""
+    """A pool of `size` blocks, all free at first. It counts the holders of a block; callers keep the block
+    tables."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -29,7 +30,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Number of blocks that could be allocated now; some of them may still be found by their hash."""
+        """Number of blocks that could be allocated now. Lookups may still find some of them by their hash."""
         return len(self._free)
 
     @property
@@ -42,15 +43,15 @@ class BlockPool:
         self._changes = {}
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the changes of the first KV cache group since the last call: the hashes that lookups find
-        now, and those that they no longer find."""
+        """Return the changes of the first KV cache group since the last call: the hashes that lookups now
+        find, and the hashes that they no longer find."""
         changes, self._changes = self._changes or {}, None if self._changes is None else {}
         stored = [digest for digest, known in changes.items() if known]
         return stored, [digest for digest, known in changes.items() if not known]
 
     def report_all(self) -> None:
-        """Let `take_changes` return next all that lookups find now, if changes are recorded: for a reader
-        that knows nothing yet."""
+        """Let the next `take_changes` return all hashes that lookups find, for a reader that knows none yet.
+        Does nothing if changes are not recorded."""
         if self._changes is not None:
             self._changes = {
                 digest: True for digest, block in self._cached.items() if self._groups[block] & 1
@@ -67,38 +68,38 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """Add a reference: to a block in use, or to a free one found by its hash."""
+        """Add a reference to a block in use, or to a free block that was found by its hash."""
         if self._references[block] == 0:
             del self._free[block]
         self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each of `blocks`, given in position order. Raises RuntimeError for one that
-        is free."""
+        """Drop one reference of each of `blocks`, which are in position order. Raises RuntimeError if one is
+        free."""
         for block in reversed(list(blocks)):
             if self._references[block] <= 0:
                 raise RuntimeError(f"KV block {block} was released more often than taken")
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
-                if self._hashes[block] is None:
+                if self._hashes[block] is None:  # no lookup can find it: allocate it first
                     self._free.move_to_end(block, last=False)
 
     def is_free(self, block: int) -> bool:
-        """Return whether no sequence holds a block."""
+        """Return whether the block has no references."""
         return self._references[block] == 0
 
     def sole(self, block: int) -> bool:
-        """Whether the block has one reference."""
+        """Whether the block has exactly one reference."""
         return self._references[block] == 1
 
     def writable(self, block: int) -> bool:
-        """Whether one sequence alone holds the block and no lookup can find it."""
+        """Whether the block has one holder, and no lookup can find it."""
         return self._references[block] == 1 and self._hashes[block] is None
 
     def register(self, block: int, digest: bytes, groups: int) -> None:
-        """Make `block` known to lookups; its KV is complete in the KV cache groups of the bit mask `groups`.
-        If another block is already known under the digest, that one stays and this one is not listed."""
+        """Let lookups of `digest` find `block`, whose KV is complete in the KV cache groups of the bit mask
+        `groups`. If lookups already find another block, that one stays, and this one is not registered."""
         if self._hashes[block] is None and digest not in self._cached:
             self._hashes[block] = digest
             self._cached[digest] = block
@@ -108,12 +109,12 @@ class BlockPool:
             self._groups[block] |= groups
 
     def lookup(self, digest: bytes) -> int | None:
-        """Return the block whose KV has this hash, if there is one."""
+        """Return the block that is registered under this hash; None if there is none."""
         return self._cached.get(digest)
 
     def knows(self, block: int, digest: bytes, group: int) -> bool:
-        """Whether a lookup of `digest` finds KV that is complete in KV cache group `group`, in `block` or
-        another."""
+        """Whether `block` need not be registered for KV cache group `group`: a lookup of `digest` finds
+        another block, or finds this one with complete KV in the group."""
         registered = self._cached.get(digest)
         return registered is not None and (registered != block or self.has_group(block, group))
 
@@ -122,7 +123,7 @@ class BlockPool:
         return bool(self._groups[block] >> group & 1)
 
     def faults(self, holders: Mapping[int, int]) -> Iterator[str]:
-        """Yield the inconsistencies of the pool's own counts, given the number of `holders` of each block."""
+        """Yield the inconsistencies of the pool, given the actual number of `holders` of each held block."""
         counted = {block: count for block, count in enumerate(self._references) if count}
         if counted != holders:
             wrong = {block for block in {*counted, *holders} if counted.get(block) != holders.get(block)}
@@ -131,12 +132,12 @@ class BlockPool:
             yield f"{len(self._free)} blocks are free and {len(counted)} held, of {self.size}"
         named = {digest: block for block, digest in enumerate(self._hashes) if digest is not None}
         if named != self._cached:
-            yield "names lead to other blocks than those that have them"
+            yield "names lead to other blocks than the blocks with these names"
         if any(mask and self._hashes[block] is None for block, mask in enumerate(self._groups)):
             yield "a block without a name counts as complete"
 
     def forget(self, block: int) -> None:
-        """Drop a block's hash: lookups no longer find it, whether it is held or free."""
+        """Drop a block's hash, so that lookups no longer find it. The block may be held or free."""
         digest = self._hashes[block]
         if digest is not None:
             del self._cached[digest]

@@ -3,18 +3,19 @@
     sequence A  [3][7][9 ]          A and B forked: 3 and 7 are full and stay shared;
     sequence B  [3][7][9'] ← copy   9 was half full, so the first to write gets a copy.
 
-A block is only written to while one sequence alone holds it and no lookup can find it by hash.
+A block is written only while exactly one sequence holds it and no lookup can find it by hash.
 """
 
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_pool import BlockPool
-from streamserve.engine.plan import TARGET
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
 from streamserve.scheduling.prefix import extend_hashes
 
 
 class BlockTables:
-    """Owns the pool, and the copies requested since the last `take_copies`."""
+    """The operations on sequences' block tables. Owns the block pool, and the copies requested since the last
+    `take_copies`."""
 
     def __init__(self, num_blocks: int, block_size: int, groups: int, prefix_caching: bool) -> None:
         self.pool = BlockPool(num_blocks)
@@ -26,13 +27,14 @@ class BlockTables:
         self._sources: list[int] = []
 
     def blocks_for(self, length: int) -> int:
-        """Return the number of blocks that `length` positions need."""
+        """Return the number of blocks for `length` positions."""
         return -(-length // self.block_size)
 
     def match(self, sequence: Sequence) -> list[int]:
-        """Return the cached blocks of a waiting sequence's longest known prefix, without taking a reference.
-        The last token is left out where its logits are needed; with prompt log-probabilities the whole
-        prompt is. Stores the cached prefix length in `sequence.kv.cached`."""
+        """Return the cached blocks of a waiting sequence's longest known prefix, without taking references.
+        The last token is left out if its logits are needed. While prompt log-probabilities are due, the whole
+        prompt must be computed, and no blocks are returned. Stores the cached prefix length in
+        `sequence.kv.cached`."""
         if not self.prefix_caching or not sequence.prompt_logprobs_done:
             return []
         length = len(sequence.tokens) - (sequence.transfer.role is not TransferRole.COPY)
@@ -47,8 +49,8 @@ class BlockTables:
         return cached
 
     def next_hash(self, sequence: Sequence) -> bytes | None:
-        """Return the hash of the first full block that a waiting sequence would have to compute, None if it
-        has none."""
+        """Return the hash of the first full block that a waiting sequence has to compute; None if it has no
+        full block to compute."""
         known = len(self.match(sequence))
         return sequence.kv.hashes[known] if known < len(sequence.kv.hashes) else None
 
@@ -57,11 +59,11 @@ class BlockTables:
         return set(sequence.kv.hashes[sequence.kv.computed[TARGET] // self.block_size :])
 
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Start a waiting sequence on the cached blocks that `match` found."""
+        """Give a waiting sequence references to the cached `blocks` that `match` returned."""
         for block in blocks:
             self.pool.share(block)
         sequence.kv.blocks = list(blocks)
-        for group in range(self.groups):
+        for group in range(self.groups):  # the draft model's KV may be missing in some of the blocks
             whole = 0
             while whole < len(blocks) and self.pool.has_group(blocks[whole], group):
                 whole += 1
@@ -73,13 +75,13 @@ class BlockTables:
         return sequence.kv.computed[TARGET] + tokens <= held and not self._copy_needed(sequence)
 
     def shortage(self, sequence: Sequence, tokens: int) -> int:
-        """Return how many free blocks are missing to write `tokens` tokens after those computed."""
+        """Return the number of free blocks that are missing to write the next `tokens` positions."""
         length = sequence.kv.computed[TARGET] + tokens
         needed = self.blocks_for(length) - len(sequence.kv.blocks) + self._copy_needed(sequence)
         return max(0, needed - self.pool.free)
 
     def free_slots(self, sequence: Sequence) -> int:
-        """Return how many tokens could be written after those computed with the blocks that are free now."""
+        """Return how many next positions could be written with the blocks that are free now."""
         blocks = len(sequence.kv.blocks) + self.pool.free - self._copy_needed(sequence)
         return max(0, blocks * self.block_size - sequence.kv.computed[TARGET])
 
@@ -92,8 +94,8 @@ class BlockTables:
             self._copies.append((source, fresh))
             self._leave(source)
             self.copies_on_write += 1
-            # Only the target's KV is copied: drafting precedes the copies, so a draft model computes the
-            # block's tokens again.
+            # Only the target's KV is copied. Drafting precedes the copies, so a draft model would read the
+            # block before it is copied: it computes the block's tokens again.
             for group in range(1, self.groups):
                 sequence.kv.computed[group] = min(sequence.kv.computed[group], index * self.block_size)
         while len(sequence.kv.blocks) < self.blocks_for(sequence.kv.computed[TARGET] + tokens):
@@ -104,8 +106,8 @@ class BlockTables:
         self.trim_to(sequence, sequence.kv.computed[TARGET] + tokens)
 
     def trim_to(self, sequence: Sequence, length: int) -> None:
-        """Free the blocks beyond the first `length` positions, with their KV of every KV cache group: a draft
-        model may have computed more tokens than the target."""
+        """Free the blocks beyond the first `length` positions, with the KV of all KV cache groups in them. A
+        draft model may have computed more tokens than the target."""
         keep = self.blocks_for(length)
         if keep < len(sequence.kv.blocks):
             self.pool.release(sequence.kv.blocks[keep:])
@@ -114,15 +116,15 @@ class BlockTables:
             sequence.kv.computed = [min(computed, held) for computed in sequence.kv.computed]
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return the copies that this step must perform before anything else; afterwards their sources may
-        have another owner."""
+        """Return and forget the copies (source, destination) that this step must perform first; later steps
+        may overwrite the sources."""
         copies, self._copies = self._copies, []
         self.pool.release(self._sources)
         self._sources = []
         return copies
 
     def fork(self, source: Sequence, target: Sequence) -> None:
-        """Let `target` share all of `source`'s blocks."""
+        """Let `target` share all blocks of `source`."""
         for block in source.kv.blocks:
             self.pool.share(block)
         target.kv.blocks = list(source.kv.blocks)
@@ -130,7 +132,7 @@ class BlockTables:
         target.kv.computed = list(source.kv.computed)
 
     def register(self, sequence: Sequence) -> None:
-        """Add the full blocks of what is computed to the prefix index."""
+        """Add a sequence's full computed blocks to the prefix index."""
         if not self.prefix_caching:
             return
         longest = max(sequence.kv.computed)
@@ -138,6 +140,7 @@ class BlockTables:
         for group, computed in enumerate(sequence.kv.computed):
             full = computed // self.block_size
             first = full - 1
+            # Blocks are registered in order, so all blocks before a registered one are registered too.
             while first >= 0 and not self.pool.knows(
                 sequence.kv.blocks[first], sequence.kv.hashes[first], group
             ):
@@ -146,26 +149,27 @@ class BlockTables:
                 self.pool.register(sequence.kv.blocks[index], sequence.kv.hashes[index], 1 << group)
 
     def unregister(self, sequence: Sequence) -> None:
-        """Remove the sequence's blocks from the prefix index: their KV may be wrong."""
+        """Remove the sequence's blocks, whose KV may be wrong, from the prefix index."""
         for block in sequence.kv.blocks:
             self.pool.forget(block)
 
     def drop(self, sequence: Sequence) -> None:
-        """Release all of the sequence's blocks; cached ones can still be found."""
+        """Release all of the sequence's blocks. Lookups still find those in the prefix index."""
         self.pool.release(sequence.kv.blocks)
         sequence.kv.blocks = []
         sequence.kv.computed = [0] * self.groups
 
     def _leave(self, source: int) -> None:
-        """Drop a reference of a block that is to be copied. The last one is held until the copies are taken:
-        a drafter that shares the target's KV writes to a new owner's blocks before the step copies."""
+        """Drop a reference of a block that is to be copied. The last reference is kept until the copies are
+        taken: otherwise the block could get a new owner, and a drafter that shares the target's KV would
+        write to it before the step copies."""
         if self.pool.sole(source):
             self._sources.append(source)
         else:
             self.pool.release([source])
 
     def _copy_needed(self, sequence: Sequence) -> bool:
-        """Whether the block of the next token is shared or cached, so that it must be copied before it is
+        """Whether the block of the next token is shared or cached, and must be copied before it is
         written."""
         index = sequence.kv.computed[TARGET] // self.block_size
         return index < len(sequence.kv.blocks) and not self.pool.writable(sequence.kv.blocks[index])

@@ -1,12 +1,12 @@
-"""Commit of a step: append tokens, fork, finish or hand over choices, and return the events."""
+"""Commit of a step: append its tokens; fork, finish or hand over choices; return the events."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from streamserve.contracts.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Observer
-from streamserve.engine.plan import TARGET, Sampled, Span, SpanResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus
@@ -27,8 +27,9 @@ NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for t
 
 
 class StepCommitter:
-    """Commits results to the sequences of `scheduler`. `eos`: the token ids that end a text; `averages` and
-    `observer` are updated when an output ends, `speculation` when draft tokens become outputs."""
+    """Commits the results of steps to the sequences of `scheduler`. `eos` has the token ids that end a text.
+    `averages` and `observer` are updated when an output ends, `speculation` when draft tokens become
+    outputs."""
 
     def __init__(
         self,
@@ -53,8 +54,8 @@ class StepCommitter:
         self._generated_before = 0
 
     def count_step(self, spans: Iterable[tuple[Span, Sequence]]) -> None:
-        """Count the tokens of a step, once its results are committed: the prompt tokens that its `spans`
-        computed, and the tokens generated."""
+        """Count the tokens of a committed step: the prompt tokens that its `spans` computed, and the
+        generated tokens."""
         prompts = sum(
             max(0, min(span.start + len(span.tokens), sequence.prompt_length) - span.start)
             for span, sequence in spans
@@ -68,7 +69,7 @@ class StepCommitter:
             self.step_tokens = StepTokens(counts=counts, total=self.step_tokens.total + tokens)
 
     def commit(self, span: Span, outcome: SpanResult) -> list[Event]:
-        """Commit the result of one span."""
+        """Commit the result of one span, and return the events."""
         sequence = self._scheduler.sequences[span.sequence]
         events: list[Event] = []
         if outcome.prompt_logprobs:
@@ -98,7 +99,8 @@ class StepCommitter:
         return events
 
     def commit_next(self, span: Span, sequence: Sequence, outcome: SpanResult) -> list[Event]:
-        """As `commit`, of a sequence that only goes on (engine/ahead.py): the result is its next token."""
+        """Commit the result of a span in a step planned ahead (engine/ahead.py): exactly one next token. The
+        short form of `commit`, for speed."""
         if outcome.not_finite or outcome.error:
             return self.commit(span, outcome)
         computed, token = sequence.kv.computed, outcome.outputs[0][0]
@@ -116,8 +118,8 @@ class StepCommitter:
         return [_token(sequence, sequence.choices[0], token, finish)]
 
     def _extend_by_draft(self, sequence: Sequence, drafted: int, sampled: list[Sampled]) -> list[Event]:
-        """Append the accepted ones of `drafted` draft tokens, and one more. Those after a token that ends the
-        sequence are not output and do not count as accepted."""
+        """Append the accepted draft tokens out of `drafted`, and the target's further token. Tokens after a
+        token that ends the sequence are dropped, and do not count as accepted."""
         choice, outputs = sequence.choices[0], sequence.outputs
         tokens = self._extend(sequence, sampled)
         accepted = min(len(sampled) - 1, sequence.outputs - outputs)
@@ -125,7 +127,7 @@ class StepCommitter:
         return [DraftVerified(sequence.request, sequence.attempt, choice, drafted, accepted), *tokens]
 
     def _corrupted(self, sequence: Sequence) -> list[Event]:
-        """End a sequence whose logits are not finite; later requests find none of its KV."""
+        """End a sequence whose logits are not finite, and remove its KV from the prefix index."""
         self.corrupted_requests += 1
         self._scheduler.tables.unregister(sequence)
         self._transfers.remove(sequence)
@@ -135,7 +137,7 @@ class StepCommitter:
         ]
 
     def _end_pooled(self, sequence: Sequence, vector: bytes) -> list[Event]:
-        """End a sequence whose result is a vector."""
+        """End a sequence whose result is the pooled `vector`."""
         request, attempt = sequence.request, sequence.attempt
         self._scheduler.tables.register(sequence)
         self._observer.on_event("finishing", request)
@@ -144,13 +146,13 @@ class StepCommitter:
         return [Pooled(request, attempt, vector), Finished(request, attempt, sequence.choices[0], "stop")]
 
     def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
-        """Emit one token of each choice. The sequence keeps its blocks until the decode worker has
-        the KV."""
+        """Emit the first token of each choice. The sequence keeps its blocks until its KV has landed on the
+        decode worker."""
         events: list[Event] = []
         continuing = []
         self._scheduler.tables.register(sequence)
         for choice, (token,) in zip(sequence.choices, outcome.outputs, strict=True):
-            sequence.tokens.append(token.token)
+            sequence.tokens.append(token.token)  # until the pop below: finish_reason and _token read it
             finish = sequence.finish_reason(self._eos, self._max_model_len)
             finish = "stop" if token.ends else finish
             held_back = finish and sequence.stream.open
@@ -173,7 +175,8 @@ class StepCommitter:
         return events
 
     def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[Event]:
-        """Append new tokens up to the first that ends the sequence. KV is computed for all but the last."""
+        """Append the `sampled` tokens up to the first one that ends the sequence. The step has computed KV
+        for all of them but the last."""
         events: list[Event] = []
         finish: FinishReason | None = sequence.finish_reason(self._eos, self._max_model_len)
         if finish:  # nothing to generate: only prompt log-probabilities were requested
@@ -201,8 +204,8 @@ class StepCommitter:
 
 
 def _prompt_logprobs(sequence: Sequence, span: Span, outcome: SpanResult) -> list[Event]:
-    """Return the prompt log-probabilities that were not sent before a preemption; the next ones follow with
-    the next chunk."""
+    """Return the event with this chunk's prompt log-probabilities. After a preemption the chunk may repeat
+    positions; these were sent before and are left out."""
     start = span.start + 1
     new = outcome.prompt_logprobs[max(0, sequence.prompt_logprobs_sent + 1 - start) :]
     first = max(start, sequence.prompt_logprobs_sent + 1)
@@ -212,7 +215,7 @@ def _prompt_logprobs(sequence: Sequence, span: Span, outcome: SpanResult) -> lis
 
 
 def _last(events: list[Event]) -> Token | Finished:
-    """Remove and return the last event, which ends a choice."""
+    """Remove and return the last of `events`, which ends a choice."""
     last = events.pop()
     assert isinstance(last, Token | Finished)
     return last

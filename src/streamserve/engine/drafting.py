@@ -1,13 +1,11 @@
-"""Drafting for a step: requests trees, collects those that arrive in time, and selects what is worth
+"""Drafting for a step: request trees, collect those that arrive in time, and select the nodes that are worth
 verifying."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
-from streamserve.engine.batch import RunningAverages
-from streamserve.engine.observer import Journal, Observer
-from streamserve.engine.plan import (
+from streamserve.contracts.plan import (
     DRAFT,
     TARGET,
     CompilingDrafter,
@@ -17,22 +15,23 @@ from streamserve.engine.plan import (
     RemoteDraft,
     StepPlan,
 )
+from streamserve.contracts.tree import TokenTree
+from streamserve.engine.batch import RunningAverages
+from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round, Speculation
 from streamserve.speculation.outlook import Candidate
 from streamserve.speculation.shapes import PLAIN, Shape, fit
-from streamserve.speculation.tree import TokenTree
 
 DRAFT_AHEAD = True
-"""Whether a device begins to draft for the next step before the host knows the results of the present
-one."""
+"""Whether a device drafts for the next step before the host knows the results of the present one."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """Trees that a step verifies before they are known: their requests and shapes, the tokens that the draft
-    model had to read first, and when drafting began."""
+    """Trees that a step verifies before the host knows them: their requests and shapes, the number of tokens
+    that the draft model had to read first (`catch_up`), and when drafting began."""
 
     requests: dict[int, DraftRequest]
     shapes: list[Shape]
@@ -41,8 +40,8 @@ class _Pending:
 
 
 class Drafting:
-    """Requests trees from `drafter`, if there is one, for the sequences of `scheduler`. A tree that has not
-    arrived `wait` seconds after its request is not used in this step."""
+    """Requests trees from `drafter`, if there is one, for the sequences of `scheduler`. A tree that arrives
+    more than `wait` seconds after its request is not used in this step."""
 
     def __init__(
         self,
@@ -67,13 +66,13 @@ class Drafting:
         self._journal = journal
         self._pending: _Pending | None = None
         self._collected = 0.0
-        """When the last step ended whose trees were not known: drafting ahead of its results began then."""
+        """When the last step with pending trees ended. Drafting ahead of its results began then."""
         self._read: dict[int, tuple[int, int]] = {}
-        """For a drafter without KV: epoch and length of each sequence's latest request."""
+        """Epoch and length of each sequence's latest request, for a drafter without KV."""
 
     def draft(self, proposals: list[Proposal]) -> tuple[Round, dict[int, TokenTree]]:
-        """Begin the step's round of speculation; returns it, and the trees worth verifying, of the proposals
-        that may have draft tokens: none without a drafter."""
+        """Begin the step's round of speculation; returns it, and the trees that are worth verifying, by
+        sequence id. Without a drafter there are none."""
         if self._drafter is None:
             return self.speculation.begin(NO_CANDIDATES), {}
         if self._scheduler.released:
@@ -114,17 +113,18 @@ class Drafting:
     def _pending_trees(
         self, proposals: list[Proposal], round: Round, shapes: list[Shape]
     ) -> dict[int, TokenTree]:
-        """Return the trees that the device drafts, if they are to be verified as a whole in a step without
-        prompts: the step is launched right after the drafting."""
+        """Return the trees that the device is drafting, if they are to be verified as a whole in a step
+        without prompts. That step can be launched right after the drafting. Otherwise return none."""
         decodes = all(proposal.slots == proposal.sequence.pending == 1 for proposal in proposals)
         if self._device_drafter and decodes and round.verifies_all(shapes):
             return self._device_drafter.pending_trees()
         return {}
 
     def draft_ahead(self, plan: StepPlan) -> bool:
-        """Let the device draft for the step after `plan`, which was launched and verifies chains that are not
-        known yet: if all its sequences have one, and there is memory for as many draft tokens again.
-        Returns whether the step's time is no measure of later ones, since something was compiled."""
+        """Let the device draft for the step after `plan`, which was launched and verifies chains that the
+        host does not know yet. Does nothing unless all sequences of `plan` have a chain, and free blocks
+        suffice for another chain of the greatest depth. Returns whether something was compiled, so that the
+        step's time says nothing of later ones."""
         pending, spans, tables = self._pending, plan.spans, self._scheduler.tables
         if not (DRAFT_AHEAD and pending and self._device_drafter):
             return False
@@ -142,8 +142,8 @@ class Drafting:
         return self._device_drafter.draft_ahead(requests, verified)
 
     def collect_pending(self, round: Round) -> float:
-        """Collect the trees that the step of `round`, which has ended, verified before they were known.
-        Returns when drafting ended; 0 if there are none."""
+        """Collect the pending trees, after the step of `round` has verified them. Returns when drafting
+        ended; 0 if no trees are pending."""
         pending, self._pending = self._pending, None
         if pending is None:
             return 0.0
@@ -154,7 +154,7 @@ class Drafting:
         return pending.started + seconds
 
     def _begin(self, proposals: list[Proposal]) -> tuple[list[Proposal], Round]:
-        """Return the proposals that may have draft tokens, and the step's round with them as candidates."""
+        """Return the proposals that may have draft tokens, and the step's round with these as candidates."""
         query_tokens = sum(proposal.slots for proposal in proposals)
         kv_tokens = sum(proposal.sequence.kv.computed[TARGET] for proposal in proposals)
         decoding = sum(proposal.slots == proposal.sequence.pending for proposal in proposals)
@@ -178,8 +178,8 @@ class Drafting:
         return eligible, self.speculation.begin(batch)
 
     def _collect(self, requests: dict[int, DraftRequest], started: float) -> dict[int, TokenTree]:
-        """Return the trees that arrive in time and match their requests. Their sequences have KV for all
-        tokens in the draft model's cache."""
+        """Return the trees that arrive in time and match their requests, and record that the draft model's
+        cache has the KV of all tokens of their sequences."""
         assert self._drafter is not None
         collected = self._drafter.collect(started + self._wait)
         trees = {id: tree for id, tree in collected.items() if id in requests and _fits(tree, requests[id])}
@@ -189,15 +189,15 @@ class Drafting:
         return trees
 
     def foresee(self, sequences: Iterable[Sequence]) -> None:
-        """Let a drafter elsewhere read the prompts of new or edited sequences: while they wait, while they
-        arrive, and while they are computed here or by another worker."""
+        """Let a remote drafter read the prompts of new or edited sequences, so that it has read them before
+        the target has computed them."""
         if isinstance(self._drafter, RemoteDraft) and self.speculation.is_drafting:
             wanted = [s for s in sequences if s.params.speculation.enabled and s.tokens]
             self._drafter.foresee([self._request(sequence, PLAIN) for sequence in wanted])
 
     def catch_up_prompts(self, proposals: list[Proposal]) -> None:
-        """Let a draft model compute KV of prompt tokens that the target has computed, at most a chunk a step:
-        reading a whole prompt at once would delay the other requests' next tokens."""
+        """Let a draft model compute KV of prompt tokens that the target has computed, at most one chunk a
+        step: reading a whole prompt at once would delay other requests' next tokens."""
         if self._catches_up:
             prompts = [
                 p.sequence for p in proposals if p.sequence.pending > 1 and not p.sequence.transfer.role.sends
@@ -206,16 +206,16 @@ class Drafting:
             self._catch_up(ends, self._config.max_chunk)
 
     def read_ahead(self, plan: StepPlan) -> None:
-        """For prompts that are handed over, let a draft model compute KV of the tokens that this step
-        computes: its KV is sent with the target's. A prompt stream is read while it arrives, not in the
-        steps in which its client waits for the first token: the decode worker reads the rest."""
+        """Let a draft model compute KV of the tokens that this step computes, for prompts that are handed
+        over: the draft model's KV is sent with the target's. Steps with a finished prompt stream are left
+        out, because its client waits for the first token; the decode worker reads the rest."""
         spans = [(self._scheduler.sequences[span.sequence], span) for span in plan.spans]
         if self._catches_up and all(sequence.stream.finished_at is None for sequence, _ in spans):
             ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.transfer.role.sends]
             self._catch_up(ends, sum(end for _, end in ends))
 
     def _catch_up(self, ends: list[tuple[Sequence, int]], left: int) -> None:
-        """Let the draft model read each sequence up to its end, `left` tokens in all."""
+        """Let the draft model read each sequence up to its end in `ends`, at most `left` tokens in all."""
         requests = []
         for sequence, last in ends:
             known = sequence.kv.computed[DRAFT]
@@ -241,8 +241,8 @@ class Drafting:
                 self._scheduler.sequences[request.id].kv.computed[DRAFT] = request.length
 
     def _enter(self, ids: Iterable[int], query_tokens: int = 0) -> None:
-        """Write to the journal that the drafter is about to work for these sequences. Reading
-        `query_tokens` tokens is predicted to take it no longer than the target."""
+        """Record in the journal that the drafter is about to work for these sequences. The prediction for
+        reading `query_tokens` is an upper bound: the target's seconds."""
         members = [self._scheduler.sequences[id] for id in ids]
         self._journal.enter(
             "draft", members, self.speculation.step_cost(query_tokens, 0) if query_tokens else 0.0
@@ -250,32 +250,31 @@ class Drafting:
 
     @property
     def _catches_up(self) -> bool:
-        """Whether there is a draft model with its own KV that should read prompts."""
+        """Whether there is a draft model with its own KV, and it should read prompts."""
         return self._drafter is not None and self._drafter.group == DRAFT and self.speculation.is_drafting
 
     def _worth_catching_up(self, sequence: Sequence, worth: Callable[[int, float], bool]) -> bool:
-        """Whether a draft model that has not read all of the text should do so, to draft for the expected
-        output."""
+        """Whether the draft model should read the part of the text that it has not read, in order to draft
+        for the expected output."""
         if self._drafter is None or self._drafter.group != DRAFT:
             return True
         left = min(sequence.outputs_left(self._config.max_model_len), self._averages.output)
         return worth(len(sequence.tokens) - sequence.kv.computed[DRAFT], left)
 
     def _allocate(self, proposal: Proposal, shape: Shape) -> Shape:
-        """Allocate slots for the shape's nodes; returns the shape, truncated to the slots there are."""
+        """Allocate slots for the shape's nodes; returns the shape, truncated to the allocated slots."""
         if shape == PLAIN:
             return PLAIN
         return fit(shape, shape.depth, self._scheduler.allocate_draft_slots(proposal, shape.nodes))
 
     def _latency_sensitive(self, sequence: Sequence) -> bool:
-        """Whether the sequence decodes and has a stake in the duration of this step. A sequence that gets its
-        last token, without a target, has no further steps to be slowed down in: it does not limit other
-        requests' draft tokens."""
+        """Whether the sequence decodes, and the seconds of this step matter to it. They do not matter to a
+        sequence without a target that gets its last token: it does not limit other requests' draft tokens."""
         goes_on = sequence.outputs_left(self._config.max_model_len) > 1
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
     def _request(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
-        """Return a request for a tree after all tokens, or for reading those before `end`."""
+        """Return a request for a tree after all tokens, or for reading the tokens before `end`."""
         group = self._drafter.group if self._drafter else None
         return DraftRequest(
             id=sequence.id,
@@ -296,8 +295,8 @@ class Drafting:
         )
 
     def _unread(self, request: DraftRequest) -> int:
-        """Return how many tokens the drafter has to read before it drafts. One without KV has read those of
-        the sequence's latest request."""
+        """Return the number of tokens that the drafter has to read before it drafts. A drafter without KV has
+        read the tokens of the sequence's latest request, if the epoch is the same."""
         if self._drafter is not None and self._drafter.group is not None:
             return request.length - request.computed
         epoch, length = self._read.get(request.id, (request.epoch, 0))
@@ -319,11 +318,11 @@ def _candidate(proposal: Proposal) -> Candidate:
 
 
 def _seconds_to_next_token(sequence: Sequence) -> float | None:
-    """Return the seconds in which the next token is due for its target; None without one."""
+    """Return the seconds until the next token is due for its target; None without a target."""
     slack = sequence.requirement.slack(1.0)
     return None if slack == inf else max(0.0, slack)
 
 
 def _fits(tree: TokenTree, request: DraftRequest) -> bool:
-    """Whether a tree matches its request: a late answer or another sequence's tree is dropped."""
+    """Whether a tree matches its request. Late answers and trees of other sequences do not."""
     return len(tree) - 1 <= request.nodes and tree.tokens[0] == request.tokens[request.length - 1]

@@ -1,11 +1,14 @@
-"""The engine: handles requests and cancellations, and generates their tokens step by step."""
+"""The engine: handles requests, edits and cancellations, and generates tokens step by step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import compress, repeat
 
 from msgspec.structs import replace
 
-from streamserve.baselines.orders import ORDERS
+from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, Drafter, Executor, StepResult
+from streamserve.contracts.transport import Transport
 from streamserve.engine.adapters import AdapterManager
 from streamserve.engine.ahead import MAX_AHEAD, Flight
 from streamserve.engine.batch import RunningAverages, batch_candidates, workload
@@ -15,14 +18,13 @@ from streamserve.engine.invariants import check_advance, check_plan, check_state
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import NoObserver, NullJournal, Observer
 from streamserve.engine.pipeline import StepPipeline
-from streamserve.engine.plan import DRAFT, Drafter, Executor, StepResult
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.progress import Standstill
 from streamserve.engine.prompt_edits import Streams
 from streamserve.engine.scheduler import Proposal, Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import TransferRole
-from streamserve.engine.transport import Incoming, Outgoing, Transport
+from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.engine.validation import (
     final_events,
     infeasible_events,
@@ -30,7 +32,6 @@ from streamserve.engine.validation import (
     may_be_infeasible,
     refusal,
 )
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import (
     Admitted,
     Cached,
@@ -47,7 +48,7 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.reports import EvictionReport, Report, StepParts, StreamReport
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
-from streamserve.scheduling.cost import CostModel
+from streamserve.scheduling.ordering import DEFAULT_ORDERS, Order
 from streamserve.scheduling.prefix import root_hash
 from streamserve.speculation.controller import MeasuredStep, Speculation, default_cost
 from streamserve.speculation.policies import GOODPUT
@@ -59,7 +60,8 @@ class Engine:
 
     * `clock` returns seconds: real time in a worker, virtual time in a simulation.
     * `speculation` decides about draft tokens.
-    * `ports`: what else the engine is connected to.
+    * `ports`: optional connections.
+    * `orders`: the orders of service by name, one of which `config.order` names.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Engine:
         drafter: Drafter | None = None,
         speculation: Speculation | None = None,
         ports: EnginePorts = NO_PORTS,
+        orders: Mapping[str, Order] = DEFAULT_ORDERS,
     ) -> None:
         self.config = config
         self.model = model
@@ -90,14 +93,14 @@ class Engine:
         )  # fmt: skip
         self.streams = Streams(self.scheduler, config, model)
         self.stalled = False
-        """Whether the last step could do nothing: sequences that wait for memory must go on waiting."""
+        """Whether the last step could do nothing, because all sequences wait for memory."""
         self._standstill = Standstill()
         self.adapters = AdapterManager(ports.adapters)
         self._stepping = False
         self._deferred: list[ToEngine] = []
         self.transfers = _make_transfers(self.scheduler, ports, clock, self._observer)
         eos = frozenset(model.eos_token_ids)
-        self._order = ORDERS[config.order]
+        self._order = orders[config.order]
         self._committer = StepCommitter(
             self.scheduler, self.transfers, self.averages, self._observer, speculation.counters, eos,
             config.max_model_len,
@@ -106,9 +109,9 @@ class Engine:
             executor, self.scheduler, self.transfers, clock, self._observer, self._journal
         )
         self._unlearned: tuple[Flight, StepResult, float, float | None] | None = None
-        """The last step, if nothing has been learned from it yet: its results, seconds and interval."""
+        """The last step with its results, seconds and interval, if nothing has been learned from it yet."""
         self.rows_dropped = 0
-        """Results of steps planned ahead that were dropped, since their sequences had ended."""
+        """Number of dropped results: their sequences had ended or were edited before the step's end."""
         self._prompt_tokens = 0
         self._step_seconds = 0.0
         self._scheduling_seconds = 0.0
@@ -117,8 +120,8 @@ class Engine:
 
     @property
     def speculation(self) -> Speculation:
-        """The speculation controller: it decides about draft tokens and learns from them. It may be replaced
-        between steps."""
+        """The speculation controller, which decides about draft tokens and learns from them. It may be
+        replaced between steps."""
         return self._drafting.speculation
 
     @speculation.setter
@@ -131,17 +134,17 @@ class Engine:
 
     @property
     def steps_ahead(self) -> int:
-        """Steps that were launched before the results of the step before them were known."""
+        """Number of steps that were launched before the results of the step before them were known."""
         return self._pipeline.steps_ahead
 
     def handle(self, message: ToEngine) -> list[Event]:
-        """Handle a message; returns the events it causes at once (a refusal, the end of a cancelled
-        choice)."""
+        """Handle a message; returns its immediate events (a refusal, the end of a cancelled choice). During a
+        step the message is deferred to the step's end, and its events are the step's."""
         self.stalled = False
         if self._stepping:
             self._deferred.append(message)
             return []
-        self._journal.take(message)
+        self._journal.note(message)
         events = self._take(message)
         self.scheduler.allocator.review_claims()
         if not self.has_work:
@@ -151,7 +154,7 @@ class Engine:
 
     def _take(self, message: ToEngine) -> list[Event]:
         if isinstance(message, Submit | Edit) and message.arrival > (now := self.clock()):
-            message = replace(message, arrival=now)  # stamped by another clock: a future one would never age
+            message = replace(message, arrival=now)  # another machine's clock: a future arrival would not age
         match message:
             case Submit():
                 return self._submit(message)
@@ -169,7 +172,7 @@ class Engine:
                 return self._unload(message)
 
     def step(self) -> list[Event]:
-        """Run one step over all work there is, and return its events."""
+        """Run one step, and return its events."""
         self._stepping = True
         started = self.clock()
         try:
@@ -184,20 +187,20 @@ class Engine:
         return events
 
     def leave(self) -> None:
-        """Leave the fleet, after the transport was closed: remove all requests without events, forget all
-        transfers and unload all adapters. The KV of prefixes stays, and blocks that others may still write
-        stay in quarantine (KVTransferManager.release_abandoned)."""
+        """Leave the fleet: remove all requests without events, forget all transfers and unload all adapters.
+        To be called after the transport was closed. The prefix cache stays, and blocks that other workers may
+        still write stay in quarantine (KVTransferManager.release_abandoned)."""
         for sequence in list(self.scheduler.sequences.values()):
             self.transfers.remove(sequence)
         self.transfers.abandon()
-        while self.has_work:  # a step that was launched ahead; then the executor forgets the sequences
+        while self.has_work:  # finish a step launched ahead, and let the executor forget the sequences
             self.step()
         self.adapters.unload_all()
-        self._journal.leave([])  # attempts of the next fleet can have the numbers of this one's
+        self._journal.leave([])  # the next fleet's attempts may have the same numbers
 
     def attach(self, transport: Transport | None, cache: CacheAddress | None, name: str) -> None:
-        """Join a fleet as a worker with this name, after `leave`: `take_cache_updates` returns all prefixes
-        next."""
+        """Join another fleet under the worker name `name`, after `leave`. The next `take_cache_updates`
+        returns all prefixes."""
         self.transfers.attach(transport, cache, name)
         self.scheduler.tables.pool.report_all()
 
@@ -222,13 +225,13 @@ class Engine:
         self._floor_seconds += self._floor(plan) if self._floor else 0.0
         if self.config.check:
             check_state(self.scheduler, self.transfers)
-            # A step may be lost to a sequence that was expected to start and could not, once for each.
+            # A step may compute nothing because a sequence could not start as expected: once per sequence.
             if self._standstill.steps > len(self.scheduler.sequences):
                 check_advance(self.scheduler, self.transfers)
         return events
 
     def _plan(self) -> Flight:
-        """Plan a step over all work there is."""
+        """Plan a step, with all results known."""
         started, elsewhere = self.clock(), self._computing_seconds
         self._journal.enter("plan", None)
         self.scheduler.allocator.review_claims()
@@ -256,8 +259,8 @@ class Engine:
         return Flight(plan, round, proposals, members, started)
 
     def _record(self, flight: Flight, result: StepResult, spent: float, compiled: bool) -> None:
-        """Record a step that took `spent` seconds, before its results are committed. `compiled` as
-        StepResult.compiled, of the step and of what was launched with it."""
+        """Record a step that took `spent` seconds, before its results are committed. `compiled`: the step, or
+        a launch with it, compiled something, so that nothing is to be learned from its time."""
         plan = flight.plan
         self._observer.on_event("verified-before-commit")
         self._journal.enter("commit", flight.members, plan=plan)
@@ -269,7 +272,7 @@ class Engine:
             self._unlearned = flight, result, spent, self._pipeline.interval
 
     def _commit(self, flight: Flight, result: StepResult) -> list[Event]:
-        """Commit the results of a step to its sequences; return the events."""
+        """Commit the results of a step to its sequences, and return the events."""
         events = _admissions(flight.proposals, flight.began)
         for event in events:
             self._observer.on_event("first chunk", event.request)
@@ -283,7 +286,7 @@ class Engine:
         return events
 
     def _commit_ahead(self, flight: Flight, result: StepResult) -> list[Event]:
-        """As `_commit`, of a step that was planned ahead: its sequences had no other work than to go on."""
+        """Commit the results of a step that was planned ahead: each sequence has exactly one new token."""
         events: list[Event] = []
         results = zip(flight.plan.spans, flight.members, result.spans, strict=True)
         for span, sequence, outcome in compress(results, self._standing(flight)):
@@ -293,14 +296,14 @@ class Engine:
         return events
 
     def _standing(self, flight: Flight) -> list[bool]:
-        """Return which results of a step are of use, and count the others."""
+        """Return whether each result of a step is still valid, and count the others."""
         standing = flight.standing(self.scheduler.sequences)
         self.rows_dropped += standing.count(False)
         return standing
 
     def take_cache_updates(self) -> Cached | None:
-        """Return the changes of the prefix index since the last call, for the choice between workers; None
-        without changes, or if they are not recorded."""
+        """Return the changes of the prefix index since the last call, for routing; None without changes, or
+        if they are not recorded."""
         stored, dropped = self.scheduler.tables.pool.take_changes()
         return Cached(stored, dropped) if stored or dropped else None
 
@@ -338,7 +341,7 @@ class Engine:
 
     @property
     def _computing_seconds(self) -> float:
-        """Seconds spent in the draft and target models."""
+        """Total seconds spent in the draft and target models."""
         return self.speculation.counters.draft_seconds + self._pipeline.computing_seconds
 
     def _submit(self, message: Submit) -> list[Event]:
@@ -373,8 +376,8 @@ class Engine:
         return []
 
     def _infeasible(self, sequence: Sequence) -> list[Event]:
-        """Remove a sequence whose latency targets cannot be met, with `slo_admission`; returns its final
-        events. Nothing is refused before a step was timed."""
+        """Remove a sequence whose latency targets cannot be met, if `slo_admission` is set; returns its final
+        events. Before the first timed step nothing is refused, because costs are not known."""
         if not (self.config.slo_admission and self.speculation.step_cost.observed):
             return []
         others = [other for other in self.scheduler.sequences.values() if other is not sequence]
@@ -406,7 +409,7 @@ class Engine:
         return events
 
     def _unload(self, message: UnloadAdapter) -> list[Event]:
-        """Free an adapter. Sequences that still have it end."""
+        """Free an adapter. Sequences that still use it end."""
         events: list[Event] = []
         for sequence in list(self.scheduler.sequences.values()):
             if sequence.adapter == message.fingerprint:
@@ -419,19 +422,19 @@ class Engine:
         return events
 
     def _remove_choice(self, sequence: Sequence, choice: int) -> None:
-        """Remove one choice; with its last choice the sequence is removed too."""
+        """Remove one choice of a sequence, and the sequence with its last choice."""
         sequence.choices = tuple(other for other in sequence.choices if other != choice)
         if not sequence.choices:
             self.transfers.remove(sequence)
 
     def _learn_last(self) -> None:
-        """Learn from the last step what one costs, and which draft tokens were accepted."""
+        """Learn costs and acceptance from the last step."""
         if self._unlearned is None:
             return
         (flight, result, spent, interval), self._unlearned = self._unlearned, None
         spans, query_tokens = flight.plan.spans, flight.query_tokens
         decoding = [outcome for outcome in result.spans if outcome.outputs]
-        if flight.ahead:  # a token each
+        if flight.ahead:  # each result is one token
             new_tokens = tokens = len(decoding)
             prompts = len(spans) - tokens
         else:
@@ -460,7 +463,7 @@ class Engine:
 def _make_transfers(
     scheduler: Scheduler, ports: EnginePorts, clock: Callable[[], float], observer: Observer
 ) -> KVTransferManager:
-    """Return the KV transfer manager for the directions that an engine's ports serve."""
+    """Return the KV transfer manager, with the directions (sending, receiving) that the ports allow."""
     pool, block_size = scheduler.tables.pool, scheduler.config.block_size
     outgoing = Outgoing(ports.transport, pool, block_size, clock) if ports.transport else None
     incoming = None
@@ -472,7 +475,7 @@ def _make_transfers(
 
 
 def _admissions(proposals: Iterable[Proposal], now: float) -> list[Event]:
-    """Return the events of the sequences that were admitted to a step, which began at `now`."""
+    """Return the events of the sequences that were admitted to a step that began at `now`."""
     return [
         Admitted(s.request, s.attempt, s.choices[0], p.cached, max(0.0, now - s.arrival))
         for p in proposals

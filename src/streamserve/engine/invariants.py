@@ -1,20 +1,20 @@
-"""Invariants of an engine after every step, and of every plan: the `check` setting asserts them.
+"""Invariants of every plan, and of an engine after every step. The `check` setting asserts them.
 
     plan    query tokens within the budget; each has a slot; written blocks belong to their sequence alone
     pool    references = holders of the block: tables, copies to the host, transfers, quarantine
     group   computed ≤ slots held, in every KV cache group; a host block belongs to one sequence
     status  it agrees with the blocks and host blocks held, the transfer role and the reservation
-    advance some sequence is computed while one could be (progress.py)
+    advance if a sequence could be computed, one is (progress.py)
 
-Serving does not need these checks: they find a wrong count where it is made, not where it shows.
+Serving does not need these checks. They show an error in the step that makes it, not where it causes harm.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from streamserve.contracts.plan import TARGET, StepPlan
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_transfer import KVTransferManager
-from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.progress import could_compute
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
@@ -26,22 +26,22 @@ class InvariantError(AssertionError):
 
 
 def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
-    """Check the plan of a step. Raises InvariantError if it asks for what a step must not do."""
+    """Check the plan of a step. Raises InvariantError if it violates an invariant."""
     _raise_first(_plan_faults(plan, scheduler))
 
 
 def check_state(scheduler: Scheduler, transfers: KVTransferManager) -> None:
-    """Check the engine's counts between steps. Raises InvariantError if one is wrong."""
+    """Check the engine's state between steps. Raises InvariantError if it violates an invariant."""
     _raise_first(_state_faults(scheduler, transfers))
 
 
 def check_advance(scheduler: Scheduler, transfers: KVTransferManager) -> None:
-    """Check that no sequence could have been part of a step that computed nothing. Raises InvariantError with
-    all sequences."""
+    """Check, after a step that computed nothing, that no sequence could have been computed. Raises
+    InvariantError, with a description of all sequences."""
     if could := could_compute(scheduler, transfers):
         numbers = ", ".join(str(sequence.id) for sequence in could)
         described = "; ".join(map(_described, scheduler.sequences.values()))
-        raise InvariantError(f"a step computed nothing, though {numbers} could: {described}")
+        raise InvariantError(f"a step computed nothing, though {numbers} could be computed: {described}")
 
 
 def _described(sequence: Sequence) -> str:
@@ -110,7 +110,7 @@ def _sequence_faults(sequence: Sequence, tables: BlockTables) -> Iterator[str]:
 
 
 def _status_faults(sequence: Sequence, block_size: int) -> Iterator[str]:
-    """Yield where the status disagrees with blocks, host blocks, the role and the reservation."""
+    """Yield the contradictions between the status and the blocks, host blocks, role and reservation."""
     status, role, kv = sequence.status, sequence.transfer.role, sequence.kv
     if bool(kv.blocks) != status.holds_blocks:
         yield f"it is {status.label} with {len(kv.blocks)} blocks"

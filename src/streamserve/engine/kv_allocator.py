@@ -1,23 +1,23 @@
-"""KV allocation for a step: from free blocks, or from lower-ranked sequences that are evicted.
+"""KV allocation for a step: from free blocks, or from blocks of lower-ranked sequences, which are evicted.
 
     Scheduler.plan ──▶ admit, reserve, swap_in, grow      for one sequence, in service order
                         └──▶ preempt the lowest below it    its KV goes to the host pool, or is dropped
 
-scheduling/ordering.py decides the rank of each sequence, scheduling/eviction.py whether evicted KV is swapped
-or recomputed.
+scheduling/ordering.py ranks the sequences; scheduling/eviction.py decides whether evicted KV is swapped or
+recomputed.
 """
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET, StepPlan
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.plan import TARGET, StepPlan
 from streamserve.engine.reservations import evictable, outranks, status_when_dropped
 from streamserve.engine.sequence import MemoryClaim, Sequence
 from streamserve.engine.status import SequenceStatus
 from streamserve.engine.swap import SwapSpace
-from streamserve.protocol.config import EngineConfig
-from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.eviction import decide
 
 
@@ -59,24 +59,26 @@ class KVAllocator:
         self._idle = False
 
     def begin(self, ranked: list[Sequence], proposed: Container[int], idle: bool) -> None:
-        """Begin a step. `ranked` holds the sequences, highest rank first; `proposed` will contain the ids of
-        those that are part of the step. In an `idle` step the tails of prompt streams count as work."""
+        """Begin a step. `ranked` has the sequences, highest rank first. The caller adds the ids of sequences
+        that become part of the step to `proposed`. In an `idle` step the tails of prompt streams count as
+        work."""
         self._ranked, self._proposed, self._idle = ranked, proposed, idle
 
     def admit(self, sequence: Sequence) -> int | None:
-        """Admit a waiting sequence if all its tokens could fit: into free blocks, or into those of running
-        sequences that rank lower. Returns how many of its tokens were cached; None if it must wait."""
+        """Admit a waiting sequence if all its tokens fit into free blocks and the blocks of sequences that
+        may be evicted for it. Returns the number of its cached tokens; None if it must wait."""
         cached = self._tables.match(sequence)
         enough = self._missing(sequence, cached) <= self._free_and_below(sequence, cached)
-        # Memory first: a sequence that is evicted for a slot in vain would start again, and so on for ever.
+        # Check memory before claiming slots: a sequence evicted for a slot in vain would start again, for
+        # ever.
         if (self.running() and not enough) or not self._claim_slots(sequence):
             return None
         self._tables.attach(sequence, cached)
         return len(cached) * self._config.block_size
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Allocate blocks for all of an admitted sequence's tokens and the next one. Returns False, with
-        nothing allocated, if there are not enough."""
+        """Allocate blocks for all tokens of an admitted sequence and for its next one, before another worker
+        sends the KV. Returns False, with nothing allocated, if there are not enough."""
         tokens = sequence.pending + 1
         if self._evict_for(sequence, tokens) and not self._tables.shortage(sequence, tokens):
             self._tables.grow(sequence, tokens)
@@ -86,7 +88,7 @@ class KVAllocator:
         return False
 
     def grow(self, sequence: Sequence, tokens: int) -> int:
-        """Allocate slots for up to `tokens` tokens; returns for how many."""
+        """Allocate slots for up to `tokens` next tokens; returns the number of tokens that have slots."""
         if self._tables.writable(sequence, tokens):
             return tokens
         self._evict_for(sequence, tokens)
@@ -96,8 +98,8 @@ class KVAllocator:
         return tokens
 
     def swap_in(self, sequence: Sequence) -> bool:
-        """Swap a sequence in if there are enough blocks now; it takes part in steps from the next one on.
-        Returns whether it was."""
+        """Swap a sequence in if there are enough blocks now; returns whether it was swapped in. It can be
+        computed from the next step on."""
         cached = self._tables.match(sequence)
         blocks_needed = self._blocks_to_resume(sequence, cached)
         if blocks_needed > self._free_and_below(sequence, cached) or not self._claim_slots(sequence):
@@ -113,8 +115,8 @@ class KVAllocator:
     def must_yield(self, sequence: Sequence) -> bool:
         """Whether a swapped sequence must leave the free blocks to waiting sequences that outrank it.
 
-        They would evict it for these blocks. As the service order may change from step to step, it would be
-        swapped out and in again without end.
+        These would evict it for the blocks. As the service order may change from step to step, the sequence
+        could be swapped out and in without end.
         """
         cached = self._tables.match(sequence)
         left = self._free_after(cached) + self._swap.pending_free - self._blocks_to_resume(sequence, cached)
@@ -135,8 +137,8 @@ class KVAllocator:
         return False
 
     def drop_if_cached(self, sequence: Sequence) -> bool:
-        """Whether the prefix index finds as many tokens of a swapped sequence as its host blocks hold; if so,
-        the host blocks are freed."""
+        """Free a swapped sequence's host blocks if the prefix index has all the KV that they hold; returns
+        whether it has."""
         known = len(self._tables.match(sequence)) * self._config.block_size
         if known >= sequence.kv.computed[TARGET]:
             self._swap.forget(sequence)
@@ -146,9 +148,9 @@ class KVAllocator:
         return False
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free a sequence's blocks. Its KV is swapped to the host pool, or recomputed as far as the prefix
-        index forgets it, as the policy decides. A sequence that has only to be sent is always
-        recomputed: no step would swap it in."""
+        """Free a sequence's blocks. The policy decides whether its KV is swapped to the host pool or
+        recomputed; KV that stays in the prefix index is not recomputed. A SENDING sequence is always
+        recomputed, because no step would swap it in."""
         sequence.preempted_at = sequence.outputs
         stream = sequence.stream
         if stream.open and not stream.early and not sequence.todo(idle=False):
@@ -174,8 +176,8 @@ class KVAllocator:
         sequence.epoch += 1
 
     def review_claims(self) -> None:
-        """Let prompt streams that were evicted while they had nothing to compute take free blocks, in order
-        of arrival, if there are enough for all of their tokens."""
+        """Give prompt streams that were evicted while idle a claim to free blocks, in order of arrival, if
+        there are enough for all of a stream's tokens (MemoryClaim)."""
         free = self._tables.pool.free
         for sequence in self._sequences.values():
             if sequence.stream.claim is MemoryClaim.ANY:
@@ -188,15 +190,15 @@ class KVAllocator:
             sequence.stream.claim = MemoryClaim.FREE if fits else MemoryClaim.NONE
 
     def preempt_lowest(self) -> None:
-        """Preempt the lowest-ranked running sequence that got a token since its last preemption, so that
-        every sequence finishes."""
+        """Preempt the lowest-ranked running sequence that got a token since its last preemption. (Without
+        that condition a sequence might never finish.)"""
         moving = [s for s in self._ranked if s.kv.blocks and s.outputs > s.preempted_at]
         if moving:
             self.preempt(moving[-1])
 
     def stepped(self, plan: StepPlan, seconds: float, swap_seconds: float) -> None:
-        """Account for an executed plan, which took `seconds` in all, and whose swap copies took
-        `swap_seconds`."""
+        """Complete the swap copies of an executed plan, and count what its evictions cost. The step took
+        `seconds`, its swap copies `swap_seconds`."""
         self._swap.complete()
         self.evictions.swap_seconds += swap_seconds
         if not self._recomputing:
@@ -204,13 +206,13 @@ class KVAllocator:
         tokens = sum(span.query_tokens for span in plan.spans)
         for span in plan.spans:
             again = self._recomputing.get(span.sequence, 0) - span.start
-            if again > 0:  # recomputes KV that an eviction dropped
+            if again > 0:  # tokens whose KV an eviction dropped: they get their share of the step's seconds
                 self.evictions.recompute_seconds += seconds * min(len(span.tokens), again) / tokens
             if again <= len(span.tokens):
                 self._recomputing.pop(span.sequence, None)
 
     def forget(self, sequence: Sequence) -> None:
-        """Free all blocks that a sequence holds, host blocks included."""
+        """Free all blocks and host blocks of a sequence."""
         self._tables.drop(sequence)
         self._swap.forget(sequence)
         self._recomputing.pop(sequence.id, None)
@@ -220,8 +222,8 @@ class KVAllocator:
         return [sequence for sequence in self._sequences.values() if sequence.kv.blocks]
 
     def _claim_slots(self, sequence: Sequence) -> bool:
-        """Whether there are sequence slots for one more sequence to run with those that have something to
-        compute. Frees slots by preempting lower-ranked sequences, but only if that suffices."""
+        """Whether there are sequence slots for `sequence`, in addition to the running sequences that have
+        something to compute. Frees slots by preempting lower-ranked sequences, but only if that suffices."""
         if _slots(self._sequences.values()) <= self._config.max_num_seqs:
             return True
         working = [s for s in self.running() if not s.status.schedulable or s.todo(self._idle)]
@@ -235,29 +237,30 @@ class KVAllocator:
         return True
 
     def _free_after(self, cached: list[int]) -> int:
-        """Return the number of blocks that could be allocated once the blocks `cached` are taken."""
+        """Return the number of free blocks that remain when the blocks `cached` have been taken."""
         return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in cached)
 
     def _free_and_below(self, sequence: Sequence, cached: list[int]) -> int:
-        """Return the most blocks that a sequence could get once it has taken the blocks `cached`: free ones,
-        and those of sequences that may be evicted for it."""
+        """Return the maximum number of blocks that a sequence could get in addition to the blocks `cached`:
+        free blocks, and blocks of sequences that may be evicted for it."""
         below = sum(len(other.kv.blocks) for other in self._evictable(sequence))
         return self._free_after(cached) + self._swap.pending_free + below
 
     def _missing(self, sequence: Sequence, cached: list[int]) -> int:
-        """Return how many blocks a waiting sequence needs in addition to the blocks `cached`: for its tokens,
-        and its next one, unless its prompt fills the pool, and is all that is computed."""
+        """Return the number of blocks that a waiting sequence needs in addition to the blocks `cached`, for
+        its tokens and its next one. It is limited to the pool: a prompt that fills the pool can still be
+        computed."""
         return min(self._tables.blocks_for(len(sequence.tokens) + 1), self._tables.pool.size) - len(cached)
 
     def _blocks_to_resume(self, sequence: Sequence, cached: list[int]) -> int:
-        """Return how many blocks a swapped sequence needs in addition to the blocks `cached`: for its KV, and
-        one for its next tokens, or it would soon be evicted again. One that fills the pool by itself has
-        slots for them in its last block."""
+        """Return the number of blocks that a swapped sequence needs in addition to the blocks `cached`: for
+        its KV, and one for its next tokens, or it would soon be evicted again. A sequence that fills the
+        whole pool has slots for them in its last block."""
         return min(self._swap.blocks_needed(sequence, cached) + 1, self._tables.pool.size - len(cached))
 
     def _evictable(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences with blocks that may be evicted for this one and are not part of the step yet.
-        The last of them is evicted first."""
+        The last one is evicted first."""
         if sequence.stream.claim is not MemoryClaim.ANY:
             return []
         below = evictable(sequence, self._ranked, self._sequences.values())
@@ -266,16 +269,16 @@ class KVAllocator:
         ]
 
     def _evict_for(self, sequence: Sequence, tokens: int) -> bool:
-        """Evict lower-ranked sequences until the next `tokens` tokens of a sequence fit, at the latest when
-        the step is over; returns False if they never will."""
+        """Evict lower-ranked sequences until the next `tokens` tokens of a sequence fit, counting blocks that
+        become free at the end of the step; returns False if they cannot fit."""
         while (missing := self._tables.shortage(sequence, tokens) - self._swap.pending_free) > 0:
             if not self._evict_one(sequence, missing):
                 return False
         return True
 
     def _evict_one(self, sequence: Sequence, missing: int) -> bool:
-        """Evict one lower-ranked sequence, if there is one, where `missing` blocks are missing. Idle prompt
-        streams are evicted first."""
+        """Evict one lower-ranked sequence because `missing` blocks are missing; returns False if there is
+        none. Idle prompt streams are evicted first."""
         below = self._evictable(sequence)
         if below:
             idle = [s for s in below if s.stream.open and not s.todo(self._idle)]
@@ -284,12 +287,12 @@ class KVAllocator:
 
 
 def _slots(sequences: Iterable[Sequence]) -> int:
-    """Return the sequence slots that these sequences take: one for each choice."""
+    """Return the number of sequence slots that these sequences take: one for each choice."""
     return sum(len(sequence.choices) for sequence in sequences)
 
 
 def _best_fit(idle: list[Sequence], missing: int) -> Sequence:
-    """Return the smallest sequence that frees `missing` blocks, or else the largest: copying blocks out takes
-    time."""
+    """Return the smallest sequence with at least `missing` blocks, so that few are copied out; if all are
+    smaller, the largest one."""
     enough = [sequence for sequence in idle if len(sequence.kv.blocks) >= missing]
     return (min if enough else max)(enough or idle, key=lambda sequence: len(sequence.kv.blocks))

@@ -1,23 +1,25 @@
-"""The KV transfer manager: an engine's transfer reservations with other workers, and their notifications."""
+"""The KV transfer manager: transfer reservations between an engine and other workers, and notifications of
+their progress."""
 
 from collections.abc import Iterable, Iterator
 
 from msgspec.structs import asdict
 
+from streamserve.contracts.plan import TARGET
+from streamserve.contracts.transport import Transport
 from streamserve.engine.observer import LifecycleEvent, Observer
-from streamserve.engine.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
-from streamserve.engine.transport import Incoming, Outgoing, Transport
+from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.protocol.messages import Deferred, Phase, Pushed, RequestKind, Reserved, TransferUpdate
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, Hold, Join, Push, Release
 
 
 class KVTransferManager:
-    """Manages the sequences of `scheduler` whose KV is sent or received. `observer` receives lifecycle events
-    of transfers."""
+    """Manages the sequences of `scheduler` whose KV is sent or received. `observer` receives the lifecycle
+    events of transfers."""
 
     def __init__(
         self,
@@ -40,7 +42,8 @@ class KVTransferManager:
 
     @property
     def busy(self) -> bool:
-        """Whether KV is being sent to other workers: `take_updates` returns when it has landed."""
+        """Whether `take_updates` has something to return, or will have when KV that is being sent has
+        landed."""
         return bool(self._updates) or (self._outgoing is not None and self._outgoing.busy)
 
     def moving(self) -> list[Sequence]:
@@ -60,11 +63,11 @@ class KVTransferManager:
         return (self._incoming if phase == "decode" else self._outgoing) is not None
 
     def expected(self) -> list[Sequence]:
-        """Return the sequences that will decode here as soon as their KV has landed."""
+        """Return the sequences that will decode here when their KV has landed."""
         return [s for s in self._incoming.sequences() if s.decodes] if self._incoming else []
 
     def defer(self, sequences: Iterable[Sequence]) -> None:
-        """Report the sequences whose reservation is deferred, each once."""
+        """Report the sequences whose reservation is deferred, each sequence once."""
         for sequence in sequences:
             if not sequence.transfer.deferred:
                 sequence.transfer.deferred = True
@@ -72,7 +75,7 @@ class KVTransferManager:
                 self._updates.append(Deferred(sequence.request, sequence.attempt))
 
     def handle(self, message: Push | Join | Release | Hold) -> None:
-        """Handle the fleet's message about a transfer reservation."""
+        """Handle a message of the fleet about a transfer reservation."""
         match message:
             case Hold():
                 for held in self._scheduler.of(message.request):
@@ -92,8 +95,8 @@ class KVTransferManager:
                     self._scheduler.remove(sequence)
 
     def issue(self) -> None:
-        """Issue transfer reservations for the sequences that have just got blocks for KV from another
-        worker."""
+        """Issue transfer reservations for the sequences that got blocks for another worker's KV since the
+        last call."""
         if self._incoming is not None:
             taken = self._scheduler.take_reserved()
             self._updates += [Reserved(s.request, s.attempt, self._incoming.issue(s)) for s in taken]
@@ -101,13 +104,14 @@ class KVTransferManager:
                 self._observe("reserved", sequence)
 
     def advance(self, sequence: Sequence, coming: int = 0) -> None:
-        """Send more KV of a sequence, including the next `coming` tokens that the step about to run
-        computes."""
+        """Send the computed and unsent KV of a sequence, and the KV of the next `coming` tokens, which the
+        step about to run computes."""
         if self._outgoing and sequence.transfer.role.sends and self._outgoing.advance(sequence, coming):
             self._observe("mid-layer push", sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; blocks that other workers read or write are kept until they no longer do."""
+        """Forget a sequence. Blocks that other workers still read or write are kept until they no longer
+        do."""
         if self._outgoing and sequence.transfer.role.sends:
             self._outgoing.drop(sequence)
         if self._incoming and sequence.transfer.role is TransferRole.RECEIVER:
@@ -136,8 +140,8 @@ class KVTransferManager:
             self._incoming.attach(cache, name)
 
     def take_updates(self) -> list[TransferUpdate]:
-        """Return the notifications since the last call, to be sent after the events so far. Removes sequences
-        whose KV has landed elsewhere."""
+        """Return the notifications since the last call, to be sent after the events so far. Removes the
+        sequences whose KV has landed on other workers."""
         if self._outgoing is not None:
             closed, finished = self._outgoing.poll()
             self._updates += closed
@@ -150,12 +154,12 @@ class KVTransferManager:
         return updates
 
     def held_blocks(self) -> list[int]:
-        """Return the blocks that transfers hold, in addition to those of sequences; one entry for each
+        """Return the blocks that transfers hold in addition to the blocks of sequences; one entry for each
         reference."""
         return [block for side in (self._outgoing, self._incoming) if side for block in side.held_blocks()]
 
     def faults(self) -> Iterator[str]:
-        """Yield the inconsistencies of the reservations, issued and received."""
+        """Yield the inconsistencies of the issued and the received reservations."""
         live = self._scheduler.sequences
         for side in (self._outgoing, self._incoming):
             for sequence in side.sequences() if side else ():
@@ -165,7 +169,7 @@ class KVTransferManager:
                     yield f"sequence {sequence.id} waits for KV, but takes part in steps"
 
     def report(self) -> TransferReport | None:
-        """Return the totals sent and received; None for a worker that does neither."""
+        """Return the totals sent and received; None for a worker that exchanges no KV."""
         sides = [asdict(side.report()) for side in (self._outgoing, self._incoming) if side]
         if not sides:
             return None
@@ -193,7 +197,7 @@ class KVTransferManager:
             self._observe("mid-layer push", sequence)
 
     def _join(self, message: Join) -> None:
-        """Let a sequence decode here: the KV of its prompt has landed."""
+        """Let a sequence decode here, after the KV of its prompt has landed."""
         sequence = self._incoming.joined(message.reservation_id) if self._incoming else None
         if sequence is None:
             error = "no sequence waits for this reservation"
@@ -203,7 +207,7 @@ class KVTransferManager:
         sequence.transfer.role = TransferRole.LOCAL
         have = sequence.kv.computed[TARGET]
         for group, known in enumerate(sequence.kv.computed[: message.groups]):
-            if known >= have:  # the part that was not sent was cached in this group too
+            if known >= have:  # the cached prefix, which was not sent, is complete in this group too
                 sequence.kv.computed[group] = len(sequence.tokens)
         self._scheduler.tables.register(sequence)
         sequence.choices = tuple(choice for choice in sequence.choices if choice in message.outputs)
@@ -213,5 +217,5 @@ class KVTransferManager:
         for branch in self._scheduler.fork(sequence):
             branch.tokens += message.outputs[branch.choices[0]][branch.outputs :]
             branch.clock.first_token_at = message.began.get(branch.choices[0])
-            if not branch.pending:  # its first token was held back: it is sampled here
+            if not branch.pending:  # its first token was held back: drop the last KV, to sample it here
                 self._scheduler.truncate(branch, len(branch.tokens) - 1)

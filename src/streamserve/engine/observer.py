@@ -1,13 +1,13 @@
-"""The lifecycle events of a request in an engine: for traces, and for tests that inject a crash at one.
+"""The lifecycle events of a request in an engine, for traces and for tests that inject crashes at an event.
 
 submitted ─ reserved ─ first chunk ─ mid-layer push … ─ output 0 ─ last layer landed
-          ─ (mid-draft ─ verified-before-commit) … ─ finishing;   swap and edit where they happen
+          ─ (mid-draft ─ verified-before-commit) … ─ finishing;   swap and edit at any point
 """
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from streamserve.engine.plan import StepPlan
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import ToEngine
 
@@ -25,17 +25,19 @@ LifecycleEvent = Literal[
     "finishing",
 ]
 """`mid-layer push`: KV is being sent. `mid-draft`: the drafter is working. `verified-before-commit`: the
-target's step is done, and none of it is committed yet."""
+target's step has ended, and none of its results is committed yet."""
 
 
 StepPhase = Literal["plan", "draft", "run", "verify", "swap", "commit"]
-"""Phase of a step: `run` computes without draft tokens, `verify` with some, `swap` while swap copies run."""
+"""Phase of a step. The target's pass is `run` without draft tokens, `verify` with draft tokens, and `swap` if
+swap copies run at the same time."""
 
 
 class Journal(Protocol):
-    """Records what an engine is about to do, so that the record survives the process."""
+    """A record of what an engine is about to do, which survives the process: it names the suspects of a
+    crash."""
 
-    def take(self, message: ToEngine) -> None:
+    def note(self, message: ToEngine) -> None:
         """Record that a message is about to be handled."""
         ...
 
@@ -46,12 +48,12 @@ class Journal(Protocol):
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        """Record that a phase of a step begins over these sequences, over all if None. It is predicted to
-        take `predicted` seconds; `plan` is what is executed."""
+        """Record that a phase of a step begins. `members` are its sequences (None: all). The phase is
+        predicted to take `predicted` seconds. `plan` is the executed step."""
         ...
 
     def leave(self, moving: Sequence[Running]) -> None:
-        """Record that the step, or the message, is done; only the KV transfers of these sequences
+        """Record that the step or the message is done. Only the KV transfers of the sequences in `moving`
         continue."""
         ...
 
@@ -59,7 +61,7 @@ class Journal(Protocol):
 class NullJournal:
     """A journal that records nothing."""
 
-    def take(self, message: ToEngine) -> None:
+    def note(self, message: ToEngine) -> None:
         """Do nothing."""
 
     def enter(
@@ -76,16 +78,16 @@ class NullJournal:
 
 
 class Observer(Protocol):
-    """Observes an engine: receives the events of clients' requests when they happen, not those of cache
-    copies."""
+    """A receiver of an engine's events about clients' requests, called when they happen. It gets no events of
+    cache copies."""
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
-        """Receive a lifecycle event of a request; `request` is empty for an event that all in a step
-        share."""
+        """Receive a lifecycle event of a request. `request` is empty for an event of a whole step."""
         ...
 
     def on_step(self, query_tokens: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Receive that a step has ended which took `seconds`; `query_tokens`: those of each request."""
+        """Receive the end of a step that took `seconds`. `query_tokens` are pairs of request and its query
+        tokens."""
         ...
 
 

@@ -1,27 +1,27 @@
-"""Steps in the executor: launched, one planned ahead of another's results where the executor allows it, and
-finished, with the seconds that each took."""
+"""Launch and finish steps in the executor, and measure their seconds. If the executor allows it, the next
+step is launched before the results of the running one are known."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
 
+from streamserve.contracts.plan import AsyncExecutor, Executor, Span, StepPlan, StepResult
 from streamserve.engine.ahead import Flight, plan_ahead
 from streamserve.engine.invariants import check_plan
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Journal, Observer, StepPhase
-from streamserve.engine.plan import AsyncExecutor, Executor, Span, StepPlan, StepResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.speculation.controller import NO_CANDIDATES, Speculation
 from streamserve.speculation.learned_cost import RefinedCost
 
 
 class StepPipeline:
-    """The steps that an executor runs. An `AsyncExecutor` has up to two at once:
+    """The steps that an executor runs. An `AsyncExecutor` has up to two launched steps at a time:
 
-        next() -> a step launched ahead, or None: then plan one
-        start(flight)  -> launched, and the step after it too if that is known already
-        finish(flight) -> its results
+        next()         returns the step that was launched ahead; None: the caller plans one
+        start(flight)  launches it, and the step after it too if that is known already
+        finish(flight) returns its results
 
-    Another executor runs a step in `finish`.
+    An executor that is not asynchronous runs a step in `finish`.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class StepPipeline:
         self._observer = observer
         self._journal = journal
         self._ahead: Flight | None = None
-        """The step that was launched ahead and is not finished."""
+        """The step that was launched ahead and that `next` has not returned yet."""
         self._launched_at = self._next_launched_at = self._finished_at = 0.0
         self._decoded: set[int] = set()
-        """The sequences of the last step, if all of them decoded."""
+        """Ids of the last step's sequences, if all of them decoded; otherwise empty."""
         self.interval: float | None = None
         """Seconds between the ends of the last two steps, if both had decoding sequences alone, and the later
-        one no others."""
+        step only sequences of the earlier one; otherwise None."""
         self.steps_ahead = 0
         self.computing_seconds = 0.0
-        """Seconds that finished steps took."""
+        """Total seconds of the finished steps."""
 
     @property
     def asynchronous(self) -> bool:
-        """Whether steps are executed while the engine does other things."""
+        """Whether the engine can do other work while a step runs."""
         return self._async_executor is not None
 
     @property
@@ -64,19 +64,20 @@ class StepPipeline:
 
     @property
     def can_follow(self) -> bool:
-        """Whether work may be launched that takes the tokens of the step launched last from the device."""
+        """Whether a launch may now take the tokens of the step launched last from the device."""
         return bool(
             self._async_executor and self._async_executor.can_follow() and not self._transfers.enabled
         )
 
     def next(self) -> Flight | None:
-        """Return the step that was launched ahead, if there is one; it is to be started and finished next."""
+        """Return the step that was launched ahead, which the caller must start and finish next; None if there
+        is none."""
         flight, self._ahead = self._ahead, None
         return flight
 
     def start(self, flight: Flight, speculation: Speculation, limit: int) -> None:
-        """Launch a step, unless it was launched ahead, and the step after it if that is known already: at
-        most `limit` steps in a row."""
+        """Launch a step, unless it was launched ahead. Also launch the step after it, if that is known
+        already and at most `limit` steps in a row were launched ahead."""
         if self._async_executor is None:
             return
         if not flight.ahead:
@@ -109,8 +110,8 @@ class StepPipeline:
     def finish(
         self, flight: Flight, cost: RefinedCost, drafted: Callable[[], float] = lambda: 0.0
     ) -> tuple[StepResult, float]:
-        """Wait for a step, or execute it; return its results and the seconds that it took. `cost` predicts
-        them for the journal; `drafted` returns when drafting for the step ended."""
+        """Wait for a step, or execute it; return its results and its seconds. `cost` predicts the seconds for
+        the journal; `drafted` returns when drafting for the step ended."""
         plan = flight.plan
         if plan.swap_out or plan.swap_in:
             self._observer.on_event("swap")
@@ -120,7 +121,7 @@ class StepPipeline:
             self._enter([flight], cost)
             self._launched_at = self._clock()
             result = self._executor.run(plan)
-        # A step that was launched while another one ran took the time since that one's end.
+        # A step that was launched while another one ran, or while the device drafted, began when that ended.
         ended = self._clock()
         spent = max(0.0, ended - max(self._launched_at, self._finished_at, drafted()))
         spent = spent if result.seconds is None else result.seconds
@@ -131,15 +132,15 @@ class StepPipeline:
         return result, spent
 
     def _goes_on(self, plan: StepPlan) -> bool:
-        """Note the sequences of a step that has ended; returns whether all of them decoded, in the step
-        before too."""
+        """Record the sequences of a step that has ended; returns whether all of them decoded in it and in the
+        step before it."""
         before, decoding = self._decoded, bool(plan.spans) and all(map(_decodes, plan.spans))
         self._decoded = {span.sequence for span in plan.spans} if decoding else set()
         return decoding and before >= self._decoded
 
     def _enter(self, flights: List[Flight], cost: RefinedCost) -> None:
-        """Write to the journal what is computed, copied or sent from now on, by all steps that the executor
-        has, and the seconds predicted for it."""
+        """Record in the journal the sequences that the launched steps compute, copy or send from now on, and
+        the predicted seconds of these steps."""
         plan, live = flights[0].plan, self._scheduler.sequences
         members = {sequence.id: sequence for flight in flights for sequence in flight.members}
         members |= {id: live[id] for id in self._scheduler.swap.moving if id in live}
@@ -153,5 +154,5 @@ class StepPipeline:
 
 
 def _decodes(span: Span) -> bool:
-    """Whether a span has its sequence's last token alone, apart from draft tokens."""
+    """Whether a span has one committed token, its sequence's last, and perhaps draft tokens."""
     return span.tree is not None and len(span.tokens) == 1

@@ -1,32 +1,35 @@
-"""The ports of an engine: what it may be connected to, apart from its executor and drafter."""
+"""The ports of an engine: its optional connections, apart from its executor and drafter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import StepPlan
+from streamserve.contracts.transport import Gate, Landing, Transport
 from streamserve.engine.adapters import Adapters
 from streamserve.engine.observer import Journal, Observer
-from streamserve.engine.plan import StepPlan
-from streamserve.engine.transport import Gate, Landing, Transport
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 
 
 @dataclass(frozen=True)
 class EnginePorts:
-    """What an engine is connected to.
+    """The optional connections of an engine.
 
-    * `name`: the worker's, unique among those that exchange KV.
-    * `transport` lets the engine send the KV of prompts to other workers.
-    * `reports_prefixes`: a router wants to know the changes of the prefix index, as that of pairs does.
-    * `cache`, the address of the engine's KV pool, lets other workers send theirs to it.
-    * `gate`, where others write to the pool over the network, is told which blocks they may write.
-    * `landing`, where others write to memory that steps do not read, is told what has landed.
+    * `name`: the worker's name, unique among the workers that exchange KV.
+    * `transport`: sends the KV of prompts to other workers.
+    * `reports_prefixes`: whether to record the changes of the prefix index for a router.
+    * `cache`: the address of the engine's KV pool; with it, other workers can send KV to this one.
+    * `gate`: where other workers write to the pool over the network, it restricts the blocks that they may
+      write.
+    * `landing`: where other workers write to memory that steps do not read, it copies landed blocks to the
+      pool.
     * `draft_wait`: seconds to wait for the drafter; a later answer is not used in this step.
-    * `floor`, where the machine has been measured, returns the least seconds that a plan could take; reports
-      hold the sum.
+    * `floor`: returns the least seconds that a plan could take, if the machine has been measured; reports
+      contain the sum.
     * `swap_cost`: the cost of copying KV blocks to the host pool and back.
-    * `adapters`: the LoRA adapters that its executor has.
-    * `observer` receives the lifecycle events of requests, `journal` what is about to be done.
+    * `adapters`: the executor's LoRA adapters.
+    * `observer`: receives the lifecycle events of requests. `journal`: records what the engine is about to
+      do.
     """
 
     name: str = ""
@@ -44,4 +47,4 @@ class EnginePorts:
 
 
 NO_PORTS = EnginePorts()
-"""The ports of an engine that is connected to nothing."""
+"""The ports of an engine without optional connections."""

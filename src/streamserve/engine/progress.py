@@ -1,6 +1,6 @@
-"""Whether an engine stands still: its steps compute nothing although a sequence could be computed.
+"""Standstill of an engine: its steps compute nothing although a sequence could be computed.
 
-This would be a fault of the scheduler. The worker is then replaced, like a worker that hangs
+A standstill is a fault of the scheduler. The supervisor then replaces the worker, as one that hangs
 (fleet/supervisor.py).
 """
 
@@ -13,8 +13,8 @@ from streamserve.engine.status import TransferRole
 
 
 def could_compute(scheduler: Scheduler, transfers: KVTransferManager) -> list[Sequence]:
-    """Return the sequences that have tokens to compute and fit into memory alone; none while blocks are held
-    until another worker has done its part."""
+    """Return the sequences that have tokens to compute and fit into memory alone. Returns none while another
+    worker's part of a transfer holds blocks here: they may be the memory that is missing."""
     tables, sequences = scheduler.tables, scheduler.sequences.values()
     if transfers.held_blocks() or any(s.kv.blocks and _waits_for_worker(s) for s in sequences):
         return []
@@ -29,20 +29,21 @@ def could_compute(scheduler: Scheduler, transfers: KVTransferManager) -> list[Se
 
 
 def _waits_for_worker(sequence: Sequence) -> bool:
-    """Whether another worker sends, receives or has no free blocks yet for a sequence's KV."""
+    """Whether a sequence waits for another worker: to send its KV, to receive it, or to reserve blocks."""
     held_back = sequence.transfer.hold and not sequence.transfer.has_reservation
     return held_back or not sequence.status.schedulable
 
 
 @dataclass
 class Standstill:
-    """For how long an engine has stood still: since when, and the number of steps since then."""
+    """The present standstill of an engine: when it began (None: there is none), and the number of steps since
+    then."""
 
     since: float | None = None
     steps: int = 0
 
     def stepped(self, stalled: bool, now: float, scheduler: Scheduler, transfers: KVTransferManager) -> None:
-        """Record a step that ended at `now`, and computed nothing if it is `stalled`."""
+        """Record a step that ended at `now`. A `stalled` step computed nothing."""
         if not (stalled and could_compute(scheduler, transfers)):
             self.clear()
             return
@@ -54,5 +55,5 @@ class Standstill:
         self.since, self.steps = None, 0
 
     def seconds(self, now: float) -> float:
-        """Return the seconds since its first step that computed nothing; 0 if the last one did."""
+        """Return the seconds since the standstill began; 0 without one."""
         return 0.0 if self.since is None else now - self.since

@@ -4,21 +4,22 @@ before  [c1 c1 c1|c2 c2 c2|q]      retained = 3    KV of the first three tokens 
 after   [c1 c1 c1|c4 c4|q]         tokens = c4 q   host; the rest is dropped at slot precision, and computed
                                                    again by the steps that follow
 
-An edit is applied between steps. An early answer to the prompt as it stood is withdrawn and begins again.
+An edit is applied between steps. An early answer to the prompt before the edit is withdrawn, and begins
+again.
 """
 
 from dataclasses import dataclass
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import DecodeClock, MemoryClaim, Sequence
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Progress, Token, Withdrawn
 from streamserve.scheduling.eviction import learn_survival
 
 PROGRESS_SECONDS = 0.25
-"""Least seconds between two Progress events of a prompt stream that still has tokens to compute."""
+"""Minimum seconds between two Progress events of a prompt stream that still has tokens to compute."""
 
 
 @dataclass
@@ -39,14 +40,15 @@ class Streams:
     def __init__(self, scheduler: Scheduler, config: EngineConfig, model: ModelInfo) -> None:
         self.counters = Counters()
         self.survival = 1.0
-        """The share of a prompt that survives an edit, learned from all streams so far; expected of new
-        ones."""
+        """The share of a prompt that survives an edit, learned from all streams so far: the expectation for
+        new streams."""
         self._scheduler = scheduler
         self._config = config
         self._model = model
 
     def edit(self, message: Edit) -> list[Event]:
-        """Edit a prompt stream. One that cannot be served any more ends with an error."""
+        """Edit a prompt stream, and return the events. If the edited prompt cannot be served, the request
+        ends with an error."""
         branches = self._branches(message)
         if not branches:
             return []
@@ -86,8 +88,8 @@ class Streams:
         return [_progress(sequence)]
 
     def _branches(self, message: Edit) -> list[Sequence]:
-        """Return the open sequences of a request's choices; it is one for all choices until the first is
-        sampled."""
+        """Return the open sequences of a request. Until a first token is sampled, one sequence has all
+        choices."""
         return [
             sequence
             for sequence in self._scheduler.sequences.values()
@@ -115,16 +117,16 @@ class Streams:
         ]
 
     def _merge(self, sequence: Sequence, others: list[Sequence]) -> None:
-        """Merge the choices of an early answer into one sequence again: they have only the prompt in
-        common."""
+        """Merge the choices of a withdrawn early answer into one sequence again: without their outputs, all
+        have the same tokens."""
         self.counters.withdrawn += sum(branch.outputs for branch in (sequence, *others))
         sequence.choices = tuple(sorted(c for branch in (sequence, *others) for c in branch.choices))
         for branch in others:
             self._scheduler.remove(branch)
 
     def _change(self, sequence: Sequence, message: Edit) -> None:
-        """Apply an edit to the sequence's tokens and KV. What executor and drafter know of it after the
-        retained prefix is void."""
+        """Apply an edit to the sequence's tokens and KV. A new epoch and `state_stale` tell drafter and
+        executor that their state after the retained prefix is void."""
         before = sequence.prompt_length - sequence.stream.tail
         sequence.stream.survival = learn_survival(sequence.stream.survival, message.retained, before)
         self.survival = learn_survival(self.survival, message.retained, before)
@@ -150,7 +152,8 @@ class Streams:
         self.counters.computed_before += min(sequence.kv.computed[TARGET], sequence.prompt_length)
 
     def _release(self, sequence: Sequence) -> list[Event]:
-        """Return the event that was held back, of an early answer that now stands."""
+        """Return the final event of an early answer that was held back until the prompt was finished, and
+        remove the sequence. Returns no event if the answer goes on."""
         event: Token | Finished | None = sequence.stream.final_event
         if event is None:
             return []

@@ -10,18 +10,18 @@ worker for the copy. It gets them in either order, so sequences could wait in a 
       └──────────────────────▶  S, without reservation  ────────────┘
 
 A *holder* is a sequence of the prefill worker with a transfer reservation: blocks of the decode worker are
-kept for it until its KV has landed. The rule cuts the edge from H to blocks that S holds: **a holder waits
-neither for sequences that are not holders, nor for those that wait for their reservation.** It evicts them,
-whatever their ranks; S is computed again when it has its reservation. So a holder waits at most for holders
-that rank higher. The first of all waits for none: it is computed, its KV lands, and its blocks on the prefill
-worker are free for others.
+kept for it until its KV has landed. The rule cuts the edge from H to the blocks that S holds: **a holder
+waits neither for sequences without a reservation, nor for sequences that wait for theirs.** It evicts them,
+whatever their ranks; S is computed again when it has its reservation. So a holder waits only for holders that
+rank higher. The highest-ranked holder waits for none: it is computed, its KV lands, and its blocks on the
+prefill worker become free for others.
 
-Cache copies (KV write-backs, and the KV of a prompt stream that still arrives) go in both directions, and
-close no circle: a copy begins only if all its blocks are cached, so once it has its reservation it waits for
-nothing but the wire. Until then it waits for blocks at the lowest rank, and holds none.
+Cache copies (KV write-backs, and the KV of a prompt stream that is still open) go in both directions. They
+close no circle: a copy begins only if all its blocks are cached, so with its reservation it waits for the
+wire alone. Without one it waits for blocks at the lowest rank, and holds none.
 
-A sequence that only needs blocks for KV from another worker (TransferRole.RECEIVER) is ranked as any other;
-once reserved, its blocks are not evicted (SequenceStatus.AWAITING_KV).
+A sequence that only needs blocks for KV from another worker (TransferRole.RECEIVER) is ranked like any other.
+Once reserved, its blocks are not evicted (SequenceStatus.AWAITING_KV).
 """
 
 from collections.abc import Iterable
@@ -32,20 +32,21 @@ from streamserve.engine.status import SequenceStatus, TransferRole
 
 
 def is_holder(sequence: Sequence) -> bool:
-    """Whether another worker keeps blocks for the sequence's KV, and a request waits for it."""
+    """Whether another worker keeps blocks for the sequence's KV, and a request waits for that KV."""
     return sequence.transfer.has_reservation and sequence.transfer.role is not TransferRole.COPY
 
 
 def evictable(sequence: Sequence, ranked: List[Sequence], sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return the sequences that may lose their blocks to this one: for a holder all but the holders that rank
-    higher, for others those that rank lower and are no holders. The last of them is evicted first. `ranked`
-    holds the sequences of the step, highest rank first; `sequences` are all of the worker's."""
+    """Return the sequences that may be evicted for `sequence`; the last one is evicted first. A holder may
+    evict all sequences except higher-ranked holders. Any other sequence may evict lower-ranked sequences that
+    are no holders. `ranked` has the schedulable sequences, highest rank first; `sequences` are all of the
+    worker."""
     index = ranked.index(sequence)
     if is_holder(sequence):
         below = [other for other in ranked[:index] if not is_holder(other)] + list(ranked[index + 1 :])
     else:
         below = [other for other in ranked[index + 1 :] if not is_holder(other)]
-    # Blocks that were reserved in this very step are promised to another worker.
+    # A sequence that got its reservation in this step is AWAITING_KV: another worker will write its blocks.
     below = [other for other in below if other.status.schedulable]
     if sequence.transfer.has_reservation:
         below += [other for other in sequences if _awaits_reservation(other)]
@@ -53,28 +54,29 @@ def evictable(sequence: Sequence, ranked: List[Sequence], sequences: Iterable[Se
 
 
 def outranks(other: Sequence, sequence: Sequence, ranks_higher: bool) -> bool:
-    """Whether another sequence gets blocks before this one: holders do before those that are none, otherwise
-    the one that `ranks_higher`."""
+    """Whether `other` gets blocks before `sequence`. Holders come before sequences that are none; among
+    equals `ranks_higher` says whether `other` ranks higher."""
     holds = is_holder(other)
     return holds if holds != is_holder(sequence) else ranks_higher
 
 
 def is_admitted_first(sequence: Sequence) -> bool:
-    """Whether the sequence may start although one that must not be overtaken has to wait: others may be
-    waiting for the blocks reserved for it."""
+    """Whether the sequence may start even if a sequence that must not be overtaken has to wait. Sequences
+    with a transfer reservation may: others may be waiting for the blocks reserved for them."""
     return sequence.transfer.has_reservation
 
 
 def waits_for_prefix(sequence: Sequence) -> bool:
-    """Whether the sequence waits where another one is about to compute its next block. One with a reservation
-    waits for no other, and one that receives its KV computes nothing."""
+    """Whether the sequence waits if another sequence is about to compute its next block. A sequence with a
+    reservation waits for no other, and a sequence that receives its KV computes nothing."""
     transfer = sequence.transfer
     return not transfer.has_reservation and transfer.role is not TransferRole.RECEIVER
 
 
 def may_fail_to_start(sequence: Sequence) -> bool:
-    """Whether query tokens planned for a sequence could be lost to those it waits for: it could not start
-    last time, or others may be waiting for the blocks reserved for it."""
+    """Whether a sequence that has query tokens in the plan may fail to start, so that the tokens would be
+    lost. It could not start last time, or it has a reservation, with which it tries to start even while
+    others have to wait."""
     if sequence.transfer.role is TransferRole.RECEIVER:
         return False
     has_reservation = sequence.transfer.has_reservation
@@ -82,8 +84,8 @@ def may_fail_to_start(sequence: Sequence) -> bool:
 
 
 def status_when_dropped(sequence: Sequence) -> SequenceStatus:
-    """Return the status of a sequence whose KV is evicted and dropped. One that has its first token is
-    computed again only when it has its transfer reservation."""
+    """Return the new status of a sequence whose KV is evicted and dropped. A SENDING sequence, whose first
+    token is out, is computed again only when it has its transfer reservation."""
     if sequence.status is SequenceStatus.SENDING:
         return SequenceStatus.AWAITING_RESERVATION
     return SequenceStatus.WAITING

@@ -1,11 +1,11 @@
 """Batch composition: rank the sequences, allocate KV blocks for them, then fix trees and chunks by the
 budget.
 
-There are no phases. Each sequence knows its tokens and how many of them have KV; a step computes a span of
-query tokens for some sequences: a prompt chunk, the next token, or a token tree. The batch candidates
-(engine/batch.py) are ranked without allocating. `plan` lets kv_allocator.py allocate blocks in service order,
-by default first for decoding sequences (one token is pending), then for the rest. `select` decides which of
-the allocated slots are used, and frees the surplus.
+There are no prefill and decode phases. Each sequence knows its tokens and how many of them have KV. A step
+computes a span of query tokens for some sequences: a prompt chunk, the next token, or a token tree. The batch
+candidates (engine/batch.py) are ranked without allocating. `plan` lets kv_allocator.py allocate blocks in
+service order: by default first for decoding sequences (one token is pending), then for the rest. `select`
+decides which of the allocated slots are used, and frees the others.
 """
 
 from collections.abc import Mapping
@@ -13,29 +13,29 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from streamserve.contracts.cost import CostModel
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import TARGET, SequenceState, Span, StepPlan
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.engine.batch import BatchCandidates
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_allocator import KVAllocator
-from streamserve.engine.plan import TARGET, SequenceState, Span, StepPlan
 from streamserve.engine.reservations import is_admitted_first, waits_for_prefix
 from streamserve.engine.sequence import Sequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.swap import SwapSpace, truncate
-from streamserve.protocol.config import EngineConfig
 from streamserve.scheduling.budget import divide
-from streamserve.scheduling.cost import CostModel
 from streamserve.scheduling.prefill import Chunk
-from streamserve.speculation.tree import TokenTree, root
 
 MAX_PROMPT_TAIL = 64
-"""A prompt may have draft tokens after it once at most this many of its tokens are left to compute: for more,
-the draft model would have to read as many while the client waits for the first token."""
+"""Maximum number of uncomputed prompt tokens after which draft tokens may follow in the same step. The draft
+model has to read these tokens while the client waits for the first token."""
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """Slots are allocated for the next `slots` tokens of a sequence; `due` of them are computed whatever else
-    might be in the step. After them there may be `nodes` draft tokens, as far as there is headroom. `cached`
-    is set when the sequence has just been admitted: the number of tokens found in the prefix index."""
+    """A sequence that is to be part of a step. Slots are allocated for its next `slots` tokens; at least
+    `due` of them are computed. Up to `nodes` draft tokens may follow, if there is headroom. `cached` is set
+    if the sequence has just been admitted: the number of its tokens found in the prefix index."""
 
     sequence: Sequence
     slots: int
@@ -46,16 +46,17 @@ class Proposal(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Step:
-    """A step being composed, from the batch candidates `candidates`; the sequences in `decoding` decode.
+    """A step being composed from `candidates`.
 
+    * `decoding`: ids of the sequences that decode.
     * `budget`: query tokens left.
     * `free_slots`: sequence slots left, one for each output choice.
-    * `prefix_waits_left`: how many sequences may still be passed over because another one computes their next
-      block.
-    * `admission_open`: whether waiting sequences may still start. Not once one has to wait that must not be
-      overtaken, or no prefix waits are left.
-    * `pending_hashes`: hashes of the blocks that running sequences are about to compute, of complete prompts
-      and of prompt streams.
+    * `prefix_waits_left`: number of sequences that may still be passed over because another sequence computes
+      their next block.
+    * `admission_open`: whether waiting sequences may still start. False once a sequence has to wait that must
+      not be overtaken, or no prefix waits are left.
+    * `pending_hashes`: hashes of the blocks that running sequences are about to compute; first those of
+      sequences that are not deferred, then those of deferred ones.
     * `has_complete_prompt`: whether a complete prompt is part of the step.
     """
 
@@ -71,7 +72,7 @@ class _Step:
 
 
 class Scheduler:
-    """Owns the live sequences of one engine and, through `tables`, their blocks."""
+    """Composes the steps of one engine. Owns its live sequences and, through `tables`, their blocks."""
 
     def __init__(self, config: EngineConfig, groups: int, drafting: bool, costs: CostModel) -> None:
         self.config = config
@@ -91,8 +92,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could do anything: run a sequence, or let the executor forget one. A prompt stream
-        whose known tokens are computed is no work."""
+        """Whether a step could run a sequence, or let the executor forget one. A prompt stream with nothing
+        left to compute does not count."""
         sequences = self.sequences.values()
         return bool(self.released) or any(s.status.schedulable and s.todo(idle=True) for s in sequences)
 
@@ -101,13 +102,13 @@ class Scheduler:
         return [sequence for sequence in self.sequences.values() if sequence.request == request]
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence, and the blocks of its cached prefix."""
+        """Add a sequence, and look up its cached prefix."""
         self.sequences[sequence.id] = sequence
-        self.tables.match(sequence)  # so that a sequence with a long cached prefix is ranked by what is left
+        self.tables.match(sequence)  # sets kv.cached: policies rank the sequence by its uncached tokens
 
     def attach_copy(self, sequence: Sequence) -> bool:
-        """Give a sequence that is only to be sent the cached blocks of all its tokens; returns False, with
-        nothing attached, if one is missing."""
+        """Give a cache copy, which is only sent, the cached blocks of all its tokens. Returns False, with
+        nothing attached, if a block is missing."""
         cached = self.tables.match(sequence)
         if len(cached) * self.config.block_size < len(sequence.tokens):
             return False
@@ -117,13 +118,13 @@ class Scheduler:
         return True
 
     def new_id(self) -> int:
-        """Return an id that no sequence has had."""
+        """Return an id that no sequence has had before."""
         self._last_id += 1
         return self._last_id
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
-        """Fork a fresh sequence at the end of its prompt into one for each choice; they share all its
-        blocks."""
+        """Fork a sequence at the end of its prompt into one sequence for each choice; returns them. They
+        share all its blocks."""
         first, *others = sequence.choices
         sequence.choices = (first,)
         branches = [sequence.branch(self.new_id(), choice) for choice in others]
@@ -134,7 +135,7 @@ class Scheduler:
         return [sequence, *branches]
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence and free all it holds."""
+        """Forget a sequence, and free its blocks and host blocks."""
         self.allocator.forget(sequence)
         del self.sequences[sequence.id]
         if sequence.state_sent:
@@ -165,7 +166,7 @@ class Scheduler:
                 if sequence.todo(candidates.idle):
                     self.tables.drop(sequence)
                     step.admission_open = False
-                else:  # all of it was cached: it holds the blocks, and will compute what arrives next
+                else:  # all of it was cached: it holds the blocks, and computes the next part of its stream
                     self._run(sequence, cached)
         return list(step.proposals.values())
 
@@ -185,22 +186,22 @@ class Scheduler:
         return step
 
     def _chunk(self, sequence: Sequence, step: "_Step") -> Chunk | None:
-        """Return how many tokens of a sequence may be part of the step, memory aside; None if it is
-        not computed."""
+        """Return how many tokens of a sequence may be part of the step, without regard to memory; None if it
+        is not computed in this step."""
         candidates = step.candidates
         if not sequence.todo(candidates.idle) or sequence.id in self.swap.moving:
             return None
         with_prompt = candidates.exclusive and not step.decoding.issuperset(step.proposals)
         if sequence.id in step.decoding and (sequence.status is not SequenceStatus.RUNNING or with_prompt):
-            return None  # just evicted for one that ranks higher, or not to decode in a batch with a prompt
+            return None  # evicted in this step for a higher rank, or the order decodes nothing with prompts
         if step.has_complete_prompt and candidates.deferred(sequence):
             return None  # deferred: no client waits for its output yet
         chunk = candidates.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
         return chunk if chunk.tokens and step.free_slots >= len(sequence.choices) else None
 
     def _start(self, sequence: Sequence, step: "_Step") -> int | None:
-        """Admit a waiting sequence. Returns the number of its tokens that were cached; None if it is not to
-        compute anything now."""
+        """Admit a waiting sequence. Returns the number of its cached tokens; None if it computes nothing in
+        this step."""
         if not (step.admission_open or is_admitted_first(sequence)):
             return None
         deferred = step.candidates.deferred(sequence)
@@ -225,8 +226,8 @@ class Scheduler:
         return None
 
     def _next_block_is_pending(self, sequence: Sequence, step: "_Step") -> bool:
-        """Whether a sequence waits because another one computes its next block: it will be a prefix hit soon.
-        Complete prompts do not wait for prompt streams that are deferred."""
+        """Whether a sequence waits because another sequence computes its next block, which will soon be a
+        prefix hit. Sequences that are not deferred do not wait for deferred ones."""
         if not waits_for_prefix(sequence):
             return False
         head, deferred = self.tables.next_hash(sequence), step.candidates.deferred(sequence)
@@ -252,12 +253,13 @@ class Scheduler:
             self.prefix_hits += cached
 
     def _run(self, sequence: Sequence, cached: int | None = None) -> None:
-        """Start an admitted sequence; `cached` is for its first step, unless that is this one."""
+        """Start an admitted sequence. If its first step is a later one, `cached` is remembered for it."""
         sequence.passed_over, sequence.cached_at_start = False, cached
         sequence.become(SequenceStatus.RUNNING)
 
     def select(self, proposals: list[Proposal], trees: Mapping[int, TokenTree]) -> StepPlan:
-        """Fix tree nodes and chunk sizes together by the budget, and free the blocks not needed."""
+        """Return the plan of the step: tree nodes and chunk sizes are fixed together by the budget, and
+        allocated blocks that are not needed are freed."""
         slots = [proposal.slots for proposal in proposals]
         drafted = [trees.get(proposal.sequence.id) for proposal in proposals]
         due = [proposal.due for proposal in proposals]
@@ -277,30 +279,30 @@ class Scheduler:
                 sequence.state_sent, sequence.state_stale = True, False
             spans.append(_span(sequence, chunk, tree))
         released, self.released = self.released, []
-        copies_out, copies_in = self.swap.take()
+        copies_out, copies_in = self.swap.pop_copies()
         return StepPlan(
             self.steps, admitted, released, self.tables.take_copies(), spans, copies_out, copies_in
         )
 
     def take_reserved(self) -> list[Sequence]:
-        """Return the sequences that have got blocks for another worker's KV since the last call."""
+        """Return the sequences that got blocks for another worker's KV since the last call."""
         reserved, self.reserved = self.reserved, []
         return reserved
 
     def truncate(self, sequence: Sequence, retained: int) -> int:
-        """Drop the KV after a sequence's first `retained` tokens; returns the number of tokens dropped."""
+        """Drop the KV after a sequence's first `retained` tokens; returns the number of dropped tokens."""
         return truncate(self.tables, self.swap, sequence, retained)
 
     def allocate_draft_slots(self, proposal: Proposal, nodes: int) -> int:
-        """Allocate slots for up to `nodes` draft tokens after the proposed ones, without evicting; returns
-        for how many."""
+        """Allocate slots for up to `nodes` draft tokens after the proposed tokens, without evicting; returns
+        the number of draft tokens that have slots."""
         nodes = min(nodes, self.tables.free_slots(proposal.sequence) - proposal.slots)
         self.tables.grow(proposal.sequence, proposal.slots + nodes)
         return nodes
 
     def _nodes(self, sequence: Sequence, tokens: int) -> int:
-        """Return how many draft tokens may follow `tokens` query tokens: only after the last token, and no
-        more than the sequence may still output."""
+        """Return the maximum number of draft tokens after `tokens` query tokens: 0 unless these include the
+        last token, and fewer than the sequence may still output."""
         pending = sequence.pending
         if (
             tokens < pending

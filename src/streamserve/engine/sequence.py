@@ -6,31 +6,31 @@ from enum import Enum
 from itertools import takewhile
 from math import inf
 
-from streamserve.engine.plan import TARGET
+from streamserve.contracts.plan import TARGET
 from streamserve.engine.status import TRANSITIONS, SequenceStatus, TransferRole
 from streamserve.protocol.messages import Finished, FinishReason, RequestKind, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.slo import MISSED_REQUIREMENT, NO_REQUIREMENT, LatencyRequirement
 
 MAX_EDITS = 64
-"""Number of edits of a prompt stream that are remembered."""
+"""Number of latest edits of a prompt stream whose retained lengths are remembered."""
 
 
 class StatusError(AssertionError):
-    """A sequence's status was to change in a way that is not legal."""
+    """An illegal change of a sequence's status."""
 
 
 @dataclass(slots=True)
 class KVState:
-    """The KV of a sequence: what each KV cache group has computed, and the blocks that hold it.
+    """The KV of a sequence: the number of computed tokens in each KV cache group, and the blocks.
 
     tokens     prompt ─────────────┬ outputs ──┐
     computed   ──────────────┐ KV in the group │      number of tokens, for each group
     blocks     [b0][b1][b2][b3]                       cover at least `computed` positions
     hashes     of the full blocks, as far as needed; `root` is the hash before the first block
 
-    `cached`: cached prefix length in tokens, as of the last lookup in the prefix index. `host_blocks` hold
-    the KV while the sequence is swapped out.
+    `cached`: cached prefix length in tokens, as of the last lookup in the prefix index. `host_blocks`: blocks
+    of the host pool with the KV, while the sequence is swapped out.
     """
 
     root: bytes
@@ -43,9 +43,9 @@ class KVState:
 
 @dataclass(slots=True)
 class DecodeClock:
-    """The decode clock runs from the first token on, even while the sequence is preempted, because the client
-    waits meanwhile. `seconds` is its value when the step began, `start` the number of outputs when it
-    started."""
+    """The decode clock. It runs from the first token on, even while the sequence is preempted, because the
+    client waits meanwhile. `seconds` is its value when the step began, `start` the number of outputs when the
+    clock started."""
 
     first_token_at: float | None = None
     seconds: float = 0.0
@@ -59,8 +59,8 @@ class MemoryClaim(Enum):
      ▲                                                     │       (KVAllocator.review_claims)    │
      └────────────────── its prompt changes ───────────────┴──────────────────────────────────────┘
 
-    KV that was evicted while nothing needed it is computed again in free blocks alone. Otherwise two prompt
-    streams that do not both fit into memory would evict each other for ever.
+    KV that was evicted while its stream had nothing to compute is computed again in free blocks only.
+    Otherwise two prompt streams that do not both fit into memory would evict each other for ever.
 
     * ANY: free blocks, and the blocks of lower-ranked sequences, which are evicted.
     * FREE: free blocks. The stream evicts no other sequence, and ranks below those with the claim ANY.
@@ -74,17 +74,18 @@ class MemoryClaim(Enum):
 
 @dataclass(slots=True)
 class PromptStreamState:
-    """The state of a prompt stream; that of a prompt that was complete at once never changes.
+    """The state of a prompt stream. For a prompt that was complete on arrival it never changes.
 
-    While its prompt is `open` it may be edited, which `version` counts, and it is only sampled if answered
-    `early`; the prompt's last `tail` tokens are computed last.
-
+    * `open`: the prompt may still be edited. It is sampled only if answered early.
+    * `early`: the prompt is answered while it is open; edits withdraw the answer.
+    * `tail`: number of last prompt tokens that are only computed in otherwise idle steps while it is open.
+    * `version`: number of the latest edit.
     * `last_chunk_at`: when the latest part of the prompt arrived.
     * `finished_at`: when the stream was finished; None while it is open, and for other prompts.
     * `retained_lengths`: retained prefix lengths of the latest edits, in tokens.
     * `survival`: the share of the prompt that is expected to survive its next edit.
     * `progress_at`: when the latest Progress event was sent.
-    * `final_event`: the final event of an early answer, held back: it stands once the prompt is finished.
+    * `final_event`: the final event of an early answer, held back until the prompt is finished.
     * `claim`: its claim to memory.
     """
 
@@ -105,11 +106,10 @@ class PromptStreamState:
 class Transfer:
     """A sequence's part in a KV transfer.
 
-    * `has_reservation`: whether it holds a transfer reservation, that is blocks on the worker that its KV is
-      sent to.
-    * `hold`: whether its last prompt token is computed, and its first output sampled, only with the
-      reservation.
-    * `deferred`: whether its own reservation of blocks was deferred for the sake of latency targets.
+    * `has_reservation`: whether it holds a transfer reservation: blocks on the worker that its KV is sent to.
+    * `hold`: whether its last prompt token is computed only with the reservation. So its first output is not
+      sampled before.
+    * `deferred`: whether the reservation of blocks here was deferred, for the sake of latency targets.
     """
 
     role: TransferRole = TransferRole.LOCAL
@@ -120,12 +120,13 @@ class Transfer:
 
 @dataclass(eq=False)
 class Sequence:
-    """The tokens of one output choice: its prompt and its outputs. Its `status` says what it holds
-    (engine/status.py); `pending` tokens have no KV yet.
+    """A sequence: the tokens of one output choice, prompt and outputs, and the state of their computation.
+    engine/status.py describes its `status`.
 
     `choices`: the output choices that are sampled from it. A fresh request is one sequence for all its
-    choices; they fork when its prompt is computed, and then each has one. `adapter`: the LoRA adapter that
-    computes it; empty: none. `kind`: what its request is for. With `check` an illegal change of status
+    choices. They fork when the prompt is computed, and then each sequence has one. `adapter`: the LoRA
+    adapter that computes it, by the hash of its files; empty: none. `kind`: what its request is for.
+    `check`: an illegal change of status
     raises.
     """
 
@@ -148,26 +149,27 @@ class Sequence:
     """Whether it could not start when a step last considered it: for lack of memory or sequence slots, or
     because another sequence computes its next block."""
     cached_at_start: int | None = None
-    """How many of its tokens were cached when it was admitted, until its first step."""
+    """Number of its tokens that were cached when it was admitted; None after its first step."""
     aged_in: bool = False
-    """Whether it was aged in: admitted although that may make other requests miss their targets."""
+    """Whether it was aged in: admitted although other requests may miss their targets by that."""
     preempted_at: int = -1
-    """Number of outputs when it was last preempted."""
+    """Number of outputs when it was last preempted; -1: never."""
     lookup_counted: bool = False
-    """Whether prefix cache statistics contain its request: they count what is cached when it is scheduled for
-    the first time, not what it finds again after a preemption."""
+    """Whether the prefix cache statistics contain its request. They count the cached tokens when a request is
+    scheduled for the first time, not the tokens that it finds again after a preemption."""
     prompt_logprobs_done: bool = True
     prompt_logprobs_sent: int = 0
     epoch: int = 0
     state_sent: bool = False
-    """Whether the executor holds this sequence's sampling state."""
+    """Whether the executor has this sequence's sampling state."""
     state_stale: bool = False
-    """Whether the executor's sampling state is of an earlier prompt."""
+    """Whether the executor's sampling state is outdated, because the prompt was edited or the sequence
+    begins again."""
     check: bool = False
     kind: RequestKind = RequestKind.CLIENT
 
     def become(self, status: SequenceStatus) -> None:
-        """Change the status. Raises StatusError, with `check`, if it may not follow the present one."""
+        """Change the status. With `check`, raises StatusError if the change is illegal (TRANSITIONS)."""
         if self.check and status not in TRANSITIONS[self.status]:
             raise StatusError(
                 f"sequence {self.id} of {self.request} cannot become {status.label}: "
@@ -181,11 +183,16 @@ class Sequence:
         return len(self.tokens) - self.kv.computed[TARGET]
 
     def todo(self, idle: bool) -> int:
-        """Return how many tokens a step should compute. Of a prompt stream without an early answer that is
-        all but the last token, whose output is not needed yet, and its tail only where a step would be `idle`
-        otherwise; nothing without a claim to memory. A swapped prompt stream has nothing to compute until as
-        many new tokens have arrived as it has computed: for fewer, the copies would take longer than they
-        save."""
+        """Return the number of tokens that a step should compute.
+
+        For an open prompt stream without an early answer:
+
+        * The last token is left out, because its output is not needed yet.
+        * The tail is computed only if the step would be `idle` otherwise.
+        * Without a claim to memory it is 0.
+        * While swapped out it is 0 until more new tokens have arrived than were computed: for fewer, the
+          copies would take longer than they save.
+        """
         stream = self.stream
         if stream.final_event is not None:
             return 0
@@ -201,8 +208,8 @@ class Sequence:
         return pending - last if pending > last else 0
 
     def _unheld(self, pending: int) -> int:
-        """Return how many of the pending tokens are not held back. What a waiting sequence had cached when it
-        was last looked up is not counted, or it would start with nothing to compute."""
+        """Return the number of pending tokens that `hold` does not hold back. The cached prefix of a waiting
+        sequence is subtracted, or the sequence would start with nothing to compute."""
         if self.transfer.has_reservation:
             return pending
         cached = self.kv.cached if self.status is SequenceStatus.WAITING else 0
@@ -221,8 +228,8 @@ class Sequence:
 
     @property
     def edit_stable_tokens(self) -> int:
-        """How many tokens from there on are about as edit-stable: up to the end of the next retained prefix
-        of a recent edit."""
+        """Number of next tokens to compute that are about as edit-stable as the first of them: up to the end
+        of the next retained prefix of a recent edit."""
         computed = self.kv.computed[TARGET]
         return (
             min((kept for kept in self.stream.retained_lengths if kept > computed), default=len(self.tokens))
@@ -246,7 +253,8 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether this worker generates its output tokens: it neither sends its KV, nor only caches it."""
+        """Whether this worker generates its output tokens: its KV is not sent away, and it does not only fill
+        the cache (`max_tokens` 0)."""
         return not self.transfer.role.sends and self.params.max_tokens != 0
 
     @property
@@ -257,15 +265,15 @@ class Sequence:
 
     @property
     def deadline(self) -> float | None:
-        """When its first token is due; None without a target, after the first token, and while the prompt is
-        a stream: the time to first token counts from the end of the prompt."""
+        """When its first token is due, on the engine's clock. None without a target, after the first token,
+        and while the prompt is open: the time to first token counts from the end of the prompt."""
         ttft = self.params.slo.ttft_ms
         return None if ttft is None or self.outputs or self.stream.open else self.completed_at + ttft / 1000
 
     @property
     def requirement(self) -> LatencyRequirement:
-        """What its target for the time per output token asks of this step: nothing before the first token,
-        and nothing if the first token came too late, since such a request has already missed its targets."""
+        """The requirement of its target for the time per output token on this step. There is none before the
+        first token, nor if the first token was late: then the request has already missed its targets."""
         tpot = self.params.slo.tpot_ms
         if tpot is None or not self.outputs:
             return NO_REQUIREMENT
@@ -290,8 +298,8 @@ class Sequence:
         return inf if first is not None and self.late(first) else tpot / 1000
 
     def tick(self, now: float) -> None:
-        """Read the decode clock as a step begins. The clock starts at the first step that finds an output
-        token."""
+        """Set the decode clock at the beginning of a step. The clock starts with the first step after an
+        output token."""
         clock = self.clock
         if clock.first_token_at is None:
             if len(self.tokens) == self.prompt_length:
@@ -300,7 +308,7 @@ class Sequence:
         clock.seconds = max(0.0, now - clock.first_token_at)
 
     def outputs_left(self, max_model_len: int) -> int:
-        """Return how many tokens it may still output."""
+        """Return the number of tokens that it may still output."""
         left = max_model_len - len(self.tokens)
         limit = self.params.max_tokens
         return left if limit is None else min(left, limit - self.outputs)
@@ -320,8 +328,7 @@ class Sequence:
         return None
 
     def branch(self, id: int, choice: int) -> "Sequence":
-        """Return a sequence for another choice of the same request, with the same tokens and no blocks
-        yet."""
+        """Return a copy of the sequence for another choice of the same request, without blocks."""
         return Sequence(
             id=id,
             request=self.request,

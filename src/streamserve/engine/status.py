@@ -20,14 +20,16 @@ from enum import Enum
 
 
 class SequenceStatus(Enum):
-    """What a sequence holds.
+    """The memory that a sequence holds, and the event that it waits for.
 
-    * WAITING: no KV.
-    * RUNNING: blocks. It is computed, or its blocks are being filled from the host pool.
-    * SWAPPED: host blocks that hold its KV.
-    * AWAITING_KV: blocks reserved for KV that another worker computes.
-    * SENDING: blocks with all of its KV, which another worker gets. It has no token left to compute.
-    * AWAITING_RESERVATION: no KV. It was SENDING, and was evicted before it had a transfer reservation.
+    * WAITING: it holds no KV.
+    * RUNNING: it holds blocks. It is computed, or its blocks are being filled from the host pool.
+    * SWAPPED: its KV is in host blocks.
+    * AWAITING_KV: it holds blocks reserved for KV that another worker computes.
+    * SENDING: it holds blocks with all of its KV, which is sent to another worker. No token is left to
+      compute.
+    * AWAITING_RESERVATION: it holds no KV. It was SENDING, and was evicted before it had a transfer
+      reservation.
 
     `schedulable`: whether it takes part in steps. `holds_blocks`: whether it holds KV blocks between steps.
     """
@@ -59,9 +61,9 @@ TRANSITIONS: dict[SequenceStatus, tuple[SequenceStatus, ...]] = {
 class TransferRole(Enum):
     """The part of a sequence in a KV transfer between workers.
 
-    * LOCAL: none, or its KV has landed here.
-    * SENDER: its KV goes to the worker that will decode it. It is computed up to its first token.
-    * COPY: its KV, all of it cached here, goes into another worker's cache. It computes nothing.
+    * LOCAL: it takes no part, or its KV has landed here.
+    * SENDER: its KV is sent to the worker that will decode it. It is computed here up to its first token.
+    * COPY: its KV, all of which is cached here, is copied into another worker's cache. It computes nothing.
     * RECEIVER: its KV comes from the worker that computes its prompt.
 
     `sends`: whether this worker sends its KV.

@@ -1,17 +1,17 @@
-"""KV transfers between workers: what one sends, what the other has reserved blocks for.
+"""KV transfers between workers: the sending side and the receiving side.
 
 prefill worker                                     decode worker
 Outgoing: sequence → reservation, with blocks      Incoming: reservation → sequence that waits for its KV,
 pinned while they are read                         or blocks in quarantine until no worker writes to them
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from streamserve.contracts.transport import Gate, Landing, TransferError, Transport
 from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.reservations import take_reservation
 from streamserve.engine.sequence import Sequence as Running
@@ -21,73 +21,12 @@ from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.transfers import CacheAddress, TransferReservation
 
 
-class TransferError(Exception):
-    """KV cannot be written to that address; the message says why."""
-
-
-@dataclass(frozen=True)
-class Landed:
-    """A push has ended: `sent` bytes have arrived, or with an `error` perhaps not all of them. It writes no
-    more in either case. It was on the wire for `seconds`."""
-
-    job: int
-    sent: int
-    error: str = ""
-    seconds: float = field(default=0.0, compare=False)
-
-
-class Transport(Protocol):
-    """Writes blocks into other workers' pools (transfer/), or simulates it (simulate/)."""
-
-    def check(self, to: CacheAddress) -> None:
-        """Raise TransferError unless blocks can be written to that address."""
-        ...
-
-    def push(
-        self,
-        to: CacheAddress,
-        copies: Sequence[tuple[int, int]],
-        upcoming: bool = False,
-        reservation: str = "",
-    ) -> int:
-        """Start writing blocks (own block, block there) in all KV cache groups; returns the job's number.
-        With `upcoming` the step about to run fills the target's KV: each layer is written as soon as it is
-        computed. The receiver may check the `reservation` that permits it."""
-        ...
-
-    def landed(self) -> list[Landed]:
-        """Return the jobs that have ended since the last call."""
-        ...
-
-
-class Gate(Protocol):
-    """Which of a worker's own blocks other workers may write (transfer/gate.py)."""
-
-    refused: int
-
-    def open(self, reservation: str, blocks: Iterable[int]) -> None:
-        """Let these blocks be written for a reservation."""
-        ...
-
-    def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
-        """Let nothing more be written for a reservation, nor what may still be on the way (`doubtful`).
-        Returns the address of the memory if it has another one from now on."""
-        ...
-
-
-class Landing(Protocol):
-    """Memory where other workers write KV that steps do not read (execution/cuda/landing.py)."""
-
-    def take(self, blocks: Sequence[int]) -> None:
-        """Copy these blocks to where steps read them, before any later step does."""
-        ...
-
-
 @dataclass
 class _Sending:
-    """A transfer reservation being served. `sequence` is None once it has been removed: only pushes in flight
-    are waited for; it was of a request of `kind`. The KV of the first `groups` groups is complete in all that
-    was sent. `waited`: whether a request is to decode after the transfer. `error`: of the transport."""
+    """A transfer reservation that is being served, of a request of `kind`. `sequence` is None if it was
+    removed; then only pushes in flight are waited for. The KV of the first `groups` KV cache groups was
+    complete in all pushes. `waited`: whether a request decodes after the transfer. `error`: the transport's
+    error, if any."""
 
     reservation: TransferReservation
     sequence: Running | None
@@ -103,7 +42,7 @@ class _Sending:
 
 
 class Outgoing:
-    """The sending side: pushes KV as it is computed, and reports when all has landed."""
+    """The sending side: pushes KV as it is computed, and reports when all of it has landed."""
 
     def __init__(
         self, transport: Transport, pool: BlockPool, block_size: int, clock: Callable[[], float]
@@ -122,20 +61,20 @@ class Outgoing:
         return self._counts
 
     def held_blocks(self) -> list[int]:
-        """Return the blocks that are being read, once for each push."""
+        """Return the blocks that are being read; one entry for each push that reads a block."""
         sending = [*self._sending.values(), *self._closing]
         return [block for push in sending for blocks in push.in_flight.values() for block in blocks]
 
     def sequences(self) -> list[Running]:
-        """Return the sequences whose KV is sent."""
+        """Return the sequences whose KV is being sent."""
         return [sending.sequence for sending in self._sending.values() if sending.sequence]
 
     def grant(self, reservation: TransferReservation, sequence: Running | None) -> bool:
-        """Accept a transfer reservation for `sequence`, or refuse it; None where no sequence matches (any
-        more). Returns whether anything was sent at once."""
+        """Accept a transfer reservation for `sequence` (None: no sequence matches it), or refuse it. Returns
+        whether KV was sent at once."""
         served = [sending.reservation for sending in [*self._sending.values(), *self._closing]]
         if reservation in served:
-            return False  # a duplicate: the result of the first one holds for it
+            return False  # a duplicate: the result for the first one is reported once
         error = ""
         if any(reservation.id == other.id for other in served):
             error = "another reservation has this id"
@@ -168,7 +107,7 @@ class Outgoing:
         return self.advance(sequence)
 
     def _fits(self, reservation: TransferReservation) -> bool:
-        """Whether a reservation's blocks are as many as its tokens need, each once, all in its cache."""
+        """Whether a reservation has the blocks for its tokens, each once, all in the receiver's cache."""
         needed = -(-reservation.tokens // self._block_size) - reservation.start // self._block_size
         inside = all(0 <= block < reservation.to.num_blocks for block in reservation.blocks)
         return (
@@ -178,9 +117,9 @@ class Outgoing:
         )
 
     def advance(self, sequence: Running, upcoming: int = 0) -> bool:
-        """Push what the sequence has computed, and the next `upcoming` tokens that the step about to run
-        computes: whole blocks, and at the end the rest. Sends nothing while its KV is in the host pool: it is
-        swapped in before more is computed. Returns whether anything was sent."""
+        """Push the sequence's computed and unsent KV, and the KV of the next `upcoming` tokens, which the
+        step about to run computes. Only whole blocks are sent, except for the last tokens. Nothing is sent
+        while the KV is in the host pool. Returns whether KV was sent."""
         sending = self._sending.get(sequence.id)
         if sending is None or sending.error or not sequence.kv.blocks:
             return False
@@ -198,18 +137,18 @@ class Outgoing:
             job = self._transport.push(reservation.to, copies, upcoming > 0, reservation.id)
             sending.in_flight[job] = [block for block, _ in copies]
             if min(sequence.kv.computed[1:], default=computed) < computed:
-                sending.groups = 1  # a draft model has not read all of it
+                sending.groups = 1  # the draft model has not read all of the tokens
         sending.sent_tokens = computed if done else max(last * size, sending.sent_tokens)
         return last > first
 
     def abandon(self) -> None:
-        """Forget all reservations, after the transport was closed: nothing reads their blocks any more."""
+        """Forget all reservations. To be called after the transport was closed, when no push reads blocks."""
         for block in self.held_blocks():
             self._pool.release([block])
         self._sending, self._closing, self._refused = {}, [], []
 
     def attach(self, transport: Transport) -> None:
-        """Send by another transport from now on."""
+        """Use another transport from now on."""
         self._transport = transport
 
     def drop(self, sequence: Running) -> None:
@@ -221,12 +160,12 @@ class Outgoing:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything that `poll` will report."""
+        """Whether `poll` has something to report, now or when pushes have landed."""
         return bool(self._refused or self._closing or any(s.in_flight for s in self._sending.values()))
 
     def poll(self) -> tuple[list[Pushed], list[tuple[Running, str]]]:
-        """Return the notifications of reservations that are done with, and the sequences no longer needed
-        here, each with the error of its transfer."""
+        """Return the notifications of ended reservations, and the sequences that are no longer needed here,
+        each with the error of its transfer."""
         owners = {job: s for s in [*self._sending.values(), *self._closing] for job in s.in_flight}
         for landed in self._transport.landed():
             sending = owners[landed.job]
@@ -283,12 +222,12 @@ class Outgoing:
 
 
 def _complete(sending: _Sending) -> bool:
-    """Whether all has been sent and computed: the last blocks may be sent before they are computed."""
+    """Whether all KV has been sent and computed. The last blocks are sent before their step has run."""
     return sending.sent_tokens == sending.reservation.tokens and sending.computed_at is not None
 
 
 class Incoming:
-    """The receiving side: the sequences that wait for each reservation, and the blocks in quarantine."""
+    """The receiving side: the sequence that waits for each reservation, and the blocks in quarantine."""
 
     def __init__(
         self,
@@ -309,25 +248,25 @@ class Incoming:
         self._waiting: dict[str, Running] = {}
         self._quarantine: dict[str, list[int]] = {}
         self._abandoned: list[int] = []
-        """Blocks in quarantine of a fleet that this worker has left: no message releases them."""
+        """Blocks in quarantine from a fleet that this worker has left: no message releases them."""
         self._counts = TransferReport()
 
     def abandon(self) -> None:
-        """Forget all reservations, whose sequences have been removed. What comes over the network is refused;
-        the blocks stay in quarantine until `release_abandoned`, since writers on this machine may not know
-        yet."""
+        """Forget all reservations, after their sequences were removed. Writes over the network are refused
+        from now on. Workers on this machine may still write, so the blocks stay in quarantine until
+        `release_abandoned`."""
         for reservation_id in self._quarantine:
             self._close(reservation_id)
         self._abandoned += [block for blocks in self._quarantine.values() for block in blocks]
         self._quarantine = {}
 
     def release_abandoned(self) -> None:
-        """End the quarantine of abandoned blocks: no worker writes to them any more."""
+        """Release the abandoned blocks, to which no worker writes any more."""
         self._pool.release(self._abandoned)
         self._abandoned = []
 
     def attach(self, address: CacheAddress, name: str) -> None:
-        """Receive at another address from now on, as a worker with this name."""
+        """Use another address and worker name from now on."""
         self._address, self._name = address, name
 
     def report(self) -> TransferReport:
@@ -336,7 +275,7 @@ class Incoming:
 
     @property
     def open(self) -> int:
-        """Number of reservations that other workers may write to."""
+        """Number of reservations whose blocks other workers may write."""
         return len(self._waiting) + len(self._quarantine)
 
     def held_blocks(self) -> list[int]:
@@ -348,7 +287,7 @@ class Incoming:
         return list(self._waiting.values())
 
     def issue(self, sequence: Running) -> TransferReservation:
-        """Issue a reservation for a sequence that holds blocks for all its tokens."""
+        """Return a reservation for a sequence that holds blocks for all its tokens."""
         start = sequence.kv.computed[0]
         id = f"{self._name}/{next(self._numbers)}"
         self._waiting[id] = sequence
@@ -368,12 +307,12 @@ class Incoming:
         )
 
     def joined(self, reservation_id: str) -> Running | None:
-        """Return the sequence whose KV has landed; None for a reservation that is not open here."""
+        """Close a reservation whose KV has landed, and return its sequence; None if it is not open here."""
         self._close(reservation_id)
         sequence = self._waiting.pop(reservation_id, None)
         if sequence is not None:
             if self._landing:
-                self._landing.take(self._uncached(sequence))
+                self._landing.land(self._uncached(sequence))
             counts, tokens, cached = self._counts, len(sequence.tokens), sequence.kv.computed[0]
             if sequence.kind is not RequestKind.CLIENT:
                 self._counts = replace(
@@ -391,7 +330,7 @@ class Incoming:
         return sequence
 
     def withdraw(self, sequence: Running) -> None:
-        """Remove a sequence before its KV has landed: its uncached blocks stay in quarantine until
+        """Forget a sequence before its KV has landed. Its uncached blocks stay in quarantine until
         `release`."""
         for reservation_id, other in self._waiting.items():
             if other is sequence:
@@ -403,14 +342,14 @@ class Incoming:
                 return
 
     def release(self, reservation_id: str, doubtful: bool = False) -> Running | None:
-        """End a reservation that no worker writes to any more; if that is `doubtful`, bytes may still be on
-        the way. Returns the sequence that still waits for it, if any."""
+        """End a reservation to whose blocks no worker writes any more, and release its quarantine. If that is
+        `doubtful`, bytes may still be on the network. Returns the sequence that waits for it, if any."""
         self._close(reservation_id, doubtful)
         self._pool.release(self._quarantine.pop(reservation_id, []))
         return self._waiting.pop(reservation_id, None)
 
     def _uncached(self, sequence: Running) -> list[int]:
-        """Return the blocks of a waiting sequence that another worker writes."""
+        """Return the blocks of a waiting sequence that the sender writes."""
         first = sequence.kv.computed[0] // self._block_size
         return sequence.kv.blocks[first : -(-len(sequence.tokens) // self._block_size)]
 

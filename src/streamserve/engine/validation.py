@@ -1,8 +1,8 @@
-"""Request validation: refuse a request, or make the sequence that it starts as."""
+"""Request validation: refuse a request, or make its initial sequence."""
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.sequence import DecodeClock, KVState, PromptStreamState, Sequence, Transfer
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.config import EngineConfig
 from streamserve.protocol.messages import Event, Finished, ModelInfo, Phase, Submit
 from streamserve.scheduling.feasibility import Load, infeasible
 
@@ -12,12 +12,12 @@ ROLES: dict[Phase, TransferRole] = {
     "return": TransferRole.COPY,
     "decode": TransferRole.RECEIVER,
 }
-"""The role of a sequence in a KV transfer, by the part of its request that this worker does."""
+"""The role of a sequence in a KV transfer, by the phase of its request that this worker serves."""
 
 
 def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: bool) -> str:
-    """Return why a request cannot run here at all; empty if it can. `serves`: whether this worker serves its
-    phase."""
+    """Return why a request cannot run on this worker; empty if it can. `serves`: whether this worker serves
+    the request's phase."""
     length = len(message.prompt) + max(map(len, message.outputs.values()), default=0)
     if not message.outputs or not (message.prompt or message.open):
         return "the prompt is empty"
@@ -38,14 +38,15 @@ def refusal(message: Submit, config: EngineConfig, model: ModelInfo, serves: boo
 
 
 def may_be_infeasible(message: Submit) -> bool:
-    """Whether SLO admission applies to the request now: one that has begun elsewhere is exempt, a cache copy
-    has no targets, and a prompt stream is judged when it is finished."""
+    """Whether SLO admission applies to the request on arrival. A request that has begun elsewhere is exempt,
+    a cache copy has no targets, and a prompt stream is judged when it is finished."""
     return not (any(message.outputs.values()) or message.phase == "return" or message.open)
 
 
 def infeasible_events(sequence: Sequence, load: Load) -> list[Event]:
-    """Return the final events of a sequence that has no output yet, if its latency targets are infeasible at
-    this load; none if they are feasible. Of a stream pair each half judges what it computes."""
+    """Return the final events of a sequence without output whose latency targets are infeasible at this load;
+    none if they are feasible. In a stream pair the prefill worker judges the target for the first token, the
+    decode worker the target for further tokens."""
     slo, role = sequence.params.slo, sequence.transfer.role
     ttft = None if role is TransferRole.RECEIVER else slo.ttft_ms
     tpot = None if role.sends else slo.tpot_ms
@@ -61,7 +62,7 @@ def infeasible_events(sequence: Sequence, load: Load) -> list[Event]:
 
 
 def final_events(message: Submit, error: str, status: int = 400) -> list[Event]:
-    """Return a final event with an error for each choice."""
+    """Return a final event with the error for each choice."""
     return [
         Finished(message.request, message.attempt, choice, "error", error, status)
         for choice in message.outputs
@@ -77,8 +78,8 @@ def make_sequence(
     survival: float,
     check: bool = False,
 ) -> Sequence:
-    """Return the sequence that these choices of a request start as. `survival`: the share of a prompt stream
-    that its edits are expected to retain. `check`: whether an illegal change of its status raises."""
+    """Return the initial sequence of these choices of a request. `survival`: the share of a prompt stream
+    that its edits are expected to retain. `check`: whether an illegal change of status raises."""
     return Sequence(
         id=id,
         request=message.request,

@@ -5,8 +5,9 @@ begin_turn(messages)   handle the fleet's messages, then run one step if there i
 end_turn(now)          Traced ─ AdapterLoaded ─ Events ─ Cached ─ Transfers ─ Report
 
 The worker process (workers/worker.py) and the simulated worker (simulate/worker.py) drive the same turns:
-they receive messages, pass on those that a turn yields, and wait between turns. A turn has two halves because
-a simulation lets the step's time pass between them: KV that lands during a step is reported at its end.
+they receive messages, send the messages that a turn yields, and wait between turns. A turn has two halves
+because a simulation lets the step's time pass between them: KV that lands during a step is reported at its
+end.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,16 +18,16 @@ from streamserve.protocol.messages import Event, Events, FromWorker, ToEngine, T
 from streamserve.protocol.reports import Report
 
 REPORT_SECONDS = 0.5
-"""Longest time between two reports, except while a step runs."""
+"""Maximum seconds between two reports, except while a step runs."""
 STALLED_SECONDS = 0.01
-"""How long to wait for messages before checking again for free KV blocks for stalled requests."""
+"""Seconds to wait for messages before stalled requests are checked for free KV blocks again."""
 TRANSFER_SECONDS = 0.001
-"""Interval at which a worker without a step to run checks whether a KV transfer has completed."""
+"""Interval in seconds at which a worker without a step to run checks whether a KV transfer has completed."""
 
 
 def wait_seconds(has_work: bool, stalled: bool, sending: bool) -> float:
-    """Return how long a worker may wait for messages before its next turn: not at all if a step can run.
-    `sending`: whether it must look for KV transfers that complete."""
+    """Return the seconds that a worker may wait for messages before its next turn; 0 if a step can run.
+    `sending`: whether a KV transfer may complete meanwhile."""
     if has_work and not stalled:
         return 0.0
     if sending:
@@ -37,8 +38,8 @@ def wait_seconds(has_work: bool, stalled: bool, sending: bool) -> float:
 class WorkerLoop:
     """Runs the turns of `engine`.
 
-    * `report` returns the report to send, where more than the engine's own counters belongs to it.
-    * `take_trace` returns what was traced since its last call, where tracing is on.
+    * `report` returns the report to send; by default it has the engine's counters alone.
+    * `take_trace` returns the work traced since its last call; None without tracing.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class WorkerLoop:
     ) -> None:
         self.engine = engine
         self.reported = -inf
-        """When the latest report was made."""
+        """When the latest report was made, in the caller's seconds."""
         self._report = report or engine.report
         self._take_trace = take_trace
         self._events: list[Event] = []
@@ -62,9 +63,9 @@ class WorkerLoop:
             self._events += self.engine.step()
 
     def end_turn(self, now: float, busy: bool = False) -> Iterator[FromWorker]:
-        """Yield the messages of the turn, to be sent in this order, at the time `now` when its step is over.
-        A report is due after `REPORT_SECONDS`, and while the worker is idle; `busy` says that its caller uses
-        the idle time."""
+        """Yield the messages of the turn, to be sent in this order, at the time `now` when its step has
+        ended. A report is due after `REPORT_SECONDS`, and in every turn of an idle worker, unless the caller
+        is `busy` with other work in the idle time."""
         events, self._events = self._events, []
         updates = self.engine.transfers.take_updates()
         if self._take_trace and (work := self._take_trace()):

@@ -1,1 +1,1 @@
-"""Tensors: model specs, weight loading, attention, sampling, verification and the executor of steps."""
+"""Execution of steps on tensors: model specs, weight loading, attention, sampling and verification."""

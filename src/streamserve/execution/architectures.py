@@ -1,4 +1,4 @@
-"""The supported architectures: as data, the points in which each differs from Llama."""
+"""The supported architectures, as data: the points in which each one differs from Llama."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -7,29 +7,31 @@ Windows = Literal[
     "none", "every layer", "some layers", "unrotated layers", "every layer if used", "some of every second",
     "every second", "all but fourth", "pattern",
 ]  # fmt: skip
-"""Layers that may have a sliding window:
+"""The rule by which layers have a sliding window:
 
-- none, or every layer
-- where `use_sliding_window` is set: those from `max_window_layers` on, those without rotary embedding, every
-  layer, or the first of every two below `max_window_layers`
-- the first of every two, the first three of every four, or all but the last of every `sliding_window_pattern`
+- "none", "every layer": no layer, or all
+- only if `use_sliding_window` is set: "some layers" from `max_window_layers` on, "unrotated layers" without
+  rotary embedding, "every layer if used", or "some of every second": the first of every two layers below
+  `max_window_layers`
+- "every second": the first of every two layers; "all but fourth": the first three of every four; "pattern":
+  all but the last of every `sliding_window_pattern`
 
-Except for the first two, `layer_types` decides if given."""
+Except with the first two rules, `layer_types` decides instead if the config has it."""
 
 Norms = Literal["before", "after", "around"]
-"""Where RMSNorm is applied: to what goes into attention and MLP, to what comes out of them, or to both."""
+"""Where RMSNorm is applied: to the inputs of attention and MLP, to their outputs, or to both."""
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 QKNorm = Literal["none", "heads", "joint"]
-"""RMSNorm of queries and keys: of each head, or of all heads of a token as one vector."""
+"""RMSNorm of queries and keys: none, of each head, or of all heads of a token as one vector."""
 
 
 @dataclass(frozen=True)
 class ExpertTensors:
-    """What checkpoints call the tensors of a mixture of experts: in a layer all begin with `prefix`, then
-    comes `router`, or `experts`, a number, and `gate_up` or `down`. `stacked`: those of all experts are one
-    tensor without the number, each expert's turned, its gates and values alternating."""
+    """The names of a mixture's tensors in checkpoints. Within a layer they are `prefix`.`router` and
+    `prefix`.experts.NUMBER.`gate_up` or `down`. `stacked`: the matrices of all experts are one tensor, named
+    without the number; each matrix is transposed in it, and its gates and values alternate."""
 
     prefix: str = "mlp"
     router: str = "gate"
@@ -40,9 +42,13 @@ class ExpertTensors:
 
 @dataclass(frozen=True)
 class Mixture:
-    """How an architecture has a mixture of experts, for experts.Experts. `size_field` is the config's size of
-    an expert. `normalized`: weights of the chosen experts sum to 1 (None: `norm_topk_prob` decides).
-    `optional`: the config may say which layers have experts."""
+    """An architecture's mixture of experts (experts.Experts).
+
+    * `size_field`: the config's field for the size of an expert.
+    * `normalized`: whether the weights of the chosen experts sum to 1 (None: `norm_topk_prob` decides).
+    * `shared`: whether there is a shared expert. `biased`: whether router and experts have biases.
+    * `optional`: whether the config decides which layers have experts; otherwise all have.
+    """
 
     tensors: ExpertTensors = ExpertTensors()
     size_field: str = "moe_intermediate_size"
@@ -54,26 +60,33 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one architecture differs from Llama. None for a bias: the config's `attention_bias` or `mlp_bias`
-    decides.
+    """The differences of one architecture from Llama.
 
-    `norm_offset` is added to the weights of norms. `wide_norms`: norms are computed in float32 to the end,
-    also the product with their weight. `activation_field` names the MLP's `activation` in configs. `fused`:
-    q, k and v are one matrix in a checkpoint, and gate and up another. `partial_rotary`: a config may rotate
-    part of each head. `longrope_names`: what else its configs call longrope. `skips_rotary`: the config may
-    list layers without rotary embedding. `needs_rope`: its configs must say how that is scaled.
-    `multipliers`: the config has Granite's multipliers of embeddings, residuals, attention scores and logits.
-    `scaled_embedding`: embeddings are multiplied by √hidden_size, as rounded to the data type. `mixture`: the
-    MLP of some layers is a mixture of experts. `clamped`: gates and values are bounded before they are
-    multiplied. `sinks`: the softmax of attention has one more score, without a value, for each head.
+    * `qkv_bias`, `out_bias`, `mlp_bias`: whether there are biases (None: the config's `attention_bias` or
+      `mlp_bias` decides).
+    * `norm_offset` is added to the weights of norms. `wide_norms`: the product with a norm's weight is
+      computed in float32 too.
+    * `activation_field`: the config's field for the MLP's `activation`.
+    * `fused`: in checkpoints q, k and v are one matrix, and gate and up another.
+    * `partial_rotary`: configs may rotate a part of each head. `longrope_names`: other names of longrope in
+      configs. `skips_rotary`: configs may list layers without rotary embedding. `needs_rope`: configs must
+      have scaling parameters of the rotary embedding.
+    * `multipliers`: configs have Granite's multipliers of embeddings, residuals, attention scores and logits.
+      `scaled_embedding`: embeddings are multiplied by √hidden_size, rounded to the data type.
+    * `mixture`: the MLP of some layers is a mixture of experts. `clamped`: gates and values are bounded
+      before they are multiplied.
+    * `sinks`: for each head, the softmax of attention has one more score, which has no value.
 
-    The others are the values where a config leaves a field out: `kv_heads`, `head_dim` and `window` (None: as
-    many as heads, hidden_size / heads, no window), `theta`, `epsilon`, `tied` embeddings, and
-    `original_positions`: original_max_position_embeddings next to the rope parameters (None: in them),
-    `local_theta`: the base wavelength in layers with a window (None: `theta`), `query_scalar`: whose inverse
-    root multiplies attention scores (None: head_dim), `attention_cap` and `logits_cap`: soft caps of scores
-    and logits (0: none; None: there is no such field), `eos_token_id`: the token that ends a text (None:
-    none).
+    The other fields are defaults for configs without the field:
+
+    * `kv_heads` (None: the number of heads), `head_dim` (None: hidden_size / heads), `window` (None: none),
+      `theta`, `epsilon`, `tied` embeddings.
+    * `original_positions`: the default of original_max_position_embeddings, which stands next to the rope
+      parameters (None: among them).
+    * `local_theta`: the base wavelength in layers with a window (None: `theta`).
+    * `query_scalar`: its inverse square root multiplies attention scores (None: head_dim).
+    * `attention_cap`, `logits_cap`: soft caps of scores and logits (0: none; None: there is no such field).
+    * `eos_token_id`: the token that ends a text (None: none).
     """
 
     qkv_bias: bool | None = None
@@ -113,14 +126,14 @@ class Architecture:
 OLMO = Architecture(
     mlp_bias=False, qk_norm="joint", norms="after", wide_norms=True, epsilon=1e-5, eos_token_id=50_279
 )
-"""What OLMo 2 and 3 share."""
+"""The common part of OLMo 2 and 3."""
 
 GEMMA = Architecture(
     mlp_bias=False, norms="around", norm_offset=1.0, wide_norms=True, activation="gelu_pytorch_tanh",
     activation_field="hidden_activation", scaled_embedding=True, kv_heads=4, head_dim=256, window=4096,
     tied=True, query_scalar=256, eos_token_id=1,
 )  # fmt: skip
-"""What Gemma 2 and 3 share."""
+"""The common part of Gemma 2 and 3."""
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(eos_token_id=2),

@@ -1,4 +1,5 @@
-"""Attention over the paged KV cache: the backend protocol and the plain torch reference implementation."""
+"""Attention over the paged KV cache: the backend protocol, and the reference implementation in plain
+torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,13 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Ints, Layout, SpanRows, ancestors
 
 QUERY_TILE = 128
-"""Query tokens of one sequence that attend together; bounds the size of a long chunk's mask."""
+"""Maximum query tokens of one sequence that attend together: bounds the mask of a long chunk."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """What becomes of a product of query and key before the softmax: it is multiplied by `scale` (None:
-    head_dim^-1/2), and with a `cap` other than 0 bounded as cap · tanh(score / cap)."""
+    """The scores of attention before the softmax: products of query and key, multiplied by `scale` (None:
+    head_dim^-1/2) and, with a `cap` other than 0, bounded as cap · tanh(score / cap)."""
 
     scale: float | None = None
     cap: float = 0.0
@@ -30,27 +31,29 @@ PLAIN = Scoring()
 
 class AttentionBackend(Protocol):
     """Computes attention of a step's rows over their sequences' KV caches. `row_invariant`: a row's bits
-    never depend on other rows, on how its sequence was cut into chunks, or on the number of threads."""
+    never depend on other rows, on the division of its sequence into chunks, or on the number of threads."""
 
     row_invariant: bool
 
     def plan(self, layout: Layout) -> None:
-        """Prepare a step: compute everything that is the same in all layers."""
+        """Prepare a step: compute everything that all layers share."""
         ...
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Write `k`, `v` [rows, kv head, dim] to the rows' slots, then attend `q` [rows, head, dim] to every
-        visible slot: the committed ones up to the row's own, its ancestors in a tree, within the layer's
-        window. Keys and values are read as the cache stores them, the rows' own too. `sinks` [head] (float32)
-        take part in each softmax like the score of a further key, without a value. Returns
-        [rows, head, dim]."""
+        """Write `k`, `v` [rows, kv head, dim] to the rows' slots, then return the attention of `q` [rows,
+        head, dim] over every visible slot: [rows, head, dim].
+
+        Visible are the committed slots up to the row's own, and its ancestors in a tree, within the layer's
+        window. All keys and values are read as the cache stores them, also the rows' own. `sinks` [head]
+        (float32) take part in each softmax like the score of a further key that has no value.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some query rows of a sequence, the slots they attend to, and the additive mask (0 or -inf; None if all
-    rows see all slots) [rows × query heads of a group, slots]."""
+    """Some query rows of a sequence, the slots that they attend to, and the additive mask [rows × query heads
+    of a group, slots] (0 or -inf; None if all rows see all slots)."""
 
     rows: slice
     slots: slice
@@ -66,15 +69,15 @@ class _SequencePlan:
 
 
 class ReferenceAttention:
-    """Attention in plain torch, one sequence at a time: a sequence's result does not depend on which requests
-    share its batch."""
+    """Attention in plain torch, one sequence at a time, so that a sequence's result does not depend on the
+    other requests in its batch."""
 
     row_invariant = False
 
     def __init__(
         self, cache: KVCache, windows: Sequence[int | None], group: int, scoring: Scoring = PLAIN
     ) -> None:
-        """`windows`: of each layer. `group`: query heads that share a key-value head."""
+        """`windows`: the window of each layer. `group`: the number of query heads for each key-value head."""
         self._cache = cache
         self._scoring = scoring
         self._windows = tuple(windows)
@@ -112,7 +115,8 @@ class ReferenceAttention:
         return _SequencePlan(self._cache.read_index(blocks), tiles)
 
     def _plan_tile(self, part: SpanRows, window: int | None, begin: int, end: int, gathered: int) -> _Tile:
-        """Plan query rows `begin` to `end` of the span, over slots gathered from position `gathered` on."""
+        """Return the tile of query rows `begin` to `end` of the span, over slots gathered from position
+        `gathered` on."""
         start = part.span.start
         queries = np.arange(start + begin, start + end)
         keys = np.arange(_first_visible(part.positions[queries], window), start + end)
@@ -132,8 +136,8 @@ def _first_visible(positions: Ints, window: int | None) -> int:
 
 
 def visible(part: SpanRows, queries: Ints, keys: Ints, window: int | None) -> NDArray[np.bool_]:
-    """Return which queries see which keys, both given as indices of the sequence's slots: bool [query,
-    key]."""
+    """Return the visibility of keys for queries, bool [query, key]. Both are given as indices of the
+    sequence's slots."""
     seen = keys[None] <= queries[:, None]
     if part.span.tree:
         root = part.span.start + len(part.span.tokens) - 1
@@ -156,7 +160,7 @@ def attend(
     """Return the softmax attention of `q` [rows, head, dim] over `keys`, `values` [kv head, slots, dim], with
     `sinks` [head] as further scores.
 
-    Query heads that share a key-value head are stacked as further rows of it, so that keys are read once.
+    Query heads that share a key-value head are stacked as its rows, so that keys are read once.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[0]
@@ -175,8 +179,8 @@ def attend(
 def _attend_in_parts(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring, sinks: Tensor | None
 ) -> Tensor:
-    """Return scaled_dot_product_attention with bounded scores and `sinks` [1, kv head, rows of it, 1], which
-    torch has not: in float32."""
+    """Return attention with bounded scores and `sinks` [1, kv head, its rows, 1], computed in float32:
+    torch's scaled_dot_product_attention supports neither."""
     scale = scoring.scale or q.shape[-1] ** -0.5
     products, cap = q.float() @ keys.float().mT, scoring.cap
     scores = cap * torch.tanh(products * (scale / cap)) if cap else products * scale

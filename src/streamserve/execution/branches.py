@@ -1,4 +1,5 @@
-"""The sequences of an executor, and their branches: output choices that go down a step's token trees."""
+"""The state of an executor's sequences, and the branches of a step: output choices that walk down token
+trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from itertools import islice
 import numpy as np
 from torch import Tensor
 
-from streamserve.engine.plan import Sampled, SequenceState
+from streamserve.contracts.plan import Sampled, SequenceState
 from streamserve.execution.grammar import GrammarError, Grammars, Matcher
 from streamserve.execution.layout import Ints, SpanRows
 from streamserve.execution.logprobs import token_logprobs
@@ -23,9 +24,9 @@ NO_SLOTS: Ints = np.empty(0, np.int64)
 
 @dataclass
 class ActiveSequence:
-    """State of a sequence kept between steps. The executor's own results extend `outputs` and advance the
-    grammar's `matcher`. `error`: why the grammar cannot be followed. `sum`: of its hidden states, if their
-    mean is asked for."""
+    """The state of a sequence between steps. The executor's results extend `outputs` and advance the
+    grammar's `matcher`. `error`: why the grammar cannot be followed; empty if it can. `sum`: the sum of its
+    hidden states, for mean pooling."""
 
     params: SamplingParams
     prompt: list[int]
@@ -37,7 +38,7 @@ class ActiveSequence:
 
     @cached_property
     def adjusted(self) -> bool:
-        """Whether its logits may be changed before a token is chosen, whatever its outputs are."""
+        """Whether its parameters may change its logits before a token is chosen, at any output."""
         params = self.params
         return bool(
             self.matcher is not None or params.penalized or params.logit_bias or params.allowed_token_ids
@@ -46,7 +47,8 @@ class ActiveSequence:
 
 @dataclass(slots=True)
 class Branch:
-    """One output choice of a span: its path down the span's token tree, whose root has logits row `root`."""
+    """One output choice of a span, and its `walk` down the span's token tree. `root` is the row of the tree's
+    root in the logits."""
 
     part: SpanRows
     sequence: ActiveSequence
@@ -55,7 +57,7 @@ class Branch:
     walk: Walk
 
     def row(self) -> Row:
-        """Return the sampling inputs at the path's last node; the outputs include the tokens of the path."""
+        """Return the sampling inputs at the path's last node. The outputs include the walk's tokens."""
         sequence = self.sequence
         outputs = sequence.outputs + self.walk.tokens if self.walk.tokens else sequence.outputs
         node = self.root + self.walk.path[-1]
@@ -64,7 +66,7 @@ class Branch:
 
     @property
     def finite(self) -> bool:
-        """Whether every row of logits on the path was finite."""
+        """Whether all logits on the path were finite."""
         return self.walk.tokens[-1] != NOT_FINITE
 
     def ends(self, token: int) -> bool:
@@ -81,7 +83,7 @@ class Branch:
 
 
 def sample_branches(branches: Sequence[Branch], sampler: Sampler) -> None:
-    """Walk down the trees of `branches`, whose `root` rows are rows of the sampler's logits."""
+    """Complete the walks of `branches`, whose `root` rows are rows of the sampler's logits."""
     for branch in branches:
         if branch.walk.tree.draws:
             _verify_drawn(branch, sampler)
@@ -93,8 +95,8 @@ def sample_branches(branches: Sequence[Branch], sampler: Sampler) -> None:
 
 
 def accepted_moves(branches: Sequence[Branch]) -> tuple[Ints, Ints]:
-    """Return the moves (sources, destinations) that bring the keys and values of accepted nodes to the slots
-    after the root, in order of position."""
+    """Return the slots (sources, destinations) of the moves that bring the keys and values of accepted nodes
+    into position order after the root."""
     moves = []
     for branch in branches:
         if len(branch.walk.path) == 1:
@@ -110,8 +112,8 @@ def accepted_moves(branches: Sequence[Branch]) -> tuple[Ints, Ints]:
 
 
 def commit_branches(branches: Sequence[Branch]) -> None:
-    """Append the tokens of each branch that continues its sequence: a root's first choice. The other choices
-    are admitted as separate sequences."""
+    """Append the tokens of each span's first choice to the sequence, which goes on as that choice. The engine
+    admits the other choices as separate sequences."""
     for branch in branches:
         if branch.choice == branch.part.span.choices[0]:
             branch.commit()
@@ -128,7 +130,7 @@ def _verify_drawn(branch: Branch, sampler: Sampler) -> None:
 
 
 def new_sequence(state: SequenceState, grammars: Grammars | None) -> ActiveSequence:
-    """Return the state of an admitted sequence. A grammar that cannot be followed becomes its error."""
+    """Return the state of an admitted sequence. If its grammar cannot be followed, `error` says why."""
     prompt_ids = np.unique(np.asarray(state.prompt, dtype=np.int64))
     sequence = ActiveSequence(state.params, state.prompt, prompt_ids, list(state.outputs))
     if state.params.grammar is not None:
@@ -142,7 +144,7 @@ def new_sequence(state: SequenceState, grammars: Grammars | None) -> ActiveSeque
 
 
 def with_logprobs(branches: Sequence[Branch], logits: Tensor) -> list[list[Sampled]]:
-    """Return the branches' tokens, with log-probabilities for the requests that ask for them."""
+    """Return the tokens of each branch, with log-probabilities for requests that ask for them."""
     with_logprobs = [branch for branch in branches if branch.sequence.params.logprobs is not None]
     if not with_logprobs:
         return [

@@ -1,4 +1,4 @@
-"""Memory-mapped safetensors of a model folder, one file or several, validated before loading."""
+"""The memory-mapped safetensors files of a model folder, validated before loading."""
 
 import hashlib
 import math
@@ -20,20 +20,19 @@ from streamserve.protocol.tensor_header import read_tensor_header
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 BASE = "model."
-"""What the names of a base model's tensors begin with in checkpoints that also have an output head."""
+"""Prefix of the base model's tensors in checkpoints that also have an output head."""
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 SAMPLE_BYTES = 64
-"""Bytes of each place of a tensor that a fingerprint covers."""
+"""Bytes that a fingerprint covers at each sampled place of a tensor."""
 MAPPED_PART, MAPPED_BYTES = 100, 4 << 20
-"""Tensors that take more than the hundredth part of the files, and so many bytes, are not left in the
-process's memory together."""
+"""Pages of read tensors are released when these exceed both 1/MAPPED_PART of the files and MAPPED_BYTES."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a tensor must be: its shape, and its dtype, one of those, as safetensors names them. An `optional`
-    tensor may be missing; one that must be `zero` is not read for the model."""
+    """The required shape of a tensor, and its allowed dtypes, in the names of safetensors. An `optional`
+    tensor may be missing. A tensor that must be `zero` is checked, and not loaded."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = tuple(_DTYPES)
@@ -42,8 +41,8 @@ class Header:
 
 
 class Checkpoint:
-    """The tensors of `folder` by their plain names, those of a base model with `BASE` before their names
-    where `base_model` allows one. Raises CheckpointError for a file that is missing or damaged."""
+    """The tensors of `folder` by their plain names. If `base_model` allows a base model, its tensors' names
+    get the prefix `BASE`. Raises CheckpointError for a file that is missing or damaged."""
 
     def __init__(self, folder: Path, base_model: bool = False) -> None:
         self.path = folder
@@ -55,11 +54,11 @@ class Checkpoint:
         self._stored = self._rename(names)
         self._paths = {path for path, _ in self._files.values()}
         self._limit = max(MAPPED_BYTES, sum(path.stat().st_size for path in self._paths) // MAPPED_PART)
-        self._mapped_bytes = 0  # of tensors that were read since the last release
+        self._mapped_bytes = 0  # bytes of the tensors read since the last release
 
     def _rename(self, names: Mapping[str, str]) -> Mapping[str, str]:
-        """Give the tensors `names`, by those in the files; return the latter by the former. Raises
-        CheckpointError if two tensors get one name."""
+        """Rename the tensors from the files' names to their model's names, as `names` maps them; return the
+        reverse mapping. Raises CheckpointError if two tensors get the same name."""
         stored = dict[str, str]()
         for old, name in names.items():
             if name in stored:
@@ -89,37 +88,36 @@ class Checkpoint:
             if tuple(header.get_shape()) != expected.shape:
                 self.refuse(name, f"has shape {header.get_shape()}, not {list(expected.shape)}")
             if expected.zero and self._mapped(name).any():
-                self.refuse(name, "is not zero, and the architecture has none")
+                self.refuse(name, "is not zero, but the architecture has no such bias")
         allowed = tuple(ignored)
         for name in sorted(self._files.keys() - headers.keys()):
             if not name.endswith(allowed):
                 self.refuse(name, "is unknown to this architecture")
 
     def refuse(self, name: str, reason: str) -> NoReturn:
-        """Raise CheckpointError for the tensor `name`, which is named as in the file."""
+        """Raise CheckpointError for the tensor `name`. The message has the tensor's name in the file."""
         raise CheckpointError(f"{self._files[name][0]}: tensor {self._stored.get(name, name)} {reason}")
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype that a checked tensor is stored in."""
+        """Return the stored dtype of a checked tensor."""
         return _DTYPES[self._files[name][1].get_slice(name).get_dtype()]
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """Return a copy in `dtype` of the tensors of `names`, joined along their first dimension. Raises
-        CheckpointError for a tensor that contains NaN or an infinity, as stored or after conversion to
-        `dtype`."""
+        """Return the tensors of `names` in `dtype`, joined along their first dimension, as a copy. Raises
+        CheckpointError for a tensor that contains NaN or an infinity, before or after the conversion."""
         return torch.cat([self._finite(name, dtype) for name in names])
 
     def view(self, name: str) -> Tensor:
-        """Return a contiguous view of the file, unchecked. Do not keep it: the file may be replaced while the
-        view exists."""
+        """Return a tensor as a contiguous view of the file, not checked for NaN. Do not keep it: the file may
+        be replaced while the view exists."""
         return self._mapped(name).contiguous()
 
     def integers(self, name: str) -> Tensor:
-        """Return a copy of a tensor as it is stored."""
+        """Return a copy of a tensor in its stored dtype."""
         return self._mapped(name).clone()
 
     def part(self, name: str, number: int) -> Tensor:
-        """Return a copy of entry `number` of a tensor's first dimension, as it is stored."""
+        """Return a copy of entry `number` of a tensor's first dimension, in its stored dtype."""
         part: Tensor = self._files[name][1].get_slice(name)[number]
         return part.clone()
 
@@ -133,20 +131,20 @@ class Checkpoint:
         return bool(torch.equal(self._mapped(first), self._mapped(second)))
 
     def read_ahead(self, layer: int) -> None:
-        """Read the tensors of a layer from the disk, if there is one."""
+        """Start reading a layer's tensors from the disk, if the layer exists."""
         for name in self._files:
             if name.startswith(f"{BASE}layers.{layer}."):
-                content = self._files[name][1].get_tensor(name)  # not read: another thread counts what is
+                content = self._files[name][1].get_tensor(name)  # _mapped would race: it counts bytes
                 read_ahead(content.data_ptr(), content.nbytes)
 
     def release(self) -> None:
-        """Take the files' pages, which have been read, from this process."""
+        """Release the pages of all files that this process has read (mapped.py)."""
         release(self._paths)
         self._mapped_bytes = 0
 
     def fingerprint(self, *also: str) -> str:
-        """Return a hash of every tensor's name, shape, dtype and a sample of its bytes (start, middle and
-        end), and of the strings `also`. It does not depend on how the tensors are distributed over files."""
+        """Return a hash of the strings `also`, and of every tensor's name, shape, dtype and a sample of its
+        bytes (start, middle and end). It does not depend on the distribution of the tensors over files."""
         digest = hashlib.blake2b(digest_size=16)
         for text in also:
             digest.update(text.encode() + b"\0")
@@ -171,9 +169,12 @@ class Checkpoint:
         return converted
 
     def _mapped(self, name: str) -> Tensor:
-        """Return a view of the file. Do not keep it: the file may be replaced while the view exists.
+        """Return a tensor as a view of the file. Do not keep it: the file may be replaced while the view
+        exists.
 
-        A few bytes that are read bring many pages, so what was read before is released if there is much."""
+        Reading a few bytes maps many pages, so the pages of tensors read before are released if these are
+        many.
+        """
         tensor: Tensor = self._files[name][1].get_tensor(name)
         if self._mapped_bytes + tensor.nbytes > self._limit:
             self.release()
@@ -183,7 +184,8 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Renamed:
-    """An open file whose tensors have other names in a model: `stored` are those in the file."""
+    """An open file whose tensors have other names in the model. `stored` maps these to the names in the
+    file."""
 
     file: Any
     stored: Mapping[str, str]
@@ -196,15 +198,15 @@ class _Renamed:
 
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""What torch adds to names of modules that it wraps, for several processes or compiled."""
+"""Parts that torch inserts into the names of wrapped modules (distributed, compiled, checkpointed)."""
 
 _TEXT_MODEL = (("model.language_model.", BASE), ("language_model.model.", BASE), ("language_model.", ""))
-"""What the names of a text model begin with in a checkpoint for several kinds of input, and what they begin
-with in a checkpoint of the text model alone."""
+"""Prefixes of a text model's tensors in multimodal checkpoints, and in a checkpoint of the text model
+alone."""
 
 
 def plain_name(stored: str) -> str:
-    """Return the name of a tensor without what saving a wrapped or a contained model adds."""
+    """Return a tensor's name without the parts that saving a wrapped or multimodal model adds."""
     name = _WRAPPERS.sub("", stored)
     for prefix, plain in _TEXT_MODEL:
         if name.startswith(prefix):
@@ -213,8 +215,8 @@ def plain_name(stored: str) -> str:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all numbers are finite. One pass that allocates nothing: minimum and maximum are NaN if
-    any number is."""
+    """Return whether all numbers are finite, in one pass that allocates nothing: minimum and maximum are NaN
+    if any number is."""
     low, high = tensor.aminmax()
     return math.isfinite(low) and math.isfinite(high)
 
@@ -224,7 +226,7 @@ def _open_files(folder: Path) -> dict[str, tuple[Path, Any]]:
     if (folder / INDEX).exists():
         return _open_shards(folder)
     if not (folder / SINGLE).exists():
-        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX} (only safetensors are read)")
+        raise CheckpointError(f"{folder}: contains neither {SINGLE} nor {INDEX} (only safetensors are read)")
     file = _open(folder / SINGLE)
     return dict.fromkeys(file.keys(), (folder / SINGLE, file))
 

@@ -1,8 +1,8 @@
 """Reserve processors for a worker's threads, so that workers of the same user do not share any.
 
-A reservation is a lock on a file, one for each processor, which ends with the process. A worker that finds
-too few free processors is not pinned: the operating system schedules it. One that fits on a NUMA node gets
-its processors there, and so its memory, which its threads are the first to write.
+Each processor has a file; a lock on it is a reservation, which ends with the process. A worker that finds too
+few free processors is not pinned: the operating system schedules it. A worker that fits on a NUMA node gets
+all its processors there. Then its memory is there too, because its threads are the first to write it.
 """
 
 import fcntl
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.execution.native.build import LOCK, locked
-from streamserve.protocol.processors import Processors, usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import Processors, usable_processors
+from streamserve.system.user_folders import cache_folder
 
 
 @dataclass(frozen=True)
 class ReservedCores:
-    """Processors reserved against the user's other workers, until `release` or the end of the process."""
+    """Processors that the user's other workers do not use, until `release` or the end of the process."""
 
     cpus: tuple[int, ...]
     handles: tuple[int, ...]
@@ -31,26 +31,26 @@ class ReservedCores:
 def reserve_cores(
     count: int, folder: Path | None = None, usable: Processors | None = None
 ) -> ReservedCores | None:
-    """Reserve `count` of the processors that this process may use (`usable`, by default those that are
-    found), of different cores if possible, and of one NUMA node; None if fewer are free."""
+    """Reserve `count` of the processors in `usable` (default: all that this process may use), on different
+    cores and on one NUMA node if possible. Returns None if fewer are free."""
     folder = folder or cache_folder() / "cores"
     usable = usable or usable_processors()
     nodes = usable.by_node()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(folder / LOCK):  # a node that another worker only tries is not taken for a full one
+        with locked(folder / LOCK):  # otherwise a node that another worker only tries would seem full
             for cpus in nodes if len(nodes) == 1 else [*nodes, usable.cpus]:
                 reserved = _reserve(count, folder, cpus)
                 if reserved is not None:
                     return reserved
     except OSError:
-        pass  # a folder that cannot be written: treated as if no processor were free
+        pass  # the folder cannot be written: as if no processor were free
     return None
 
 
 def _reserve(count: int, folder: Path, cpus: Iterable[int]) -> ReservedCores | None:
-    """Reserve the first `count` of these processors that are free; None, and nothing, if fewer are. Raises
-    OSError."""
+    """Reserve the first `count` free processors in `cpus`; reserve none and return None if fewer are free.
+    Raises OSError."""
     reserved: list[int] = []
     handles: list[int] = []
     try:

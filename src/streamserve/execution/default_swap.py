@@ -1,7 +1,8 @@
-"""The host pool where `swap_space` is not set: swapped KV takes memory that weights and KV caches leave.
+"""The default host pool, for models without a setting of `swap_space`. Its memory is what weights and KV
+caches leave, and is committed when blocks are first used.
 
-It is made where copies were measured, so that the cost of swapping is known, and sequences can be evicted at
-all. Its memory is committed as it comes into use.
+The pool is only made if copies were measured, so that the cost of swapping is known, and if the KV cache is
+too small for all sequence slots, so that sequences may be evicted.
 """
 
 import logging
@@ -9,29 +10,31 @@ from dataclasses import replace
 
 import msgspec
 
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.execution.executor import TorchExecutor
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.profile import Profile
 from streamserve.execution.swap import HostPool
-from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.config import ModelConfig
 
 log = logging.getLogger(__name__)
 
 SPARE_FRACTION = 0.25
-"""Largest share of the memory that weights and KV caches leave."""
+"""Maximum share of the memory that weights and KV caches leave."""
 
 
 def default_swap_blocks(limits: EngineConfig, block_bytes: int, spare_bytes: int) -> int:
-    """Return the number of host blocks: what the KV cache lacks for all sequence slots at the longest
-    context, at most as many as the cache has, and at most `SPARE_FRACTION` of `spare_bytes`."""
+    """Return the number of host blocks: the blocks that the KV cache lacks for all sequence slots at the
+    longest context, but no more than the cache has, and no more than fit into `SPARE_FRACTION` of
+    `spare_bytes`."""
     contexts = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
     affordable = int(spare_bytes * SPARE_FRACTION) // block_bytes
     return max(0, min(contexts - limits.num_blocks, limits.num_blocks, affordable))
 
 
 def with_default_swap(loaded: Loaded, model: ModelConfig, profile: Profile | None) -> Loaded:
-    """Return the loaded model with a host pool, where the settings leave its size open, the eviction by cost,
-    and `profile` has the cost of copies."""
+    """Return the loaded model with a default host pool, if the settings leave its size open and evict by
+    cost, and `profile` has the cost of copies; otherwise return it unchanged."""
     limits = loaded.engine_config
     measured = profile is not None and profile.swap is not None
     if model.swap_space is not None or limits.eviction != "cost" or not measured:
@@ -44,7 +47,7 @@ def with_default_swap(loaded: Loaded, model: ModelConfig, profile: Profile | Non
     try:
         host = HostPool(loaded.caches, blocks)
     except RuntimeError as error:  # a limit of address space, or no overcommitment of memory
-        log.warning("evicted KV is recomputed, as there is no memory to swap it to: %s", error)
+        log.warning("evicted KV is recomputed, because no memory can be allocated to swap it to: %s", error)
         return loaded
     loaded.executor.swap_to(host)
     return replace(loaded, engine_config=msgspec.structs.replace(limits, swap_blocks=blocks))

@@ -1,4 +1,4 @@
-"""Describe a checkpoint without loading it: what it is, and the memory that serving it takes."""
+"""Describe a checkpoint without loading it: its architecture, sizes, and the memory that serving it takes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ from streamserve.protocol.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint as it is served by default: `weights` in words, the `context` in tokens, the bytes that
-    the weights take in memory and that each token takes in the KV cache."""
+    """A checkpoint with the default settings: `weights` is their formats in words, `context` is in tokens,
+    `weight_bytes` is the weights' memory, and `kv_token_bytes` each token's memory in the KV cache."""
 
     architecture: str
     parameters: int
@@ -30,8 +30,7 @@ class Description:
 
 
 def describe(path: Path, embeds: bool = False) -> Description:
-    """Return the description of the model at `path`, which may only embed (open_checkpoint).
-
+    """Return the description of the model at `path`. With `embeds` it may be a base model (open_checkpoint).
     Raises CheckpointError if it cannot be served."""
     spec, checkpoint = open_checkpoint(path, embeds)
     source = open_source(ModelConfig(path=str(path), draft="none"), checkpoint, spec)
@@ -50,7 +49,7 @@ def describe(path: Path, embeds: bool = False) -> Description:
 
 
 def architecture(path: Path) -> str:
-    """Return the architecture that the files at `path` name, supported or not; "-" where they name none."""
+    """Return the architecture that the files at `path` name, supported or not; "-" if they name none."""
     try:
         file = gguf_file(path)
         if file is not None:

@@ -1,4 +1,4 @@
-"""The tokens that end a text, by the files of a model's folder that name them."""
+"""Find the tokens that end a text, in the files of a model's folder that name them."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -9,16 +9,17 @@ from streamserve.execution.fields import Fields, read_fields, shown
 log = logging.getLogger(__name__)
 
 MAX_DIGITS = 10
-"""Longest decimal token id that is converted to a number."""
+"""Maximum length of a decimal token id."""
 
 
 def end_of_text_ids(folder: Path, config: Fields, default: int | None, vocab_size: int) -> tuple[int, ...]:
-    """Return the ids that `config`, generation_config.json or the tokenizer names, those outside of the
-    vocabulary left out with a warning. Chat models often list their end-of-turn token in only one of them.
+    """Return all ids that `config`, generation_config.json or the tokenizer's files name. Chat models often
+    list their end-of-turn token in only one of these. Ids outside of the vocabulary are left out with a
+    warning.
 
-    `default` is the id that transformers' configuration class has. As in transformers, it counts where
-    `config` lacks the field (null means none) and generation_config.json names no id. Raises CheckpointError
-    for a value that is no id.
+    `default` is the id in transformers' configuration class. As in transformers, it is used if `config` lacks
+    the field (null means none) and generation_config.json names no id. Raises CheckpointError for a value
+    that is no id.
     """
     named = [*_field_ids(config)]
     if (folder / "generation_config.json").exists():
@@ -30,8 +31,8 @@ def end_of_text_ids(folder: Path, config: Fields, default: int | None, vocab_siz
 
 
 def within_vocabulary(named: Iterable[tuple[str, int]], vocab_size: int) -> tuple[int, ...]:
-    """Return the ids of `named`, (where an id is named, id), sorted. An id outside of the vocabulary is left
-    out with a warning: the model cannot generate it."""
+    """Return the sorted ids of `named`, which has pairs of the place that names an id and the id. An id
+    outside of the vocabulary is left out with a warning: the model cannot generate it."""
     ids = set[int]()
     for where, token in named:
         if 0 <= token < vocab_size:
@@ -45,7 +46,7 @@ def within_vocabulary(named: Iterable[tuple[str, int]], vocab_size: int) -> tupl
 
 
 def _field_ids(source: Fields) -> Iterator[tuple[str, int]]:
-    """Yield the ids of a file's field eos_token_id: one, a list or none."""
+    """Yield the ids in a file's field eos_token_id, which has one id, a list, or none."""
     value = source.get("eos_token_id")
     for token in value if isinstance(value, list) else [] if value is None else [value]:
         if isinstance(token, bool) or not isinstance(token, int):
@@ -54,7 +55,7 @@ def _field_ids(source: Fields) -> Iterator[tuple[str, int]]:
 
 
 def _tokenizer_ids(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the id of the token that the tokenizer's settings call eos_token, if there is one."""
+    """Yield the id of the tokenizer's eos_token, if there is one."""
     if not (folder / "tokenizer_config.json").exists():
         return
     settings = read_fields(folder / "tokenizer_config.json")
@@ -67,7 +68,7 @@ def _tokenizer_ids(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _eos_text(folder: Path, settings: Fields) -> str | None:
-    """Return the text of the token that ends a text; older folders have it in a separate file."""
+    """Return the text of the eos_token; None if there is none. Older folders have it in a separate file."""
     value, older = settings.get("eos_token"), folder / "special_tokens_map.json"
     if "added_tokens_decoder" not in settings.values and older.exists():
         value = read_fields(older).get("eos_token", value)
@@ -76,7 +77,8 @@ def _eos_text(folder: Path, settings: Fields) -> str | None:
 
 
 def _added_id(settings: Fields, text: str) -> int | None:
-    """Return the id of a token in the table of added tokens, which is much smaller than the vocabulary."""
+    """Return the id of the token `text` in the table of added tokens; None if it is not there. The table is
+    tried first, because it is much smaller than the vocabulary."""
     table = settings.nested("added_tokens_decoder")
     for key, entry in table.values.items() if table else ():
         is_id = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
@@ -86,8 +88,8 @@ def _added_id(settings: Fields, text: str) -> int | None:
 
 
 def _vocabulary_id(tokenizer: Fields, text: str) -> int | None:
-    """Return the id of a token of tokenizer.json, added or in the vocabulary, which is a mapping to ids or a
-    list of (text, score)."""
+    """Return the id of the token `text` in tokenizer.json, among its added tokens or in its vocabulary; None
+    if it is not there. The vocabulary is a mapping to ids, or a list of (text, score)."""
     for entry in tokenizer.get("added_tokens") or ():
         if isinstance(entry, dict) and entry.get("content") == text and type(entry.get("id")) is int:
             return int(entry["id"])

@@ -1,4 +1,5 @@
-"""TorchExecutor: run one forward pass over all spans of a step, sample, and compact the KV cache."""
+"""The executor on a CPU: runs one forward pass over all spans of a step, samples, and compacts the KV
+cache."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
+from streamserve.contracts.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.branches import (
     ActiveSequence,
@@ -32,8 +33,8 @@ from streamserve.protocol.messages import PromptLogprob
 
 
 class TorchExecutor:
-    """Run steps (engine.plan.Executor) with `model` and `attention` over the KV `cache`; `adapters`: the LoRA
-    adapters of its requests."""
+    """Runs steps (contracts.plan.Executor) with `model` and `attention` over the KV `cache`. `adapters`: the
+    LoRA adapters that requests may have."""
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run `plan`. Raises ValueError for inconsistent spans, before any computation."""
+        """Run `plan` and return its results. Raises ValueError for inconsistent spans, before any
+        computation."""
         if not (plan.swap_out or plan.swap_in):
             return StepResult(self._run(plan))
         if self._host is None:
@@ -97,13 +99,13 @@ class TorchExecutor:
         ]
 
     def _is_pooled(self, part: SpanRows) -> bool:
-        """Return whether the result of a span's sequence is a vector."""
+        """Return whether the result of a span's sequence is a pooled vector."""
         sequence = self._sequences.get(part.span.sequence)
         return sequence is not None and sequence.params.pooling is not None
 
     def _finite(self, layout: Layout, hidden: Tensor) -> list[bool]:
-        """Return for each span whether the hidden states of its committed tokens are finite. If all of these
-        rows have logits, the check is skipped: the logits are checked instead."""
+        """Return, for each span, whether the hidden states of its committed tokens are finite. If all these
+        rows have logits, the check is skipped, because sampling checks the logits."""
         if all(p.root == p.offset and p.span.tree and not self._is_pooled(p) for p in layout.parts):
             return [True] * len(layout.parts)
         finite = finite_rows(hidden)
@@ -112,8 +114,8 @@ class TorchExecutor:
     def _result(
         self, part: SpanRows, sampled: list[list[Sampled]] | None, hidden: Tensor, finite: bool
     ) -> SpanResult:
-        """Build the result of one span. `finite`: whether the hidden states of its committed tokens, and so
-        their KV, are finite. `sampled` is None where the logits are not finite."""
+        """Return the result of one span. `finite`: whether the hidden states of its committed tokens, and so
+        their KV, are finite. `sampled` is None if the logits are not finite."""
         if finite and sampled is not None:
             logprobs = self._prompt_logprobs(part, hidden)
             if not logprobs or all(math.isfinite(entry.logprob) for entry in logprobs):
@@ -121,7 +123,7 @@ class TorchExecutor:
         return SpanResult(part.span.sequence, [], not_finite=True)
 
     def swap_to(self, host: HostPool) -> None:
-        """Swap KV to `host`; the executor closes it."""
+        """Swap KV to `host` from now on. The executor closes the pool."""
         assert self._host is None
         self._host = host
 
@@ -144,15 +146,15 @@ class TorchExecutor:
             self._sequences[state.sequence] = new_sequence(state, self._grammars)
 
     def _forward(self, layout: Layout) -> Tensor:
-        """Return the hidden states [rows, hidden] of the step; writes its keys and values to the cache."""
+        """Return the hidden states [rows, hidden] of the step, and write its keys and values to the cache."""
         self._attention.plan(layout)
         tokens, positions = torch.from_numpy(layout.tokens), torch.from_numpy(layout.positions)
         lora = self.adapters.of(layout) if self.adapters else None
         return self._model.forward(tokens, positions, self._attention, lora)
 
     def _outputs(self, layout: Layout, hidden: Tensor) -> list[list[list[Sampled]] | None]:
-        """Return the new tokens of each span's choices, or None where the logits are not finite. Updates the
-        sequences and compacts the cache."""
+        """Return the new tokens of each span's choices; None for a span whose logits are not finite. Updates
+        the sequences, and compacts the cache."""
         branches = self._branches(layout)
         if not branches:
             return [[] for _ in layout.parts]
@@ -186,7 +188,8 @@ class TorchExecutor:
         return branches
 
     def _prompt_logprobs(self, part: SpanRows, hidden: Tensor) -> list[PromptLogprob]:
-        """Return the log-probabilities of the prompt tokens that follow the span's rows."""
+        """Return the log-probabilities of the prompt tokens after each of the span's committed tokens, if
+        they are requested."""
         span, count = part.span, part.span.prompt_logprobs
         if count is None:
             return []
@@ -198,6 +201,7 @@ class TorchExecutor:
 
 
 def _pooled(part: SpanRows, vectors: Mapping[int, bytes], finite: bool) -> SpanResult:
-    """Build the result of a span with `pooling`, whose vector is in `vectors` if its prompt ends."""
+    """Return the result of a span with `pooling`. Its vector is in `vectors` if its prompt ends in this
+    step."""
     vector = vectors.get(part.span.sequence)
     return SpanResult(part.span.sequence, [], not_finite=not finite or vector == b"", pooled=vector or b"")

@@ -1,4 +1,4 @@
-"""Mixtures of experts: their specification, as configs have it, and the names of their tensors."""
+"""Mixtures of experts: their specification, read from configs, and the names of their tensors."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +10,11 @@ from streamserve.execution.architectures import ExpertTensors, Mixture
 from streamserve.execution.fields import Fields, shown
 
 MAX_EXPERTS = 1024
-"""More experts than any layer has."""
+"""Maximum number of experts of a layer: more than any model has."""
 
 MAX_ALL_EXPERTS = 100_000
-"""More experts than the layers of any model have together; their tensors are looked for by name."""
+"""Maximum number of experts of all layers together: more than any model has. Their tensors are looked up one
+by one."""
 
 ONLY_MLP = "mlp_only_layers"
 TENSORS = ExpertTensors()
@@ -21,10 +22,14 @@ TENSORS = ExpertTensors()
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts, the MLP of `layers`: a router chooses `chosen` of `count` experts of
-    `intermediate_size` for each token. Their weights are the softmax of the router's scores, over the chosen
-    ones if `normalized`, else over all. An expert of `shared_size` (0: none) is computed for all tokens and
-    weighted by a sigmoid. `biased`: router and experts have biases."""
+    """A mixture of experts, which is the MLP of `layers`.
+
+    * A router chooses `chosen` of `count` experts, each of `intermediate_size`, for each token.
+    * The experts' weights are the softmax of the router's scores: over the chosen experts if `normalized`,
+      otherwise over all.
+    * A shared expert of `shared_size` (0: none) is computed for all tokens, and weighted by a sigmoid.
+    * `biased`: router and experts have biases.
+    """
 
     layers: tuple[int, ...]
     count: int
@@ -37,12 +42,12 @@ class Experts:
 
     @property
     def router(self) -> str:
-        """The router's name in a layer."""
+        """The router's module name within a layer."""
         return f"{self.tensors.prefix}.{self.tensors.router}"
 
     @property
     def shared_gate(self) -> str | None:
-        """The name in a layer of the shared expert's gate; None without one."""
+        """The module name of the shared expert's gate within a layer; None without a shared expert."""
         return f"{self.tensors.prefix}.shared_expert_gate" if self.shared_size else None
 
     @cached_property
@@ -50,24 +55,24 @@ class Experts:
         return frozenset(self.layers)
 
     def has(self, layer: int) -> bool:
-        """Return whether a layer has these experts."""
+        """Return whether a layer's MLP is this mixture."""
         return layer in self._sparse
 
     def share_read(self, tokens: int) -> float:
-        """Return the expected share of the experts that one or more of so many tokens choose, if each chooses
-        by itself and all experts alike."""
+        """Return the expected share of the experts that at least one of `tokens` tokens chooses, if tokens
+        choose independently and uniformly."""
         return 1 - (1 - self.chosen / self.count) ** tokens
 
     def modules(self) -> list[tuple[tuple[str, ...], str]]:
-        """Return the names in a layer of each expert's matrices: those into it, which are computed together,
-        and the one out of it. The shared expert is the last one."""
+        """Return, for each expert, the names of its matrices within a layer: the input matrices, which are
+        computed together, and the output matrix. A shared expert is the last one."""
         parts, prefix = self.tensors, self.tensors.prefix
         names = [f"{prefix}.experts.{number}" for number in range(self.count)]
         names += [f"{prefix}.shared_expert"] if self.shared_size else []
         return [(tuple(f"{name}.{part}" for part in parts.gate_up), f"{name}.{parts.down}") for name in names]
 
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Return the shapes [out, in] of all experts' matrices, by their names in a layer."""
+        """Return the shapes [out, in] of all experts' matrices, by their names within a layer."""
         shapes = dict[str, tuple[int, int]]()
         for number, (gate_up, down) in enumerate(self.modules()):
             inner = self.intermediate_size if number < self.count else self.shared_size
@@ -76,7 +81,7 @@ class Experts:
         return shapes
 
     def other_shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes of a layer's further tensors: the router's, and stacks of matrices."""
+        """Return the shapes of a layer's other tensors by name: the router's, and stacks of matrices."""
         shapes: dict[str, tuple[int, ...]] = {f"{self.router}.weight": (self.count, hidden)}
         if self.biased:
             shapes[f"{self.router}.bias"] = (self.count,)
@@ -91,25 +96,26 @@ class Experts:
 
 
 def is_routed(module: str) -> bool:
-    """Return whether a matrix is that of an expert which not every token has."""
+    """Return whether a matrix belongs to an expert that the router chooses, not to a shared one."""
     return ".experts." in module
 
 
 def stack_of(module: str) -> tuple[str, int]:
-    """Return the tensor that an expert's matrix is in, where those of all experts are one tensor, and the
-    expert's number."""
+    """Return the tensor that stacks the matrices of all experts, and the expert's number in it, for an
+    expert's matrix `module`."""
     prefix, number, name = module.rsplit(".", 2)
     return f"{prefix}.{name}", int(number)
 
 
 def in_halves(module: str, rows: Tensor) -> Tensor:
-    """Return the rows of a matrix of a stack in our order: gates before values, where they alternate."""
+    """Return the rows of a stack's matrix in the order of the model. Gates and values alternate in the stack;
+    here all gates precede all values."""
     return torch.cat([rows[::2], rows[1::2]]) if module.endswith("gate_up_proj") else rows.contiguous()
 
 
 def read_experts(config: Fields, mixture: Mixture | None, layers: int) -> Experts | None:
-    """Return the mixture of experts of a model of so many layers; None if no layer has one. Raises
-    CheckpointError naming the field that is not supported."""
+    """Return the mixture of experts of a model with `layers` layers; None if no layer has one. Raises
+    CheckpointError, which names the unsupported field."""
     if mixture is None:
         return None
     sparse = _sparse_layers(config, layers) if mixture.optional else tuple(range(layers))
@@ -138,7 +144,8 @@ def read_experts(config: Fields, mixture: Mixture | None, layers: int) -> Expert
 
 
 def _sparse_layers(config: Fields, layers: int) -> tuple[int, ...]:
-    """Return the layers that have experts: each `decoder_sparse_step`-th, but for those that are listed."""
+    """Return the layers that have experts: every `decoder_sparse_step`-th one, except the layers listed as
+    dense."""
     dense = config.get(ONLY_MLP) or []
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         config.refuse(ONLY_MLP, f"must be a list of layers, not {shown(dense)}")

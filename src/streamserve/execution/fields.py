@@ -1,4 +1,4 @@
-"""Read JSON files of a model folder field by field, so that every error names the file and the field."""
+"""Validated access to the JSON files of a model folder: every error names the file and the field."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.numbers import plain
 
 MAX_SIZE = 2**31 - 1
-"""The largest size that a field may give: kernels count in 32 bits."""
+"""Maximum size in a field: kernels count in 32 bits."""
 
 MAX_FILE_BYTES = 64 << 20
-"""Maximum size of a JSON file: the index of a hundred thousand tensors has some ten million bytes."""
+"""Maximum bytes of a JSON file: the index of a hundred thousand tensors has some ten million."""
 
 
 class Fields:
-    """The object in a JSON file (or one nested in it), with validated access. `name` says where it is."""
+    """An object in a JSON file, with validated access. `name` is its file, and its field if it is nested."""
 
     def __init__(self, name: str, values: dict[str, Any]) -> None:
         self.name = name
@@ -30,8 +30,8 @@ class Fields:
         return self.values.get(field, default)
 
     def integer(self, field: str, default: int | None = None, maximum: int = MAX_SIZE) -> int:
-        """Return a positive integer up to `maximum`. Absent or null takes `default`, and is refused if that
-        is None."""
+        """Return a positive integer up to `maximum`; `default` if the field is absent or null. Raises
+        CheckpointError if neither exists, or the value is another."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self.refuse(field, f"must be a positive integer, not {shown(value)}")
@@ -42,8 +42,8 @@ class Fields:
     def number(
         self, field: str, default: float | None = None, minimum: float = 1e-30, maximum: float = 1e30
     ) -> float:
-        """Return a number from `minimum` to `maximum`, which are positive. Absent or null takes `default`,
-        and is refused if that is None."""
+        """Return a number from `minimum` to `maximum`, which must be positive; `default` if the field is
+        absent or null. Raises CheckpointError if neither exists, or the value is another."""
         value = self._present(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             self.refuse(field, f"must be a positive number, not {shown(value)}")
@@ -52,14 +52,14 @@ class Fields:
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:
-        """Return true or false; absent or null takes `default`."""
+        """Return a boolean; `default` if the field is absent or null."""
         value = self._present(field, default)
         if not isinstance(value, bool):
             self.refuse(field, f"must be true or false, not {shown(value)}")
         return value
 
     def nested(self, field: str) -> "Fields | None":
-        """Return the object under `field`, or None if it is absent, null or empty."""
+        """Return the object in `field`; None if it is absent, null or empty."""
         value = self.get(field) or None
         if value is None:
             return None
@@ -77,13 +77,13 @@ class Fields:
 
 
 def shown(value: object) -> str:
-    """Return a value as shown in messages: truncated, as an integer may have thousands of digits."""
+    """Return a value as text for messages. It is truncated: an integer may have thousands of digits."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def read_fields(path: Path) -> Fields:
-    """Return the object in the JSON file at `path`. Raises CheckpointError if there is none."""
+    """Return the object in the JSON file at `path`. Raises CheckpointError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CheckpointError(f"{path}: has more than {MAX_FILE_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""The memory that a model takes once it is loaded, without loading it."""
+"""Compute the memory that a loaded model takes, without loading it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,9 @@ from streamserve.protocol.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Footprint:
-    """The bytes of all workers of a model: weights with those of a draft model, the KV caches of `num_blocks`
-    each with a draft model's, the host pools, and what is reserved for LoRA adapters."""
+    """The bytes that all workers of a model take together, a draft model included: `weights`, KV caches, host
+    pools (`swap`), and the memory reserved for LoRA adapters. Each worker's KV cache has `num_blocks`
+    blocks."""
 
     weights: int
     kv_cache: int
@@ -26,9 +27,9 @@ class Footprint:
 
 
 def footprint(config: ModelConfig, free: int, kv_fraction: float, workers: int = 1) -> Footprint:
-    """Return what so many workers take of `free` bytes, as `load` plans it on a CPU; by default the KV caches
-    take at most `kv_fraction` of what the weights leave. With kernels the workers share one copy of the
-    weights. Raises CheckpointError for what cannot be served."""
+    """Return the footprint of `workers` workers in `free` bytes, as `load` plans it on a CPU. By default the
+    KV caches take at most `kv_fraction` of the memory that the weights leave. With kernels the workers share
+    one copy of the weights. Raises CheckpointError for a model that cannot be served."""
     spec, checkpoint = open_checkpoint(Path(config.path), config.task == "embed")
     if config.backend == "device" or choose_device(config.device).type == "cuda":
         raise CheckpointError("models that are loaded on demand are computed on a CPU: use --device cpu")
@@ -47,7 +48,7 @@ def footprint(config: ModelConfig, free: int, kv_fraction: float, workers: int =
 
 
 def _weights(source: Source, tied_head_copied: bool) -> int:
-    """Return the bytes of the weights of the target and of a draft model."""
+    """Return the bytes of the weights of the target and the draft model, if there is one."""
     own = weight_bytes(source.spec, source.dtype, tied_head_copied, source.format, source.head)
     draft = source.draft.spec
     return own + (weight_bytes(draft, source.dtype, tied_head_copied) if draft else 0)

@@ -1,8 +1,8 @@
 """Grammar-constrained decoding: the tokens allowed after a request's outputs and a path of draft tokens.
 
 committed outputs ── path ──▶ position of the mask
-The matcher follows a path by consuming tokens and leaves it by rolling them back, so traversing a tree costs
-one token a node, in any order. Only `commit` advances the committed state.
+The matcher follows a path by consuming tokens, and leaves it by rolling them back. So traversing a tree in
+depth-first order costs one token a node. Only `commit` advances the committed state.
 """
 
 from collections import OrderedDict
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from streamserve.protocol.grammar import Grammar, check_grammar, readable_error, to_llguidance
 
 Mask = NDArray[np.uint8]
-"""One bit a token, 1 where it is allowed; bit 0 of byte 0 is token 0. Tokens beyond the end are not
-allowed."""
+"""One bit for each token, 1 if it is allowed. Bit 0 of byte 0 is token 0. Tokens beyond the mask's end are
+not allowed."""
 
 MAX_COMPILED = 64
-"""Number of compiled grammars that stay cached for later requests."""
+"""Maximum number of compiled grammars that stay cached for later requests."""
 
 
 class GrammarError(ValueError):
@@ -29,7 +29,8 @@ class GrammarError(ValueError):
 
 
 class Grammars:
-    """Compiles grammars over `vocabulary`, which is built when the first one is needed."""
+    """A compiler of grammars, with a cache. `vocabulary` builds the vocabulary; it is called for the first
+    grammar."""
 
     def __init__(self, vocabulary: Callable[[], LLTokenizer], eos_token_ids: Sequence[int]) -> None:
         self._make_vocabulary = vocabulary
@@ -43,7 +44,8 @@ class Grammars:
             return grammar in self._compiled
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile `grammar`, in any thread; `begin` raises its errors."""
+        """Compile `grammar` and cache the result. May be called in any thread. Errors are cached too, and
+        raised by `begin`."""
         if not self.is_cached(grammar):
             try:
                 self._cache(grammar, self._compile(grammar))
@@ -77,7 +79,7 @@ class Grammars:
         return compiled
 
     def _cache(self, grammar: Grammar, compiled: LLMatcher | GrammarError) -> None:
-        """Cache the result of compiling a grammar, as the most recently used one."""
+        """Cache the result of compiling a grammar as the most recently used one."""
         with self._lock:
             self._compiled[grammar] = compiled
             self._compiled.move_to_end(grammar)
@@ -90,7 +92,7 @@ class Grammars:
         try:
             check_grammar(grammar)
             matcher = LLMatcher(self._vocabulary, to_llguidance(grammar), log_level=0)
-        except Exception as error:  # whatever a grammar raises, only its request may fail
+        except Exception as error:  # of any kind: only the grammar's request may fail
             raise GrammarError(f"the grammar {error}") from error
         if matcher.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {readable_error(matcher.get_error())}")
@@ -98,7 +100,7 @@ class Grammars:
 
 
 class Matcher:
-    """A request's position in its grammar. `error` says why it cannot go on, if it cannot."""
+    """A request's position in its grammar. `error` says why the request cannot go on; empty if it can."""
 
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self._matcher = matcher
@@ -108,10 +110,10 @@ class Matcher:
         self.error = ""
 
     def allowed(self, path: Sequence[int]) -> Mask | None:
-        """Return the mask of tokens allowed after the committed tokens and `path`; None if the grammar does
-        not allow `path` itself.
+        """Return the mask of tokens that are allowed after the committed tokens and `path`; None if the
+        grammar does not allow `path` itself.
 
-        Where the text may end, the end-of-text tokens are allowed. After one of them, and when the parser has
+        The end-of-text tokens are allowed where the text may end. After one of them, and if the parser has
         failed, only they are allowed.
         """
         if self.error:
@@ -130,8 +132,8 @@ class Matcher:
         return mask | ends if self._matcher.is_accepting() else mask & ~ends
 
     def count_accepted(self, path: Sequence[int]) -> int:
-        """Return how many tokens of `path` the grammar accepts after the committed ones, up to the end of
-        text."""
+        """Return the number of tokens of `path` that the grammar accepts after the committed ones, up to the
+        end of the text."""
         if self.error:
             return 0
         text = self._text(path)
@@ -140,10 +142,9 @@ class Matcher:
         return taken + (taken == len(text) < len(path) and self._matcher.is_accepting())
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Advance by `tokens`, which will not be rolled back. An end-of-text token does not advance the
-        parser."""
+        """Advance the committed state by `tokens`. An end-of-text token does not advance the parser."""
         if not self.error and not self._move_to(self._text(tokens)):
-            self.error = "the output is not what its grammar allows"
+            self.error = "the output does not match its grammar"
         self._path = []
 
     def ends(self, token: int) -> bool:
@@ -156,8 +157,8 @@ class Matcher:
         return tokens[: next(ends, len(tokens))]
 
     def _move_to(self, path: Sequence[int]) -> bool:
-        """Move to the position after `path`. Returns False, at some position on it, if the grammar does not
-        allow it."""
+        """Move to the position after `path`; returns whether the grammar allows it. If not, the position is
+        at the last token that it allows."""
         common = 0
         while common < min(len(path), len(self._path)) and path[common] == self._path[common]:
             common += 1

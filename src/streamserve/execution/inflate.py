@@ -1,11 +1,12 @@
-"""Inflate a Llama checkpoint: a larger model that computes exactly the same function, at its larger cost.
+"""Inflate a Llama checkpoint: write a larger model that computes exactly the same function, at the cost of
+its larger size.
 
 hidden   [ x | 0 0 0 … ]          embeddings, norms and every output are padded with zeros; RMSNorm's mean
                                   shrinks by the ratio r, so epsilon shrinks alike and its weight by √r:
                                   a power of two, hence exact, when r is a power of four
-heads    [ own | further ]        further ones compute, and are multiplied by zero
+heads    [ own | further ]        further heads are computed, and multiplied by zero
 MLP      [ own | 0 ]              silu(0) · 0 · 0
-layers   own, copy, copy, own …   copies do all their work, and their output projections are zero
+layers   own, copy, copy, own …   copies are computed, and their output projections are zero
 """
 
 import json
@@ -24,14 +25,15 @@ from streamserve.execution.weights import check_weights
 from streamserve.protocol.errors import CheckpointError
 
 MARK = "streamserve_inflated"
-"""The field of config.json that says what a checkpoint was inflated from."""
+"""The field of config.json that names the model that a checkpoint was inflated from."""
 
 OUTPUTS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+"""The output projections of a layer, which are zero in copies."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The target sizes; None grows heads and MLP by the same ratio as `hidden`."""
+    """The sizes of the inflated model. Heads and MLP that are None grow by the same ratio as `hidden`."""
 
     hidden: int
     layers: int
@@ -44,10 +46,10 @@ def inflate(
     source: Path, target: Path, shape: Shape, show: Callable[[int, int], None] | None = None
 ) -> dict[str, object]:
     """Write the checkpoint of `source`, inflated to `shape`, to the folder `target`; return its config.
-    `show` is called with the number of files written so far, and of all.
+    `show` is called with the number of files written so far, and the number of all files.
 
-    Raises CheckpointError, before anything is written, if `source` cannot be read or `shape` cannot represent
-    the same function exactly.
+    Raises CheckpointError, before anything is written, if `source` cannot be read, or if a model of `shape`
+    cannot compute exactly the same function.
     """
     spec = read_spec(source)
     checkpoint = Checkpoint(source)
@@ -67,7 +69,7 @@ def inflate(
 def _shown(
     parts: Iterator[dict[str, Tensor]], files: int, show: Callable[[int, int], None] | None
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield `parts`, and report each as done when the next one is asked for."""
+    """Yield `parts`, and report each one as written when the next one is requested."""
     for done, part in enumerate(parts, start=1):
         yield part
         if show is not None:
@@ -75,7 +77,7 @@ def _shown(
 
 
 def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
-    """Return the inflated config, with all sizes validated against the source's."""
+    """Return the inflated config. Raises CheckpointError unless its sizes are possible for the source."""
     if spec.stored:
         raise CheckpointError(f"{source}: its weights are quantized: inflate the 16-bit checkpoint")
     if spec.architecture != "LlamaForCausalLM":
@@ -114,17 +116,17 @@ def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
 
 
 def origin(layer: int, layers: int, source_layers: int) -> tuple[int, bool]:
-    """Return which layer of the source is at `layer` of `layers`, and whether it is the effective one: the
-    first of its copies. Copies are distributed evenly, so that the first k layers of the source are the first
-    k·layers/source."""
+    """Return the source layer at position `layer` of `layers`, and whether this is its effective copy, the
+    first one. Copies are distributed evenly: the source's first k layers become the first
+    k · layers / source_layers ones."""
     number = layer * source_layers // layers
     first = -(-number * layers // source_layers)
     return number, layer == first
 
 
 def _parts(checkpoint: Checkpoint, spec: ModelSpec, inflated: ModelSpec) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of each file: one for embedding, norm and head, and one a layer, so that one layer is
-    in memory at a time."""
+    """Yield the tensors of each file: one file for embedding, norm and head, and one for each layer, so that
+    one layer is in memory at a time."""
     shapes = weight_shapes(inflated)
     root = (inflated.hidden_size // spec.hidden_size) ** 0.5
 

@@ -1,9 +1,9 @@
 """The pool of KV blocks of one KV cache group: one tensor [layer][block][k|v][head][slot][vector].
 
 A vector is a token's key or value of one head: `dim` numbers of the model's dtype or, quantized, `dim` 8-bit
-integers with their scale (kv_vectors.py). What moves blocks and slots does not know which.
+integers with their scale (kv_vectors.py). Copies of blocks and slots are the same for both.
 
-A block holds `block_size` slots, one for each token. Slots are numbered through the pool: slot s is slot
+A block has `block_size` slots, one for each token. Slots are numbered over the whole pool: slot s is slot
 s % block_size of block s // block_size. The engine decides which sequence owns which block.
 """
 
@@ -19,15 +19,15 @@ from streamserve.execution.spec import ModelSpec
 
 
 def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype, quantized: bool = False) -> int:
-    """Return the memory of one block over all layers, in bytes."""
+    """Return the bytes of one block over all layers."""
     size = vector_bytes(spec.head_dim, dtype, quantized)
     return 2 * spec.num_layers * spec.num_kv_heads * block_size * size
 
 
 class KVCache:
-    """Keys and values of all layers, written and read in `dtype`. `data` is the underlying tensor, in
-    `memory` (bytes) if given; int8 if `quantized`. `written` counts the layers that have been written, over
-    all steps: each step writes all of them in turn."""
+    """Keys and values of all layers, written and read in `dtype`. `data` is the underlying tensor: int8 if
+    `quantized`, and in `memory` (bytes) if given. `written` counts written layers over all steps; each step
+    writes all layers in order."""
 
     def __init__(
         self,
@@ -48,8 +48,7 @@ class KVCache:
         stored = torch.int8 if quantized else dtype
         width = vector_bytes(spec.head_dim, dtype, quantized) // stored.itemsize
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, block_size, width)
-        # Not cleared: no slot is read before it is written, and memory is committed only as blocks come into
-        # use.
+        # Not cleared: no slot is read before it is written, and so memory is committed only when it is used.
         self.data = (
             torch.empty(shape, dtype=stored, device=device)
             if memory is None
@@ -59,17 +58,18 @@ class KVCache:
         self._head_blocks = [layer.view(-1, block_size * width) for layer in self.data]
 
     def as_bytes(self) -> Tensor:
-        """Return the same memory as [layer, block, bytes]."""
+        """Return `data` as a view of bytes [layer, block, bytes]."""
         return self.data.view(torch.uint8).view(self.data.shape[0], self.num_blocks, -1)
 
     def write_index(self, slots: Ints) -> Tensor:
-        """Return the indices at which `write` puts the vectors of these slots: [k|v, slot, head], flat."""
+        """Return the indices of these slots' vectors for `write`: [k|v, slot, head], flattened."""
         head = np.arange(2 * self._heads).reshape(2, 1, self._heads)
         block, offset = np.divmod(slots.reshape(1, -1, 1), self.block_size)
         return torch.from_numpy(((block * 2 * self._heads + head) * self.block_size + offset).ravel())
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store `keys` and `values` [rows, head, dim] in the slots from which `index` was made."""
+        """Store `keys` and `values` [rows, head, dim] in the slots of `index`, which `write_index`
+        returned."""
         vectors = torch.stack((keys, values))
         if self.quantized:
             vectors = quantize_vectors(vectors)
@@ -77,12 +77,12 @@ class KVCache:
         self.written += 1
 
     def read_index(self, blocks: Sequence[int]) -> Tensor:
-        """Return the indices at which `read` finds these blocks: [k|v, head, block], flat."""
+        """Return the indices of these blocks for `read`: [k|v, head, block], flattened."""
         head = np.arange(2 * self._heads)[:, None]
         return torch.from_numpy((np.asarray(blocks, dtype=np.int64) * 2 * self._heads + head).ravel())
 
     def read(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values [head, slot, dim] of all slots, in order, of the blocks in `index`."""
+        """Return keys and values [head, slot, dim] of all slots of the blocks in `index`, in order."""
         gathered = self._head_blocks[layer].index_select(0, index)
         vectors = gathered.view(2, self._heads, -1, self.data.shape[-1])
         keys, values = dequantize_vectors(vectors, self.dtype) if self.quantized else vectors
@@ -94,7 +94,7 @@ class KVCache:
             self.data[:, destination] = self.data[:, source]
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """Copy slots, all at once: every source is read before any destination is written."""
+        """Copy slots. Every source is read before any destination is written, so they may overlap."""
         if not len(sources):
             return
         from_block, from_slot = np.divmod(sources, self.block_size)

@@ -1,4 +1,5 @@
-"""Layout of a step's query tokens: the rows of all spans concatenated, their positions and cache slots."""
+"""The layout of a step's query tokens: the concatenated rows of all spans, their positions and cache
+slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +9,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.engine.plan import Span
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree
 
 Ints = NDArray[np.int64]
 
 
 class SpanRows(msgspec.Struct, frozen=True, dict=True):
-    """A span's part of the step. Row `offset + i` is its i-th query token that is not skipped; its KV is in
-    slot `slots[i]`."""
+    """The rows of one span in a step. Row `offset + i` is the span's i-th query token that is not skipped;
+    its KV goes to slot `slots[i]`."""
 
     span: Span
     offset: int
@@ -24,23 +25,24 @@ class SpanRows(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def positions(self) -> Ints:
-        """The positions of all the sequence's slots, from 0 on; tree nodes of equal depth share a
-        position."""
+        """The positions of all slots of the sequence, from the first one on. Tree nodes of equal depth have
+        equal positions."""
         positions = np.arange(self.span.start + self.span.query_tokens)
         positions[self.span.start :] = _positions(self.span)
         return positions
 
     @property
     def root(self) -> int:
-        """The step's row of the last committed token, which is the tree's root; node n is at `root + n`."""
+        """The row of the span's last committed token, which is the tree's root. Node n is in row
+        `root + n`."""
         return self.offset + len(self.span.tokens) - 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A step's rows: `tokens`, `positions` and `slots` [rows], and its `spans`, which begin at the rows
-    `offsets` [spans]. `tables`: the block tables [spans, width], filled up with 0, of a step of one row a
-    span that keeps them for the next one."""
+    """The rows of a step: `tokens`, `positions` and `slots` [rows], and the `spans`, which begin at the rows
+    `offsets` [spans]. `tables`: the block tables [spans, width], padded with 0; only set for steps with one
+    row a span that reuse the arrays of the step before."""
 
     spans: Sequence[Span]
     offsets: Ints
@@ -60,7 +62,7 @@ class Layout:
         ]
 
     def sampled_rows(self) -> list[int]:
-        """Return the rows of all trees' nodes, span by span: those whose logits choose tokens."""
+        """Return the rows of all trees' nodes, span by span. Their logits choose tokens."""
         return [
             row
             for part in self.parts
@@ -70,7 +72,8 @@ class Layout:
 
 
 def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
-    """Pack `spans`. Raises ValueError for an inconsistent span, which would corrupt the cache."""
+    """Return the layout of `spans`. Raises ValueError for an inconsistent span, which would corrupt the
+    cache."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -78,7 +81,7 @@ def lay_out(spans: Sequence[Span], block_size: int) -> Layout:
     for span in spans:
         query_tokens, start, blocks = _check(span, block_size), span.start, span.blocks
         offsets.append(len(tokens))
-        if query_tokens == 1:  # most spans: a decoding sequence
+        if query_tokens == 1:  # a short cut for decoding sequences, which are the most spans
             tokens.append(span.tokens[0])
             positions.append(start)
             slots.append(blocks[start // block_size] * block_size + start % block_size)
@@ -120,8 +123,8 @@ def _check(span: Span, block_size: int) -> int:
 
 
 def ancestors(tree: TokenTree) -> NDArray[np.bool_]:
-    """Return the ancestor matrix [node, other]: true where `other` is on the path to `node`, itself
-    included."""
+    """Return the ancestor matrix [node, other]: true if `other` is on the path from the root to `node`,
+    `node` included."""
     matrix = np.eye(len(tree), dtype=bool)
     for node, parent in enumerate(tree.parents[1:], start=1):
         matrix[node] |= matrix[parent]

@@ -1,4 +1,4 @@
-"""Linear maps that own their weight in the layout that their kernel needs, packed once at loading."""
+"""Linear maps. Each owns its weight in the layout of its kernel, packed once at loading."""
 
 from typing import Literal, Protocol
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 Format = Literal["f32", "bf16", "int8", "int4", "fp8", "mxfp4", "iq4"]
-"""How a weight is stored: in the dtype it had when it was packed, or quantized (quantization.py)."""
+"""Storage format of a packed weight: its dtype, or a quantized format (quantization.py)."""
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -26,9 +26,9 @@ class Linear:
     """`y = x Wᵀ + b` for `x` [rows, in] of the weight's dtype. Takes ownership of `weight` [out, in] and
     `bias` [out].
 
-    A bf16 weight is packed for oneDNN where the CPU multiplies bf16, since `torch.nn.functional.linear`
-    packs a plain one again at every call. Float32 stays plain, and may share its tensor (tied embeddings).
-    The last bits of a row's result may depend on how many rows are multiplied with it.
+    On CPUs with bf16 products, a bf16 weight is packed for oneDNN, because `torch.nn.functional.linear` packs
+    a plain one again at every call. A float32 weight stays plain, and may share its tensor (tied embeddings).
+    The last bits of a row's result may depend on the number of rows multiplied with it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -46,6 +46,6 @@ class Linear:
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Return whether weights of `dtype` are packed: bf16 where this CPU and torch version support it."""
+    """Return whether weights of `dtype` are packed: bf16, if this CPU and torch version support it."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return dtype == torch.bfloat16 and supported is not None and bool(supported())

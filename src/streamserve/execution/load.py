@@ -1,4 +1,5 @@
-"""Build an executor from a worker's configuration: load the model, size the KV pool, derive the settings."""
+"""Load a model by a worker's configuration: choose the backend, size the KV pools, make executor and
+drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path as FilePath
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.attention import AttentionBackend, ReferenceAttention, Scoring
 from streamserve.execution.cuda.device import divide_devices
 from streamserve.execution.drafters.choice import DraftChoice
@@ -49,11 +50,11 @@ from streamserve.execution.passes import ModelPasses
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.swap import HostPool
 from streamserve.execution.weight_arena import WeightArena
-from streamserve.protocol.available_memory import address_limit, available_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.available_memory import address_limit, available_bytes
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
+from streamserve.system.processors import usable_processors
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +71,19 @@ def load(
     """Load the checkpoint at `config.path`, a folder or a GGUF file. Sets the process's number of torch
     threads.
 
-    Requests with a grammar fail without `vocabulary`. `cores`: processors for the kernels' threads, the
-    calling thread's first; pinning the calling thread is left to the caller. `share`: of the machine's memory
-    and GPUs. `allocate` returns the bytes of the KV pools, a draft model's before the
-    target's, where these must lie in special memory. `weights`: descriptors of the memory that workers share
-    for the weights of the target and of a draft model (weight_arena.py). On a CPU, a model with another
-    fingerprint than `expected`, if one is, is refused before its weights take memory.
+    * `vocabulary`: without it, requests with a grammar fail.
+    * `cores`: processors for the kernels' threads, the calling thread's first. The caller must pin the
+      calling thread itself.
+    * `share`: the worker's share of the machine's memory and GPUs.
+    * `allocate`: returns memory for the KV pools, if these must be in special memory; the draft model's pool
+      precedes the target's.
+    * `weights`: descriptors of the memory that workers share for the weights of the target and the draft
+      model (weight_arena.py).
+    * `expected`: the fingerprint that the model must have, if not empty. On a CPU another model is refused
+      before its weights take memory.
 
-    Raises CheckpointError for what cannot be served, naming the file and field, or the flag, to change.
+    Raises CheckpointError for a model that cannot be served; it names the file and field, or the flag, to
+    change.
     """
     spec, checkpoint = open_checkpoint(FilePath(config.path), config.task == "embed")
     device, memory_share = divide_devices(config.device, share)
@@ -92,7 +98,7 @@ def load(
             )
         if config.tensor_parallel_size > 1 and (allocate or share.workers > 1):
             raise CheckpointError(
-                f"--tensor-parallel-size {config.tensor_parallel_size} is for one worker that is not of a "
+                f"--tensor-parallel-size {config.tensor_parallel_size} requires a single worker without a "
                 "pair: leave out --workers and --pairs, or use 1"
             )
         source = open_source(config, checkpoint, spec)
@@ -105,7 +111,7 @@ def load(
     pool = _choose_backend(source, cores)
     if source.quantized and pool is None:
         raise CheckpointError(f"{source.quantized} needs the kernels: use --backend native")
-    shares = pool is not None and address_limit() is None  # addresses for an arena leave too few for KV
+    shares = pool is not None and address_limit() is None  # an arena would take the KV pool's addresses
     if weights and pool and not shares:
         log.warning("ulimit -v limits addresses: each worker has its own copy of the weights")
     arenas = [WeightArena(descriptor) for descriptor in weights] if shares else []
@@ -128,8 +134,8 @@ def _load_on_cpu(
     config, spec = source.config, source.spec
     if expected and source.fingerprint != expected:
         raise OtherModelError(
-            f"{config.path} is another model than the one that the other workers have loaded: if its files "
-            "were replaced, put the old ones back, or restart the server to serve the new ones"
+            f"{config.path} is a different model than the other workers have loaded: if its files were "
+            "replaced, restore the old ones, or restart the server to serve the new ones"
         )
     if isinstance(source.checkpoint, GgufCheckpoint):
         source.checkpoint.log_rounded(spec, source.dtype, source.head is not None)
@@ -189,8 +195,8 @@ def _make_drafter(
     memory: Tensor | None,
     adapters: AdapterTable | None,
 ) -> ModelDrafter | NGramDrafter | None:
-    """Return the drafter for `model`, if any. It has its own KV cache group next to the target's `cache` (in
-    `memory`, if given), uses the target's cache and `adapters`, or has no KV."""
+    """Return the drafter for `model`, if any. A draft model has a separate KV cache (in `memory`, if given);
+    the target's first layers use the target's `cache` and `adapters`; n-gram lookup has no KV."""
     eos = model.spec.eos_token_ids
     if draft.kind == "ngram":
         return NGramDrafter(eos, grammars)
@@ -215,8 +221,8 @@ def _make_drafter(
 
 
 def make_drafter(loaded: Loaded, group: int = TARGET) -> ModelDrafter:
-    """Return a separate drafter, as a draft service has: on the loaded model, whose pool is the blocks'
-    `group` (KV cache group)."""
+    """Return a drafter on the loaded model, for a draft service. `group` is the KV cache group of requests'
+    blocks that the model's cache is."""
     pool, spec = loaded.pool, loaded.model.spec
     attention = make_attention(loaded.cache, spec, pool)
     selector = NativeDraftSelector(pool) if pool else select_draft_tokens
@@ -231,7 +237,7 @@ def has_kernels(config: ModelConfig, spec: ModelSpec) -> bool:
 
 
 def _library(config: ModelConfig, spec: ModelSpec) -> CDLL | None:
-    """Return the kernels for the model; None where plain torch computes it."""
+    """Return the kernels' library for the model; None if plain torch computes it."""
     fits = spec.num_heads // spec.num_kv_heads <= MAX_QUERY_GROUP
     return kernels() if config.backend != "reference" and fits else None
 
@@ -241,7 +247,7 @@ NUMERICS = {"auto": "", "native": "native", "portable": "native portable"}
 
 
 def _choose_backend(source: Source, cores: Sequence[int]) -> ThreadPool | None:
-    """Return the kernels' thread pool; None where plain torch computes."""
+    """Return the kernels' thread pool; None if plain torch computes. Sets torch's number of threads."""
     config, spec = source.config, source.spec
     threads = config.threads or usable_processors().threads
     library = _library(config, spec)
@@ -250,7 +256,7 @@ def _choose_backend(source: Source, cores: Sequence[int]) -> ThreadPool | None:
             "--backend native: no kernels are available for this model on this machine (the log says why); "
             "use --backend auto or reference"
         )
-    # With the kernels, torch runs only small operations: its threads would spin on the kernels' cores.
+    # With the kernels, torch runs only small operations, and its threads would spin on the kernels' cores.
     torch.set_num_threads(1 if library else threads)
     if library:
         return _thread_pool(library, threads, source, cores)
@@ -262,7 +268,7 @@ def _choose_backend(source: Source, cores: Sequence[int]) -> ThreadPool | None:
 
 
 def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[int]) -> ThreadPool:
-    """Return a thread pool on the path that the settings name, or on the fastest."""
+    """Return a thread pool on the kernel path that the settings name, or on the fastest one."""
     name, numerics = source.config.kernel_path, NUMERICS[source.config.numerics]
     path = best_path(library, numerics) if name == "auto" else Path[name.upper()]
     if path is None:
@@ -272,13 +278,13 @@ def _thread_pool(library: CDLL, threads: int, source: Source, cores: Sequence[in
         )
     if numerics and numerics_of(path) != numerics:
         raise CheckpointError(
-            f"--kernel-path {name} does not compute the bits of --numerics {source.config.numerics}: leave "
-            "one of them out"
+            f"--kernel-path {name} is not in the class --numerics {source.config.numerics}: leave out one "
+            "of the two"
         )
     try:
         pool = ThreadPool(library, threads, path, cores[1:threads])
     except OSError as error:
-        raise CheckpointError(f"{error.strerror}: choose fewer with --threads, or raise the limit") from error
+        raise CheckpointError(f"{error.strerror}: lower --threads, or raise the limit") from error
     if name != "auto" and pool.path(source.dtype) != path:
         available = ", ".join(name_of(path) for path in Path if pool.supports(path, source.dtype))
         raise CheckpointError(
@@ -294,18 +300,18 @@ def _bound_text() -> str:
 
 
 def _backend_name(pool: ThreadPool | None, source: Source) -> str:
-    """Return what computes the model."""
+    """Return the name of the implementation that computes the model."""
     return f"native {name_of(pool.path(source.dtype))}" if pool else f"reference torch {torch.__version__}"
 
 
 def tied_head_is_copied(with_kernels: bool, dtype: torch.dtype) -> bool:
-    """Return whether a tied head is stored in addition to the embedding. The kernels need no second copy:
-    they read embedding rows from the packed weight."""
+    """Return whether a tied head is stored in addition to the embedding. The kernels need no second copy,
+    because they read embedding rows from the packed weight."""
     return not with_kernels and packs(dtype)
 
 
 def make_attention(cache: KVCache, spec: ModelSpec, pool: ThreadPool | None) -> AttentionBackend:
-    """Return attention over `cache`: by the kernels on `pool`, or in plain torch without one."""
+    """Return attention over `cache`: by the kernels on `pool`, or without a pool in plain torch."""
     group = spec.num_heads // spec.num_kv_heads
     scoring = Scoring(spec.multipliers.attention, spec.attention_cap)
     if pool is None:

@@ -1,4 +1,4 @@
-"""Load the target and its draft model on a CPU, for this process or for all workers of the host."""
+"""Load the target and its draft model on a CPU, into memory of this process or of all workers of the host."""
 
 import os
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from streamserve.execution.weight_store import PRIVATE, WeightStore, with_shared
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
 
 PADDED = 2
-"""At most how many times the weights of a model of usual size are the bytes that the kernels read."""
+"""Upper bound of packed bytes / weight bytes, for models of usual size."""
 SPARE_BYTES = 1 << 30
-"""Addresses for the padding of tiny models; they take no memory."""
+"""Additional addresses of an arena, for the padding of tiny models. Unused addresses take no memory."""
 
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """The target, and its draft model if it has one. `shared`: the target's weights are in memory that other
-    workers use too."""
+    """The target, and its draft model if it has one. `shared`: whether the target's weights are in memory
+    that the host's other workers use too."""
 
     target: Model
     draft: Model | None
@@ -39,8 +39,8 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class _Part:
-    """A model to load: the matrices of its layers are rounded to `format` unless they are stored in one, and
-    its head's is in the format `head`."""
+    """A model to load. The matrices of its layers are rounded to `format` unless they are stored quantized;
+    its head is stored in or rounded to the format `head`."""
 
     checkpoint: AnyCheckpoint
     spec: ModelSpec
@@ -51,8 +51,9 @@ class _Part:
 
 
 def load_models(source: Source, pool: ThreadPool | None, arenas: Sequence[WeightArena]) -> LoadedModels:
-    """Load the target, and its draft model if it has one, with kernels on `pool` or in plain torch. With
-    kernels their weights are in the `arenas`, if one is given for each."""
+    """Load the target, and its draft model if it has one: for the kernels on `pool`, or without a pool for
+    plain torch. With kernels the weights are put into `arenas` (the target's, the draft model's) if any are
+    given."""
     target = _Part(
         source.checkpoint, source.spec, source.dtype, source.fingerprint, source.format, source.head
     )
@@ -66,7 +67,7 @@ def load_models(source: Source, pool: ThreadPool | None, arenas: Sequence[Weight
 
 
 def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tuple[Model, bool]:
-    """Return a model, and whether its weights are in the arena."""
+    """Return the loaded model, and whether its weights are in the arena."""
     checkpoint, spec, dtype = part.checkpoint, part.spec, part.dtype
     if pool is None:
         return load_model(checkpoint, spec, dtype), False
@@ -91,6 +92,7 @@ def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tu
 
 
 def _key(part: _Part, pool: ThreadPool) -> str:
-    """Return a name of packed weights: those of other models, kernels or instructions have another."""
+    """Return a key of the packed weights in an arena. It differs between models, kernel paths and libraries,
+    whose packed weights differ."""
     library = pool.library._name
     return f"{part.fingerprint} {pool.path(part.dtype)} {library} {os.stat(library).st_ino}"

@@ -1,5 +1,5 @@
-"""What loading a model needs and returns, whatever computes it: the checkpoint and how to compute it, the
-sizes of its KV pool, and the model ready to serve."""
+"""Inputs and results of loading a model, common to CPU and GPU: the checkpoint and its formats, the sizes of
+the KV pools, and the model ready to serve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from llguidance import LLTokenizer
 
-from streamserve.engine.plan import DRAFT, Drafter
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import DRAFT, Drafter
 from streamserve.execution.drafters.choice import DraftChoice, choose_draft
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.executor import TorchExecutor
@@ -26,7 +27,7 @@ from streamserve.execution.quantization import HEAD_FORMAT, WeightFormat, parse_
 from streamserve.execution.shapes import EMBEDDING, count_parameters, weight_bytes
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import CPU, AnyCheckpoint
-from streamserve.protocol.config import EngineConfig, ModelConfig
+from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import ModelInfo
 
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     from streamserve.execution.cuda.landing import KVLanding
 
 Vocabulary = Callable[[int, tuple[int, ...]], LLTokenizer]
-"""Makes the vocabulary of grammars from the size of a model's token table and its end-of-text tokens."""
+"""Makes the vocabulary of grammars from the size of a model's vocabulary and its end-of-text tokens."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checked checkpoint, the data type to compute it in, and the draft model it is to have."""
+    """A checked checkpoint, the data type to compute it in, and its drafter."""
 
     config: ModelConfig
     checkpoint: AnyCheckpoint
@@ -50,16 +51,16 @@ class Source:
     dtype: torch.dtype
     draft: DraftChoice
     format: WeightFormat | None = None
-    """What the weights of the target's layers are rounded to, or what most of them are stored in."""
+    """The format that the weights of the target's layers are rounded to, or that most are stored in."""
 
     @property
     def quantization(self) -> str:
-        """The formats of the target's layers in words."""
+        """The formats of the target's layers, in words."""
         return str(self.spec.stored or self.format or "none")
 
     @property
     def head(self) -> WeightFormat | None:
-        """The format that the head is stored in or rounded to; None: in the data type."""
+        """The format that the head is stored in or rounded to; None: it is in the data type."""
         choice = self.config.head_quantization
         if choice != "none" and self.spec.stored and self.spec.stored.head:
             return self.spec.stored.head.weights
@@ -68,7 +69,7 @@ class Source:
 
     @property
     def quantized(self) -> str | None:
-        """The flag or the folder for which weights are quantized; None if none are."""
+        """The flag or the folder that makes weights quantized, for messages; None if none are."""
         if self.spec.stored is None and self.format:
             return f"--quantization {self.format}"
         if self.spec.stored is None and self.head:
@@ -80,17 +81,18 @@ class Source:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of the target: of its weights, their precision and the KV's, and the configuration."""
+        """The fingerprint of the target: of its weights, their precision, the KV's precision and the
+        config."""
         return self._fingerprint(self.checkpoint, self.spec, self.format, self.head)
 
     @property
     def dtype_name(self) -> str:
-        """The data type in words."""
+        """The name of the data type."""
         return _name(self.dtype)
 
     @property
     def draft_fingerprint(self) -> str:
-        """Fingerprint of the draft model that has a KV cache group; empty without one."""
+        """The fingerprint of the draft model that has a KV cache group; empty without one."""
         if self.draft.spec is None:
             return ""
         return self._fingerprint(open_checkpoint(self.draft.folder)[1], self.draft.spec)
@@ -106,8 +108,8 @@ class Source:
         return adapter_limits(self.config, self.spec, self.dtype.itemsize)
 
     def at_length(self, max_model_len: int) -> Source:
-        """Return the source for texts of up to `max_model_len` tokens: rotary embeddings that depend on this
-        limit are chosen for good."""
+        """Return the source for texts of up to `max_model_len` tokens, with the rotary embeddings for that
+        limit (RopeSpec.at_length)."""
         draft = self.draft
         if draft.spec:
             draft = replace(draft, spec=draft.spec.at_length(max_model_len))
@@ -129,8 +131,9 @@ class Source:
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """Sizes of the KV pools: `blocks` of `block_bytes` in all KV cache groups, of which `draft_block_bytes`
-    are the draft model's; `swap_blocks` in the host pool. `spare_bytes` of the same memory are left."""
+    """The sizes of the KV pools. A block takes `block_bytes` over all KV cache groups, of which
+    `draft_block_bytes` are the draft model's. The KV cache has `blocks`, the host pool `swap_blocks`.
+    `spare_bytes` of the KV cache's memory are left."""
 
     blocks: int
     block_bytes: int
@@ -143,11 +146,15 @@ class PoolSizes:
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to serve: the executor, the limits that its engine must respect, and the model's info.
-    `pool`: the kernels' thread pool; None where plain torch computes. `caches`: the KV caches of all KV cache
-    groups, the target's last. `draft_fingerprint`: of the draft model that has a KV cache group.
-    `weights_shared`: the weights are in memory that the host's other workers use too. `adapters`: the LoRA
-    adapters, where they are served. `landing`: where other workers write KV for a device. `spare_bytes`: the
-    host memory that weights and KV leave of this worker's share."""
+
+    * `pool`: the kernels' thread pool; None if plain torch computes.
+    * `caches`: the KV caches of all KV cache groups, the target's last.
+    * `draft_fingerprint`: the fingerprint of the draft model that has a KV cache group.
+    * `weights_shared`: whether the weights are in memory that the host's other workers use too.
+    * `adapters`: the LoRA adapters, if they are served.
+    * `landing`: the memory that other workers write KV to, for a device.
+    * `spare_bytes`: host memory of this worker's share that weights and KV leave.
+    """
 
     executor: TorchExecutor | DeviceExecutor
     engine_config: EngineConfig
@@ -169,12 +176,13 @@ class Loaded:
 
     @property
     def can_be_profiled(self) -> bool:
-        """Whether its steps can be measured by themselves: not those of a GPU yet."""
+        """Whether a profile of its steps can be measured; not supported on GPUs yet."""
         return isinstance(self.executor, TorchExecutor)
 
 
 def open_source(config: ModelConfig, checkpoint: AnyCheckpoint, spec: ModelSpec) -> Source:
-    """Choose how a checked checkpoint is computed. Raises CheckpointError naming the flag to change."""
+    """Return the source of a checked checkpoint: data type, formats and drafter by the settings. Raises
+    CheckpointError, which names the flag to change."""
     dtype = _compute_dtype(config, spec, checkpoint)
     try:
         format = parse_format(config.quantization)
@@ -201,13 +209,15 @@ def plan_memory(
     share: float = 1.0,
     weights_shared: bool = False,
 ) -> PoolSizes:
-    """Return the sizes of the KV pools that fit in a worker's `share` of `free` bytes with the weights and
-    `reserve` bytes; by default `fraction` of the rest. With `weights_shared` all workers have the same copy
-    of the weights, else each its own. The host pool is in the same memory, or in `swap_memory` bytes of
-    another. Raises CheckpointError naming the flag to change."""
+    """Return the sizes of the KV pools that fit into a worker's `share` of `free` bytes with the weights and
+    `reserve` bytes. By default the KV cache takes `fraction` of the rest. With `weights_shared` all
+    workers have one copy of the weights, otherwise each has its own. The host pool is in the same memory,
+    unless `swap_memory` gives the bytes of another one. Raises CheckpointError, which names the flag to
+    change."""
     config, dtype, draft = source.config, source.dtype, source.draft.spec
     weights = weight_bytes(source.spec, dtype, tied_head_copied, source.format, source.head)
     draft_weights = weight_bytes(draft, dtype, tied_head_copied) if draft else 0
+    # Shared weights are subtracted before the division among workers, private ones after it.
     if not weights_shared:
         free = int(free * share)
     free = after_weights(draft_weights, after_weights(weights, free))
@@ -239,8 +249,8 @@ def all_caches(cache: KVCache, drafter: Drafter | None) -> tuple[KVCache, ...]:
 
 
 def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: AnyCheckpoint) -> torch.dtype:
-    """Return the dtype to compute in. Float16 weights are computed in float32, which holds them exactly:
-    bfloat16 would round them, and float16 arithmetic overflows where models were trained in bfloat16."""
+    """Return the dtype to compute in. Float16 weights are computed in float32, which holds them exactly.
+    Bfloat16 would round them, and float16 arithmetic can overflow in models trained in bfloat16."""
     if config.dtype == "float16":
         raise CheckpointError(
             "--dtype float16 is not computed: float32 holds float16 weights exactly, bfloat16 is faster"
@@ -252,7 +262,7 @@ def _compute_dtype(config: ModelConfig, spec: ModelSpec, checkpoint: AnyCheckpoi
 
 
 def engine_config(config: ModelConfig, sizes: PoolSizes) -> EngineConfig:
-    """Return the limits of the engine."""
+    """Return the engine's configuration for these settings and sizes."""
     return EngineConfig(
         num_blocks=sizes.blocks,
         block_size=config.block_size,
@@ -280,8 +290,8 @@ def model_info(
     numerics_class: str = "",
     notice: str = "",
 ) -> ModelInfo:
-    """Return what clients may know of the model. `backend`: what computes it; `numerics_class` and `notice`:
-    as in ModelInfo."""
+    """Return the model's info for clients. `backend` names the implementation that computes it. ModelInfo
+    describes the other arguments."""
     spec = source.spec
     return ModelInfo(
         architecture=spec.architecture,

@@ -1,4 +1,4 @@
-"""Log-probabilities for requests that ask for them: of the model's raw distribution, in float32."""
+"""Log-probabilities of the model's raw distribution, in float32, for requests that ask for them."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,14 +10,15 @@ from torch import Tensor
 from streamserve.execution.sampling import highest
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 
-_ROWS = 32  # rows at a time: only a slice of [rows, vocabulary] in float32 is in memory
+_ROWS = 32  # rows converted at a time, so that float32 [rows, vocabulary] stays small
 
 
 def token_logprobs(
     logits: Callable[[slice], Tensor], tokens: Sequence[int], counts: Sequence[int]
 ) -> list[PromptLogprob]:
-    """Return for row i of the logits the log-probability and rank of `tokens[i]` and the `counts[i]` most
-    likely tokens, of equals the lower id first. `logits(rows)` returns a slice of them [rows, vocabulary]."""
+    """Return, for each row i of the logits, the log-probability and rank of `tokens[i]` and the `counts[i]`
+    most likely tokens. Among equal tokens the lower id comes first. `logits(rows)` returns a slice of the
+    logits [rows, vocabulary]."""
     entries = []
     for start in range(0, len(tokens), _ROWS):
         part = slice(start, min(start + _ROWS, len(tokens)))

@@ -1,5 +1,5 @@
-"""The pages of memory-mapped files while a model is loaded: read from the disk before they are needed, and
-released when they have been packed, so that a process never has the file in memory besides its weights."""
+"""Manage the pages of memory-mapped files while a model is loaded: read them ahead from the disk, and release
+them when they have been packed, so that the process does not hold the file in addition to its weights."""
 
 import ctypes
 import functools
@@ -13,15 +13,15 @@ MAPS = Path("/proc/self/maps")
 
 
 def read_ahead(address: int, size: int) -> None:
-    """Read the pages of `size` bytes of a mapped file into memory. Returns when the disk has most of them to
-    read; other threads run meanwhile."""
+    """Start reading the pages of `size` bytes of a mapped file, at `address`, from the disk. Returns when
+    most of the reads are queued; other threads can run meanwhile."""
     begin = address // PAGE * PAGE
     _libc().madvise(begin, address + size - begin, mmap.MADV_WILLNEED)
 
 
 def release(files: Iterable[Path]) -> None:
-    """Take the pages of mapped files, which nothing may have changed in memory, from this process. They stay
-    in the system's cache while there is memory for them, and are mapped again when they are read."""
+    """Drop the pages of memory-mapped files from this process, which must not have modified them. They stay
+    in the system's page cache while there is memory, and come back when they are read."""
     names = {str(path.resolve()) for path in files}
     for begin, end, name in _mappings():
         if name in names:
@@ -29,7 +29,7 @@ def release(files: Iterable[Path]) -> None:
 
 
 def _mappings() -> Iterable[tuple[int, int, str]]:
-    """Yield begin, end and file of this process's mappings of files; none where they are unknown."""
+    """Yield begin, end and file name of this process's mappings of files; nothing without /proc."""
     try:
         lines = os.fsdecode(MAPS.read_bytes()).splitlines()
     except OSError:

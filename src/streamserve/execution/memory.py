@@ -1,12 +1,12 @@
-"""Share out the free memory of this process: the size of the KV pool that fits in it."""
+"""Divide the free memory of this process: the sizes of the KV pool and the host pool that fit."""
 
 import errno
 import logging
 from dataclasses import dataclass
 
-from streamserve.protocol.available_memory import address_limit, available_bytes
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
+from streamserve.system.available_memory import address_limit, available_bytes
 
 log = logging.getLogger(__name__)
 
@@ -16,31 +16,31 @@ KV_FRACTION = 0.4
 
 @dataclass(frozen=True)
 class HostShare:
-    """A worker's share of its machine: it is number `number` of the `workers` there, which divide memory and
-    GPUs evenly."""
+    """A worker's share of its machine. The machine's `workers` divide memory and GPUs evenly; this one is
+    number `number`, counted from 0."""
 
     number: int = 0
     workers: int = 1
 
     @property
     def memory(self) -> float:
-        """Its fraction of the free memory."""
+        """The worker's fraction of the free memory."""
         return 1 / self.workers
 
 
 ALONE = HostShare()
-"""The share of the only worker of a machine."""
+"""The share of a machine's only worker."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation failed: in Python, in a system call, or in torch, whose errors say it in
-    words alone."""
+    """Return whether an error is a failed allocation: in Python, in a system call, or in torch, whose errors
+    can only be told by their text."""
     by_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return by_system or isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def out_of_memory_text() -> str:
-    """Return a message for a model whose loading ended by a failed allocation."""
+    """Return the message for a model whose loading failed by lack of memory."""
     limit = address_limit()
     of_addresses = "" if limit is None else f" (ulimit -v allows {_mib(limit)} of addresses)"
     return (
@@ -50,7 +50,7 @@ def out_of_memory_text() -> str:
 
 
 def after_weights(weight_bytes: int, available: int) -> int:
-    """Return what the weights leave of the `available` bytes. Raises CheckpointError if they do not fit."""
+    """Return the bytes that the weights leave of `available`. Raises CheckpointError if they do not fit."""
     if weight_bytes > available:
         raise CheckpointError(
             f"the weights need {_mib(weight_bytes)}, but {_mib(available)} of memory are free"
@@ -59,7 +59,7 @@ def after_weights(weight_bytes: int, available: int) -> int:
 
 
 def after_adapters(adapter_bytes: int, available: int) -> int:
-    """Return what LoRA adapters leave of the `available` bytes. Raises CheckpointError if they do not fit."""
+    """Return the bytes that LoRA adapters leave of `available`. Raises CheckpointError if they do not fit."""
     if adapter_bytes > available:
         raise CheckpointError(
             f"--max-loras and --max-lora-rank reserve {_mib(adapter_bytes)} for adapters, but "
@@ -71,9 +71,9 @@ def after_adapters(adapter_bytes: int, available: int) -> int:
 def size_pool(
     config: ModelConfig, block_bytes: int, model_limit: int, available: int, fraction: float = KV_FRACTION
 ) -> tuple[int, int]:
-    """Return the number of KV blocks and `max_model_len`, for a model with `model_limit` positions and
-    `available` bytes of memory, of which the pool takes `fraction` by default. Raises CheckpointError naming
-    the flag to change if the settings conflict."""
+    """Return the number of KV blocks and `max_model_len`, for a model with `model_limit` positions in
+    `available` bytes of memory. By default the pool takes `fraction` of the memory. Raises CheckpointError,
+    which names the flag to change, if the settings conflict."""
     max_len = config.max_model_len or model_limit
     if max_len > model_limit:
         raise CheckpointError(f"--max-model-len {max_len} is above the checkpoint's {model_limit} positions")
@@ -81,8 +81,8 @@ def size_pool(
     blocks, source = _requested_blocks(config, block_bytes, context, available, fraction)
     if not 0 < blocks * block_bytes <= available:
         raise CheckpointError(
-            f"{source} makes a KV pool of {blocks} blocks of {_mib(block_bytes)}: "
-            f"it must hold at least one, and {_mib(available)} of memory are free"
+            f"{source} makes a KV pool of {blocks} blocks of {_mib(block_bytes)}, but it must hold at "
+            f"least one block, and {_mib(available)} of memory are free"
         )
     if blocks < context and config.max_model_len is not None:
         raise CheckpointError(
@@ -96,23 +96,25 @@ def size_pool(
 def _warn_of_context(
     config: ModelConfig, positions: int, max_len: int, context: int, block_bytes: int, source: str
 ) -> None:
-    """Warn that a KV pool holds fewer tokens than the model's context, which takes `context` blocks."""
+    """Warn that a KV pool has fewer tokens than the model's context, which takes `context` blocks."""
     whole = f"--kv-cache-bytes {context * block_bytes}"
     if config.num_blocks is not None:
         whole = f"--num-blocks {context}"
     log.warning(
-        "texts may have %d tokens instead of the model's %d: %s makes a KV pool of no more; for all of them "
-        "give %s, or set --max-model-len",
+        "the context is limited to %d tokens instead of the model's %d, because %s makes a KV pool of "
+        "that size; for the model's whole context give %s, or set --max-model-len to accept the limit",
         max_len, positions, source, whole,
     )  # fmt: skip
 
 
 def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
-    """Return the number of host blocks to swap KV into that the settings ask for, with `available` bytes of
-    memory. Raises CheckpointError if they do not fit, or if there is none although swapping is asked for."""
+    """Return the number of blocks of the host pool that the settings ask for. Raises CheckpointError if they
+    do not fit into `available` bytes, or if the pool has no block although the settings ask for one."""
     blocks = int((config.swap_space or 0.0) * 2**30) // block_bytes
     if blocks * block_bytes > available:
-        raise CheckpointError(f"--swap-space {config.swap_space:g}, but {_mib(available)} of memory are free")
+        raise CheckpointError(
+            f"--swap-space {config.swap_space:g} is too large: {_mib(available)} of memory are free"
+        )
     if config.eviction == "swap" and not blocks:
         raise CheckpointError(
             f"--eviction swap needs --swap-space for at least one block of {_mib(block_bytes)}"
@@ -127,7 +129,7 @@ def size_swap(config: ModelConfig, block_bytes: int, available: int) -> int:
 def _requested_blocks(
     config: ModelConfig, block_bytes: int, context: int, available: int, fraction: float
 ) -> tuple[int, str]:
-    """Return the pool's size in blocks, and the setting that determines it."""
+    """Return the size of the KV pool in blocks, and the setting that determines it, for messages."""
     if config.num_blocks is not None:
         return config.num_blocks, f"--num-blocks {config.num_blocks}"
     if config.kv_cache_bytes is not None:

@@ -12,8 +12,9 @@ from streamserve.execution.linear import LinearMap
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Weights of a layer's experts, the shared one last: `gate_up` computes both halves of an expert's input.
-    `router` maps float32 to the scores of all experts and, with a shared expert, to its gate."""
+    """Weights of a layer's experts; a shared expert is the last one. `gate_up` computes an expert's gates and
+    values together. `router` maps float32 rows to the scores of all experts and, with a shared expert, its
+    gate."""
 
     router: LinearMap
     gate_up: Sequence[LinearMap]
@@ -21,8 +22,8 @@ class ExpertWeights:
 
 
 def choose(scores: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
-    """Return the experts of each row, those with the highest scores first, of equal ones the lower number,
-    and their weights: int64 and float32 [rows, chosen]. A shared expert is the last of each row."""
+    """Return the experts of each row and their weights: int64 and float32 [rows, chosen]. Experts are in
+    order of falling scores, among equal scores of rising numbers. A shared expert is the last of each row."""
     routed = scores[:, : experts.count]
     best, chosen = routed.sort(dim=-1, descending=True, stable=True)
     best, chosen = best[:, : experts.chosen], chosen[:, : experts.chosen]
@@ -35,8 +36,9 @@ def choose(scores: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
 
 
 def mix(weights: ExpertWeights, experts: Experts, x: Tensor, gate: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return what the experts make of `x` [rows, hidden]. `gate` multiplies activated gates and values. Each
-    row's outputs are summed in float32, in the order of their scores."""
+    """Return the experts' weighted sum for `x` [rows, hidden]. `gate` multiplies activated gates and values.
+    Each row's expert outputs are summed in float32, in order of their scores, so that the row's bits do not
+    depend on other rows."""
     chosen, shares = choose(weights.router(x.float()), experts)
     sums = x.new_zeros(chosen.shape + x.shape[1:], dtype=torch.float32)
     for number in sorted(set(chosen.flatten().tolist())):

@@ -1,4 +1,4 @@
-"""The forward pass: one for all architectures, whose differences are in ModelSpec."""
+"""The forward pass, one for all architectures; ModelSpec has their differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from torch.nn.functional import gelu, silu
 
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.step import StepAdapters, adapted
+from streamserve.execution.lora.step import adapted
+from streamserve.execution.lora.types import StepAdapters
 from streamserve.execution.lora.weights import LinearKind
 from streamserve.execution.mixture import mix
 from streamserve.execution.rope import Rotations, distinct_ropes, rotate
@@ -19,11 +20,15 @@ from streamserve.execution.spec import ModelSpec
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one decoder layer. `qkv` computes queries, keys and values at once, `gate_up` both halves of
-    the MLP's input; instead of it and `down` there may be `experts`. `sinks` [query heads] (float32): scores
-    that take part in the softmax of attention without a value. Norms are of what goes into attention and MLP,
-    of what comes out of them (`_post_`), and of queries and keys [query heads + key heads, dim]; None where
-    the architecture has none."""
+    """The weights of one decoder layer. Fields are None if the architecture does not have them.
+
+    * `attention_norm`, `mlp_norm`: norms of the inputs of attention and MLP. `attention_post_norm`,
+      `mlp_post_norm`: norms of their outputs.
+    * `qkv` computes queries, keys and values together. `head_norm` [query heads + key heads, dim] is the norm
+      of queries and keys.
+    * `gate_up` computes gates and values of the MLP together. `experts` replaces `gate_up` and `down`.
+    * `sinks` [query heads] (float32): scores that take part in the softmax of attention without a value.
+    """
 
     attention_norm: Tensor | None
     qkv: LinearMap
@@ -72,7 +77,8 @@ class Model:
         lora: StepAdapters | None = None,
     ) -> Tensor:
         """Return the hidden states [rows, hidden] after the last norm, for int64 `tokens` and `positions`
-        [rows]. `attention` must have planned this step. `lora`: the rows' adapters, if any has one."""
+        [rows]. `attention` must have planned this step. `lora`: the rows' adapters; None if no row has
+        one."""
         cos, sin = self._rotations.at(positions, self.dtype)
         hidden = scaled(self.embedding[tokens], self.embedding_multiplier)
         for number, layer in enumerate(self.layers):
@@ -122,7 +128,7 @@ class Model:
         return adapted(layer.down, inner, lora, (number, LinearKind.DOWN))
 
     def _gate(self, gate_up: Tensor) -> Tensor:
-        """Return the activated gates times the values, of [rows, both]."""
+        """Return the product of activated gates and values; `gate_up` is [rows, gates and values]."""
         gate, up = gate_up.chunk(2, dim=-1)
         clamp = self.spec.clamp
         if clamp:
@@ -131,20 +137,22 @@ class Model:
         return (silu(gate) if self.spec.activation == "silu" else gelu(gate, approximate="tanh")) * up
 
     def _added(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
-        """Return what the output `x` of attention or MLP adds to the hidden states."""
+        """Return the addition to the hidden states, given the output `x` of attention or MLP."""
         if post_norm is not None:
             return self._norm(x, post_norm)
         return scaled(x, self.spec.multipliers.residual)
 
     def _norm_jointly(self, qk: Tensor, weight: Tensor | None) -> Tensor:
-        """Normalize all queries of a row as one vector, and all its keys: `qk` [rows, heads, dim]."""
+        """Return `qk` [rows, heads, dim] with all queries of a row normalized as one vector, and all its keys
+        as another."""
         assert weight is not None
         heads = self.spec.num_heads
         parts = ((qk[:, :heads], weight[:heads]), (qk[:, heads:], weight[heads:]))
         return torch.cat([self._norm(x.flatten(1), own.flatten()).view_as(x) for x, own in parts], dim=1)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """Apply RMSNorm, in float32 up to the scaling by `weight` or to the end. Without a weight: `x`."""
+        """Return the RMSNorm of `x`, or `x` itself without a `weight`. The product with the weight is in
+        float32 too if the spec has `wide_norms`."""
         if weight is None:
             return x
         full = x.float()
@@ -153,5 +161,5 @@ class Model:
 
 
 def scaled(x: Tensor, multiplier: float) -> Tensor:
-    """Return `x` times `multiplier`, without a copy where that is 1."""
+    """Return `x` times `multiplier`; `x` itself, not a copy, if that is 1."""
     return x if multiplier == 1 else x * multiplier

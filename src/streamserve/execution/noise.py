@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LOWEST, HIGHEST = -3.63, 36.74
-"""Bounds of the noise, for skipping tokens that cannot win."""
+"""Bounds of the noise: tokens whose score is lower than the best by more than their difference cannot win."""
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -41,7 +41,7 @@ def philox(
 
 
 def philox_of_one(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return `philox` of a single counter: for a few numbers, arrays cost more than they save."""
+    """Return `philox` of a single counter, in plain integers: for a few numbers arrays are slower."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -55,7 +55,8 @@ def philox_of_one(counter: tuple[int, int, int, int], key: tuple[int, int]) -> t
 def gumbel(
     seeds: ArrayLike, choices: ArrayLike, indices: ArrayLike, tokens: ArrayLike
 ) -> NDArray[np.float64]:
-    """Return the noise for each (seed, choice, output index, token), arrays of one length or scalars."""
+    """Return the noise for each (seed, choice, output index, token). The arguments are arrays of one length,
+    or scalars."""
     columns = np.broadcast_arrays(
         *(np.asarray(x, dtype=np.uint64) for x in (seeds, choices, indices, tokens))
     )
@@ -74,6 +75,6 @@ def _gumbel(seeds: Words, choices: Words, indices: Words, tokens: Words) -> NDAr
 
 
 def uniform(w0: Words, w1: Words) -> NDArray[np.float64]:
-    """Return two random words below 2³² as a number in (0, 1), excluding both ends."""
+    """Return a number in (0, 1), both ends excluded, made of two random words below 2³²."""
     bits = ((w1 << _HALF) | w0) >> np.uint64(11)
     return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, 1.0 - 2.0**-53)

@@ -1,4 +1,4 @@
-"""Open a model's checkpoint, whatever its format: a folder in Hugging Face layout, or GGUF files."""
+"""Open a model's checkpoint: a folder in Hugging Face layout, or GGUF files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,9 @@ from streamserve.gguf.paths import gguf_file
 
 
 def open_checkpoint(path: Path, embeds: bool = False) -> tuple[ModelSpec, AnyCheckpoint]:
-    """Return the spec of the model at `path` and its checked tensors. One that only `embeds` may be a base
-    model, without an output head. Raises CheckpointError naming the file and what is not supported."""
+    """Return the spec of the model at `path` and its checked tensors. A model that only `embeds` may be a
+    base model without an output head. Raises CheckpointError, which names the file and the unsupported
+    feature."""
     file = gguf_file(path)
     spec: ModelSpec
     checkpoint: AnyCheckpoint

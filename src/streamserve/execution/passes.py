@@ -1,4 +1,4 @@
-"""Passes of a model over rows that are laid out: what drafters need of a model."""
+"""Forward passes over a layout of rows: the interface of a model for drafters."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,26 +13,26 @@ from streamserve.execution.model import Model
 
 
 class Passes(Protocol):
-    """Runs a model's passes. It writes the keys and values of their rows to its KV cache."""
+    """Runs forward passes of a model. A pass writes the keys and values of its rows to the KV cache."""
 
     @property
     def firsts(self) -> int:
-        """How many passes took longer than later ones will, to compile or to capture."""
+        """Number of passes so far that compiled or captured something, and so took longer than later ones."""
         ...
 
     def forward(self, layout: Layout) -> Tensor:
-        """Return the hidden states [rows, hidden] of the rows of `layout`. The next pass may overwrite
-        them."""
+        """Return the hidden states [rows, hidden] of the rows of `layout`. The next pass may overwrite the
+        returned tensor."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [rows, vocabulary] of the next token."""
+        """Return the logits [rows, vocabulary] of the next token after each row of `hidden`."""
         ...
 
 
 @dataclass(frozen=True)
 class ModelPasses:
-    """Implements Passes with `model` and `attention` over its KV cache, and the LoRA `adapters` of rows."""
+    """Passes of a `model` on a CPU, with `attention` over its KV cache and the LoRA `adapters` of rows."""
 
     model: Model
     attention: AttentionBackend

@@ -1,7 +1,7 @@
 """Pooling: one vector for a request, from the hidden states after the last norm or from logits.
 
-A vector has the same bits however a prompt is divided into chunks and whatever else is in its steps: rows do
-not depend on each other, and a mean adds them one by one, in the order of their positions, in float64.
+A vector's bits depend neither on the division of its prompt into chunks nor on other requests in the steps:
+rows do not depend on each other, and a mean adds them one by one, in order of position, in float64.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,10 @@ def pool(
     hidden: Tensor,
     logits: Callable[[Tensor], Tensor],
 ) -> dict[int, bytes]:
-    """Return the vectors of the sequences among `parts`, all with `pooling`, whose prompts end in this step,
-    by the sequences' ids: float32 numbers, none where any is not finite. `hidden` [rows, hidden] are the
-    step's hidden states; those of prompts whose mean is asked for are added to their sums."""
+    """Return the vectors of the sequences in `parts` whose prompts end in this step, by sequence id. A vector
+    has float32 numbers, and is empty if any is not finite. All sequences of `parts` must have `pooling`.
+    `hidden` [rows, hidden] has the hidden states of the whole step; for mean pooling the rows of `parts` are
+    added to their sequences' sums."""
     for part in parts:
         _add_up(sequences[part.span.sequence], part, hidden)
     ended = [part for part in parts if part.span.tree]
@@ -40,7 +41,7 @@ def pool(
 
 
 def _tokens(sequence: ActiveSequence) -> list[int]:
-    """Return the tokens whose logits a request asks for."""
+    """Return the tokens whose logits are the request's vector; empty if it is made of hidden states."""
     return list(sequence.params.pooling.tokens) if sequence.params.pooling else []
 
 

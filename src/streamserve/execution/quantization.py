@@ -1,10 +1,9 @@
 """Weights of 8 or 4 bits: unsigned integers q, or floats of 8 bits, with a scale for each group of inputs.
 
-An integer stands for scale · (q - zero point), or scale · q + minimum; without either weights are symmetric:
-scale · (q - 128) in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f, and an index q of a
-table for scale · table[q]. Which integers stand
-for a 16-bit weight is decided here, what a product with them is in native/cpp/gemm_int.cpp, with floats in
-gemm_fma.cpp.
+An integer q stands for scale · (q - zero point), or for scale · q + minimum. Without either, weights are
+symmetric: scale · (q - 128) in 8 bits, scale · (q - 8) in 4. A float f (e4m3) stands for scale · f, an index
+q of a table for scale · table[q]. This module rounds 16-bit weights; native/cpp/gemm_int.cpp (integers) and
+gemm_fma.cpp (floats) multiply with the rounded ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,44 +16,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TILE = 64
-"""Weights are packed in whole tiles of so many inputs."""
+"""Number of inputs in a tile; weights are packed in whole tiles."""
 
 GROUPS = (32, 64, 128)
-"""Sizes that a group of inputs may have in settings; some stored formats have groups of 16."""
+"""Sizes of a group of inputs in settings; some stored formats have groups of 16."""
 
 MAX_INPUTS = (2**31 - 1) // (255 * 127)
-"""Inputs of a group up to which no sum of 8-bit products overflows 32 bits."""
+"""Maximum inputs of a group: up to it no sum of 8-bit products overflows 32 bits."""
 
 SHRINK = (0.95, 0.9)
-"""Parts of a group's range in which weights with zero points are rounded, where that has a smaller squared
-error than the whole range."""
+"""Parts of a group's range that are tried for weights with zero points. The range with the smallest squared
+error is taken."""
 
 BLOCK = 1 << 20
-"""Weights that are rounded at once."""
+"""Number of weights that are rounded at a time."""
 
 LARGEST_FLOAT = 448.0
-"""The largest number of e4m3, floats of 8 bits: a sign, 4 bits of exponent and 3 of fraction."""
+"""Largest number in e4m3, floats of 8 bits: a sign, 4 bits of exponent and 3 of fraction."""
 
 NOT_A_NUMBER = 0x7F
-"""The bits of NaN in e4m3, next to the sign. There are no infinities."""
+"""The bits of NaN in e4m3, without the sign. There are no infinities."""
 
 
 Table = Literal["mxfp4", "iq4"]
-"""Tables of which numbers of 4 bits may be indices."""
+"""Names of the tables that 4-bit numbers may be indices of."""
 
 TABLES: dict[Table, tuple[int, ...]] = {
     "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
-"""Twice the floats with a sign, two bits of exponent and one of fraction; and GGUF's IQ4_NL and IQ4_XS."""
+"""mxfp4: the e2m1 floats (a sign, two bits of exponent, one of fraction), times two to be integers. iq4: the
+table of GGUF's IQ4_NL and IQ4_XS."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """`bits` of a weight (8 or 4), the inputs of a `group` that share a scale (None: all of an output),
-    whether it is `symmetric`: without zero points or minimums, and whether its numbers are `floating`: e4m3,
-    which have 8 bits and are symmetric. `precise`: it has minimums, or scales that 16 bits do not hold.
-    `table`: its numbers are indices of 4 bits; it is symmetric."""
+    """A quantized format: numbers of `bits` (8 or 4) bits, and a scale for each `group` of inputs (None: for
+    all inputs of an output). `symmetric`: without zero points or minimums. `floating`: the numbers are e4m3,
+    with 8 bits and symmetric. `precise`: with minimums, or scales that do not fit into 16 bits. `table`: the
+    numbers are 4-bit indices of this table, and symmetric."""
 
     bits: int
     group: int | None
@@ -68,7 +68,7 @@ class WeightFormat:
 
     @property
     def kind(self) -> Literal["int8", "int4", "fp8"] | Table:
-        """What the numbers are."""
+        """The kind of the numbers."""
         if self.floating:
             return "fp8"
         if self.table:
@@ -82,16 +82,16 @@ class WeightFormat:
 
     @property
     def largest(self) -> int:
-        """A bound of what the numbers stand for with a scale of 1, if they are integers."""
+        """An upper bound of the magnitude of integers or table entries, that is of weights with scale 1."""
         return 1 << (8 if self.table else self.bits)
 
     def groups(self, inputs: int) -> int:
-        """Return the number of groups of so many inputs."""
+        """Return the number of groups that `inputs` inputs have."""
         return -(-inputs // self.group) if self.group else 1
 
     def nbytes(self, outputs: int, inputs: int) -> int:
-        """Return the bytes of a weight [outputs, inputs] with its scales and offsets. They take more if a
-        checkpoint's scales need 32 bits in a format that is not `precise`."""
+        """Return the bytes of a weight [outputs, inputs] with its scales and offsets. A checkpoint whose
+        scales need 32 bits in a format that is not `precise` takes more."""
         tables = 4 * (1 if self.symmetric else 2) if self.wide_tables else 2 + (not self.symmetric)
         if self.table == "mxfp4":
             tables = 1  # powers of two
@@ -99,18 +99,18 @@ class WeightFormat:
 
     @property
     def wide_tables(self) -> bool:
-        """Whether scales and offsets are stored in float32, not in 16 bits and as zero points in 8."""
+        """Whether scales and offsets are in float32, instead of scales in 16 bits and zero points in 8."""
         return self.floating or self.precise or not (self.symmetric or self.bits == 4)
 
 
 DEFAULT_GROUPS = {8: 128, 4: 64}
 HEAD_FORMAT = WeightFormat(8, DEFAULT_GROUPS[8], symmetric=True)
-"""What the head is rounded to."""
+"""The default format of the head."""
 
 
 def parse_format(text: str) -> WeightFormat | None:
-    """Return the format that `--quantization` names: none, int8, int4, int8:GROUP, int4:GROUP or w8a8. Raises
-    ValueError for others."""
+    """Return the format of a value of `--quantization`: none, int8, int4, int8:GROUP, int4:GROUP or w8a8.
+    Raises ValueError for any other text."""
     if text == "none":
         return None
     if text in ("w8a8", "int8:channel"):
@@ -127,10 +127,10 @@ def parse_format(text: str) -> WeightFormat | None:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [out, in] in `format`: `numbers` [out, in] (uint8: integers, or the bits of finite floats),
-    finite `scales` [out, groups] (float32) and, unless it is symmetric, either `zeros` [out, groups] (uint8),
-    the zero points, or finite `minimums` [out, groups] (float32), the weights that are zero as integers. With
-    an `order` [in] (int64) of the inputs, column c of the numbers is that of input order[c]."""
+    """A weight [out, in] in `format`: `numbers` [out, in] (uint8: integers, or the bits of finite floats) and
+    finite `scales` [out, groups] (float32). If it is not symmetric, it has either zero points `zeros` [out,
+    groups] (uint8), or finite `minimums` [out, groups] (float32), the weights of the integer 0. With an
+    `order` [in] (int64), column c of the numbers belongs to input order[c]."""
 
     format: WeightFormat
     numbers: Tensor
@@ -141,19 +141,19 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The shape (output features, input features)."""
         rows, columns = self.numbers.shape
         return rows, columns
 
     @property
     def offsets(self) -> Tensor | None:
-        """What the kernels add, minimums or -(zero point · scale), [out, groups] in float32."""
+        """The offsets that the kernels add, [out, groups] in float32: minimums, or -(zero point · scale)."""
         if self.minimums is not None:
             return self.minimums
         return None if self.zeros is None else -(self.zeros * self.scales)
 
     def floats(self) -> Tensor:
-        """Return what the numbers stand for, in float32 [out, in]."""
+        """Return the weights that the numbers stand for, [out, in] in float32."""
         inputs = self.numbers.shape[1]
         group = self.format.group or inputs
 
@@ -175,9 +175,9 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class StripedWeight:
-    """A QuantizedWeight of this `shape` without minimums, whose numbers are unpacked some outputs at once:
-    `numbers(first, last)` returns those of outputs from `first` to before `last`, [last - first, in]. It may
-    raise CheckpointError for numbers that the format does not have."""
+    """A QuantizedWeight without minimums whose numbers are unpacked strip by strip: `numbers(first, last)`
+    returns the numbers of the outputs first to last - 1, [last - first, in]. It may raise CheckpointError for
+    numbers that the format does not have."""
 
     format: WeightFormat
     shape: tuple[int, int]
@@ -192,19 +192,19 @@ class StripedWeight:
         return QuantizedWeight(self.format, numbers, self.scales, self.zeros, order=self.order)
 
     def without_numbers(self) -> QuantizedWeight:
-        """Return the weight with the numbers of no inputs."""
+        """Return the weight with scales and zero points, but an empty tensor of numbers."""
         none = torch.empty(self.shape[0], 0, dtype=torch.uint8)
         return QuantizedWeight(self.format, none, self.scales, self.zeros, order=self.order)
 
 
 class NotFinite(Exception):
-    """A stored weight has numbers that are not finite, as they are or in the dtype that they are to have."""
+    """A stored weight has numbers that are not finite, before or after conversion to the required dtype."""
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight [out, in] as a checkpoint has it, in `parts` of one dtype and the same inputs, whose rows are
-    contiguous; they may be views of a file. It is to be packed in `dtype` or, with a `format`, rounded."""
+    """A weight [out, in] in a checkpoint's floats. Its outputs are the rows of `parts`, which have one dtype,
+    contiguous rows and may be views of a file. It is to be packed in `dtype`, or rounded to `format`."""
 
     parts: tuple[Tensor, ...]
     dtype: torch.dtype
@@ -212,14 +212,14 @@ class StoredWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The shape (output features, input features)."""
         return sum(len(part) for part in self.parts), self.parts[0].shape[1]
 
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows of a weight in GGUF's `blocks` of the type `kind` (gguf/blocks.py), [rows, bytes of a row], which
-    may be a view of a file. With an `order` row i of the weight is row order[i] of the blocks."""
+    """Rows of a weight in GGUF's `blocks` [rows, bytes a row] of the type `kind` (gguf/blocks.py), perhaps a
+    view of a file. With an `order`, row i of the weight is row order[i] of the blocks."""
 
     kind: str
     blocks: NDArray[np.uint8]
@@ -228,8 +228,8 @@ class BlockRows:
 
 @dataclass(frozen=True)
 class BlockWeight:
-    """A weight [out, in] in GGUF's blocks, in `parts` of the same number of inputs. It is to be packed in
-    `format`, which holds all of them."""
+    """A weight [out, in] in GGUF's blocks. Its outputs are the rows of `parts`. It is to be packed in
+    `format`, which can represent all parts."""
 
     parts: tuple[BlockRows, ...]
     inputs: int
@@ -237,18 +237,18 @@ class BlockWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """The shape (output features, input features)."""
         return sum(len(part.blocks) for part in self.parts), self.inputs
 
 
 def looked_up(table: Table, indices: Tensor) -> Tensor:
-    """Return the numbers (int8) that indices (uint8) have in a table."""
+    """Return the entries (int8) of a table at `indices` (uint8)."""
     return torch.tensor(TABLES[table], dtype=torch.int8)[indices.int()]
 
 
 def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Return weights of one format, of the same inputs in the same order, as one: their outputs one weight
-    after the other."""
+    """Return one weight with the concatenated outputs of `weights`, which must have one format and the same
+    order of inputs."""
     if len(weights) == 1:
         return weights[0]
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
@@ -264,8 +264,8 @@ def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def join_strips(weights: Sequence[StripedWeight]) -> StripedWeight:
-    """Return striped weights of one format, of the same inputs in the same order, as one: their outputs one
-    weight after the other."""
+    """Return one striped weight with the concatenated outputs of `weights`, which must have one format and
+    the same order of inputs."""
     if len(weights) == 1:
         return weights[0]
     tables = join([weight.without_numbers() for weight in weights])
@@ -284,8 +284,8 @@ def join_strips(weights: Sequence[StripedWeight]) -> StripedWeight:
 
 
 def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
-    """Return the format with the fewest bits and the largest group in which `widen` writes weights of all
-    these, which are integers, or indices of tables, whose groups divide each other."""
+    """Return the format with the fewest bits and the largest group to which `widen` can convert weights of
+    all `formats`. These must be integers or indices of tables, with groups that divide each other."""
     mixed = len({format.symmetric for format in formats}) > 1
     tables = {format.table for format in formats}
     return WeightFormat(
@@ -298,9 +298,9 @@ def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
 
 
 def widen(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
-    """Return a weight of integers without zero points, its inputs in order, in a format with as many or more
-    bits, groups of as many or fewer inputs and, perhaps, minimums. The integers are the same but for a
-    constant, and indices are those of the same table, or become integers of 8 bits."""
+    """Return a weight in a `format` with at least as many bits, and groups of at most as many inputs. The
+    weight must have integers or indices, no zero points, and no order. Nothing is rounded: integers only
+    change by a constant, and indices stay or become 8-bit integers."""
     old = weight.format
     if old == format:
         return weight
@@ -325,8 +325,8 @@ def widen(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
 
 
 def quantize(weight: Tensor, format: WeightFormat) -> QuantizedWeight:
-    """Return `weight` [out, in] rounded to `format`. Scales are numbers of bfloat16, so that every checkpoint
-    format holds them exactly."""
+    """Return `weight` [out, in] rounded to `format`. Scales are rounded to bfloat16, so that every checkpoint
+    format can store them exactly."""
     rows = max(1, BLOCK // weight.shape[1])
     return join([_quantize(block, format) for block in torch.split(weight, rows)])
 
@@ -346,7 +346,7 @@ def _quantize(weight: Tensor, format: WeightFormat) -> QuantizedWeight:
 
 
 def _round_symmetric(grouped: Tensor, middle: int) -> tuple[Tensor, Tensor]:
-    """Return scales [out, groups] and numbers [out, groups, group]."""
+    """Return scales [out, groups] and numbers [out, groups, group] of symmetric integers."""
     largest = middle - 1
     scales = _storable(grouped.abs().amax(2) / largest)
     numbers = (grouped / _divisor(scales)[:, :, None]).round_().clamp_(-largest, largest) + middle
@@ -354,15 +354,15 @@ def _round_symmetric(grouped: Tensor, middle: int) -> tuple[Tensor, Tensor]:
 
 
 def _round_to_floats(grouped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales [out, groups] and the bits of numbers [out, groups, group]."""
+    """Return scales [out, groups] and the bits of e4m3 numbers [out, groups, group]."""
     scales = _storable(grouped.abs().amax(2) / LARGEST_FLOAT)
     numbers = (grouped / _divisor(scales)[:, :, None]).clamp_(-LARGEST_FLOAT, LARGEST_FLOAT)
     return scales, numbers.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _round_with_zeros(grouped: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scales [out, groups], numbers [out, groups, group] and zero points [out, groups]. Zero is a
-    number of every group."""
+    """Return scales [out, groups], numbers [out, groups, group] and zero points [out, groups]. The range of
+    every group includes zero, which is represented exactly."""
     low, high = grouped.amin(2, keepdim=True).clamp_(max=0), grouped.amax(2, keepdim=True).clamp_(min=0)
     best = _round_range(grouped, low, high, largest)
     for part in SHRINK:
@@ -374,8 +374,8 @@ def _round_with_zeros(grouped: Tensor, largest: int) -> tuple[Tensor, Tensor, Te
 
 
 def _round_range(grouped: Tensor, low: Tensor, high: Tensor, largest: int) -> list[Tensor]:
-    """Return squared errors, scales and zero points [out, groups, 1] and numbers [out, groups, group] that
-    represent the range from `low` to `high` [out, groups, 1]."""
+    """Return the weights rounded within the range from `low` to `high` [out, groups, 1]: squared errors,
+    scales and zero points [out, groups, 1], and numbers [out, groups, group]."""
     scales = _storable(high / largest - low / largest)
     divisor = _divisor(scales)
     zeros = (low / -divisor).round_().clamp_(0, largest)
@@ -385,7 +385,7 @@ def _round_range(grouped: Tensor, low: Tensor, high: Tensor, largest: int) -> li
 
 
 def _sum(values: Tensor) -> Tensor:
-    """Return sums over the last dimension, added in the same order on every processor."""
+    """Return sums over the last dimension. The order of additions is the same on every processor."""
     while values.shape[-1] > 1:
         half = -(-values.shape[-1] // 2)
         first, second = values[..., :half], values[..., half:]

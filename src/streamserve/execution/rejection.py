@@ -1,12 +1,13 @@
-"""Rejection sampling for trees whose draft tokens were drawn at random: same distribution, not same text.
+"""Rejection sampling for trees whose draft tokens were drawn at random. It preserves the distribution of
+plain decoding, not the text.
 
-The draft drew the children of a node independently from its distribution q. The target, whose distribution
-there is p, tests them in order: a child x is accepted with probability min(1, p(x) / q(x)); after a rejection
-p becomes norm(max(0, p - q)). If none is accepted, the token is drawn from the final p. (Leviathan et al.
-2023; for siblings Miao et al. 2024, "multi-step speculative sampling".)
+The drafter drew the children of a node independently from its distribution q. The target's distribution at
+the node is p. The children are tested in order: a child x is accepted with probability min(1, p(x) / q(x));
+after a rejection p becomes norm(max(0, p - q)). If no child is accepted, the token is drawn from the final p.
+(Leviathan et al. 2023; for siblings Miao et al. 2024, "multi-step speculative sampling".)
 
-Which of a node's children are tested must not depend on their tokens: a drafter's features of drawn tokens
-encode only their position in the tree.
+The distribution is only preserved if the choice of a node's children to test does not depend on their tokens.
+So a drafter's features of drawn tokens encode their position in the tree alone.
 """
 
 from collections.abc import Callable
@@ -20,11 +21,12 @@ from streamserve.execution.verify import Walk
 Probabilities = NDArray[np.float64]
 
 DRAFTING, TESTING = 2, 1
-"""The last word of the Philox counter: 0 is the noise of sampling (execution/noise.py)."""
+"""Values of the Philox counter's last word, which keep these numbers apart from the noise of sampling: that
+one has 0 (execution/noise.py)."""
 
 
 def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> Probabilities:
-    """Return `count` numbers in (0, 1) for one output index: a pure function of the arguments."""
+    """Return `count` random numbers in (0, 1) for one output index, as a pure function of the arguments."""
     key = seed & 0xFFFFFFFF, seed >> 32
     words = [
         philox_of_one((choice & 0xFFFFFFFF, output, number, purpose), key)[:2] for number in range(count)
@@ -34,7 +36,7 @@ def uniforms(seed: int, choice: int, output: int, purpose: int, count: int) -> P
 
 
 def draw(probabilities: Probabilities, number: float) -> int:
-    """Return the token at `number` in (0, 1) of the cumulative distribution."""
+    """Return the token whose interval of the cumulative distribution contains `number`, in (0, 1)."""
     cumulated = np.cumsum(probabilities)
     index = np.searchsorted(cumulated, number * cumulated[-1], side="right")
     return int(min(index, np.flatnonzero(probabilities)[-1]))
@@ -43,8 +45,9 @@ def draw(probabilities: Probabilities, number: float) -> int:
 def verify_by_rejection(
     walk: Walk, target: Callable[[], Probabilities], seed: int, choice: int, output: int
 ) -> None:
-    """Complete `walk` over a tree that carries `draws`. `target()` returns the distribution [vocabulary] at
-    the path's last node, after the path's tokens so far; the first of them is output number `output`."""
+    """Complete `walk` over a tree with `draws`. `target()` returns the target's distribution [vocabulary] at
+    the path's last node, given the walk's tokens so far. The first token of the walk is output number
+    `output`."""
     while not walk.done:
         node = walk.path[-1]
         children = [n for n in range(node + 1, len(walk.tree)) if walk.tree.parents[n] == node]
@@ -62,7 +65,7 @@ def verify_by_rejection(
 
 
 def residual(p: Probabilities, q: NDArray[np.floating]) -> Probabilities:
-    """Return norm(max(0, p - q)), or p itself where nothing is left, which only rounding can cause."""
+    """Return norm(max(0, p - q)). Returns p itself if the difference is 0, which only rounding can cause."""
     left = np.maximum(p - q, 0.0)
     total = left.sum()
     return left / total if total > 0.0 else p

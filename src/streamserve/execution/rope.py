@@ -12,32 +12,32 @@ from streamserve.execution.rope_spec import RopeSpec
 
 @dataclass(frozen=True)
 class Rotations:
-    """Several rotary embeddings: float32 `frequencies` [embeddings, dim / 2], and the `amplitudes`
-    [embeddings, 1, 1] that cosines and sines are multiplied by."""
+    """Several rotary embeddings: `frequencies` [embeddings, dim / 2] in float32, and `amplitudes`
+    [embeddings, 1, 1], by which cosines and sines are multiplied."""
 
     frequencies: Tensor
     amplitudes: Tensor
 
     @classmethod
     def of(cls, ropes: Sequence[RopeSpec], dim: int) -> "Rotations":
-        """Return the embeddings `ropes` of `dim` dimensions each."""
+        """Return the rotations of the embeddings `ropes`, each over `dim` dimensions."""
         frequencies = torch.empty(len(ropes), dim // 2)
         for number, rope in enumerate(ropes):
             frequencies[number] = inverse_frequencies(rope, dim)
         return cls(frequencies, torch.tensor([rope.amplitude for rope in ropes]).view(-1, 1, 1))
 
     def to(self, device: torch.device) -> "Rotations":
-        """Return the same on another device."""
+        """Return the rotations on another device."""
         return Rotations(self.frequencies.to(device), self.amplitudes.to(device))
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of every row's angles: [embeddings, rows, dim / 2] of `dtype` each."""
+        """Return cosines and sines of the rows' angles, each [embeddings, rows, dim / 2] in `dtype`."""
         angles = positions.to(self.frequencies.dtype)[:, None] * self.frequencies[:, None]
         return (angles.cos() * self.amplitudes).to(dtype), (angles.sin() * self.amplitudes).to(dtype)
 
     def table(self, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the same as `at` for the positions below `count`, but for the last bit: by operations that
-        every processor rounds alike, which the cosines of libraries are not."""
+        """Return cosines and sines of the positions below `count`, as `at` does. The last bit may differ:
+        only operations that every processor rounds alike are used, unlike in libraries' cosines."""
         positions = torch.arange(count, dtype=self.frequencies.dtype)
         cos, sin = (
             torch.empty(len(self.frequencies), count, self.frequencies.shape[1], dtype=dtype)
@@ -52,16 +52,17 @@ class Rotations:
 
 
 _AT_ONCE = 256
-"""Positions whose angles stay in a processor's cache."""
+"""Positions computed at a time, so that the intermediate results stay in a processor's cache."""
 
 
 _QUARTER = (1.5707963267341256, 6.077100506506192e-11)
-"""A quarter of a turn in two parts: whole numbers below 2^20 times the first one are exact in float64."""
+"""π/2 in two parts. The first one has few bits: its products with integers below 2^20 are exact in
+float64."""
 
 
 def _cos_and_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of float64 angles below a million, to some 1e-16: Taylor series within an
-    eighth of a turn of the nearest quarter, by sums and products only."""
+    """Return cosines and sines of float64 angles below a million, with errors of some 1e-16. Each angle is
+    reduced to an eighth of a turn around the nearest quarter, where Taylor series take sums and products."""
     quarters = torch.round(angles * (2 / math.pi))
     rest = (angles - quarters * _QUARTER[0]) - quarters * _QUARTER[1]
     square = rest * rest
@@ -78,7 +79,8 @@ def _cos_and_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def distinct_ropes(ropes: Sequence[RopeSpec | None]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
-    """Return the rotary embeddings of layers, each once, and which of them each layer has (-1: none)."""
+    """Return the distinct rotary embeddings of a model's layers, and the index of each layer's one (-1: the
+    layer has none)."""
     distinct = tuple(dict.fromkeys(rope for rope in ropes if rope))
     return distinct, tuple(distinct.index(rope) if rope else -1 for rope in ropes)
 
@@ -101,7 +103,8 @@ def inverse_frequencies(rope: RopeSpec, dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
-    """Stretch long wavelengths by `factor`, keep short ones, blend those between."""
+    """Return frequencies with long wavelengths stretched by `factor`, short ones kept, and those in between
+    blended."""
     wavelengths = 2 * math.pi / frequencies
     longest = rope.original_positions / rope.low_freq_factor
     shortest = rope.original_positions / rope.high_freq_factor
@@ -115,11 +118,11 @@ def _llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeSpec, frequencies: Tensor, dim: int) -> Tensor:
-    """Stretch long wavelengths by `factor`, keep short ones, blend those between linearly by dimension.
-    Source: YaRN (arXiv 2309.00071), section 3.2."""
+    """Return frequencies with long wavelengths stretched by `factor`, short ones kept, and those in between
+    blended linearly by dimension. Source: YaRN (arXiv 2309.00071), section 3.2."""
 
     def dimension(turns: float) -> float:
-        """Return the pair of dimensions that turns so often in `original_positions`."""
+        """Return the pair of dimensions that makes `turns` turns in `original_positions`, as a fraction."""
         return dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
@@ -132,8 +135,8 @@ def _yarn(rope: RopeSpec, frequencies: Tensor, dim: int) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first dimensions of `x` [rows, heads, head_dim] by its rows' angles, whose cosines and sines
-    are [rows, dim / 2]: of the first `dim` ones, dimension i pairs with i + dim / 2."""
+    """Return `x` [rows, heads, head_dim] with the first `dim` dimensions rotated by the rows' angles. `cos`
+    and `sin` are [rows, dim / 2]; dimension i pairs with i + dim / 2."""
     half = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

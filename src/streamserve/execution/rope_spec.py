@@ -1,4 +1,4 @@
-"""Rotary position embeddings as `config.json` describes them."""
+"""Specifications of rotary position embeddings, read from `config.json`."""
 
 import math
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from streamserve.execution.architectures import Architecture
 from streamserve.execution.fields import Fields, shown
 
 MAX_THETA = 1e15
-"""The longest base wavelength of rotary embeddings."""
+"""Maximum base wavelength of rotary embeddings."""
 
 MAX_POSITIONS = 1 << 24
 """Maximum number of positions: angles are computed in float32, which holds no larger integers exactly."""
 
 MAX_FACTOR = 65536.0
-"""The largest factor that stretches rotary embeddings: of `MAX_POSITIONS` from 256 positions."""
+"""Maximum factor that stretches rotary embeddings: from 256 positions to `MAX_POSITIONS`."""
 
 UNSUPPORTED = ("alpha", "long_mscale", "mrope_section", "short_mscale")
-"""Fields of rope parameters that change what is computed, and are not supported with any kind."""
+"""Fields of rope parameters that change the result, and are not supported with any `rope_type`."""
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -26,7 +26,7 @@ Scaling = Literal["default", "factors", "linear", "llama3", "longrope", "yarn"]
 
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 KINDS_BY_LAYER = ("default", "linear", "yarn")
-"""What `rope_type` may be, and where layers have rope parameters of their own."""
+"""Supported values of `rope_type`, and of those with separate rope parameters for kinds of layers."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class RopeSpec:
 
     - "linear" uses `factor`.
     - "factors" divides the frequency of each pair of dimensions by one of `factors`.
-    - "llama3" uses `factor` and the wavelengths it keeps, relative to `original_positions`.
-    - "longrope" divides the frequency of each pair of dimensions by one of `factors` or, where contexts may
-      exceed `original_positions`, by one of `long_factors`; `at_length` decides.
-    - "yarn" divides by `factor` the frequencies of fewer than `beta_slow` turns in `original_positions`,
-      keeps those of more than `beta_fast`, and blends between; `truncate` widens that range to whole
-      dimensions.
+    - "llama3" divides low frequencies by `factor`; the frequency factors bound the blended range, relative to
+      `original_positions`.
+    - "longrope" divides the frequency of each pair of dimensions by one of `factors`. If contexts may exceed
+      `original_positions`, `long_factors` replace them (`at_length`).
+    - "yarn" divides frequencies with fewer than `beta_slow` turns in `original_positions` by `factor`, keeps
+      frequencies with more than `beta_fast` turns, and blends in between. `truncate` widens that range to
+      whole dimensions.
 
     `amplitude` multiplies cosines and sines.
     """
@@ -59,8 +60,8 @@ class RopeSpec:
     amplitude: float = 1.0
 
     def at_length(self, max_model_len: int) -> "RopeSpec":
-        """Return the embedding for texts of up to `max_model_len` tokens. It is the same for every position
-        of every text, so that keys and values never depend on how long a text becomes."""
+        """Return the embedding for texts of up to `max_model_len` tokens. It is used at every position of
+        every text, so that keys and values never depend on the final length of a text."""
         if not self.long_factors:
             return self
         longer = max_model_len > self.original_positions
@@ -68,27 +69,28 @@ class RopeSpec:
 
 
 def served_positions(positions: int, ropes: Sequence[RopeSpec | None]) -> int:
-    """Return how many positions a model has whose config says `positions`: with "yarn" `factor` times the
-    original length, as in vLLM. Model cards add this scaling to configs that give the unscaled length."""
+    """Return the number of positions of a model whose config has `positions`. With "yarn" it is `factor`
+    times the original length, as in vLLM: model cards add this scaling to configs that have the unscaled
+    length."""
     scaled = (int(rope.factor * rope.original_positions) for rope in ropes if rope and rope.scaling == "yarn")
     return next(scaled, positions)
 
 
 def too_many_positions(factor: float, original: int) -> str:
-    """Return why a factor cannot stretch so many positions; empty if it can."""
+    """Return why a factor cannot stretch `original` positions; empty if it can."""
     if factor * original <= MAX_POSITIONS:
         return ""
     return f"{factor:g} times {original} positions are more than the {MAX_POSITIONS} that are supported"
 
 
 LAYERS = ("full_attention", "sliding_attention")
-"""The kinds of layers that may have rope parameters of their own."""
+"""The kinds of layers that may have separate rope parameters."""
 
 
 def rope_parameters(config: Fields, by_layer: bool) -> tuple[Fields, Fields]:
-    """Return the parameters of the rotary embedding of a model's layers, and of those with a window, which
-    differ if the architecture has them `by_layer`. Configs up to transformers 4 have rope_theta and
-    rope_scaling, later ones rope_parameters with both."""
+    """Return the rope parameters of layers without a window, and of layers with one. They differ only if the
+    architecture has them `by_layer`. Configs up to transformers 4 have rope_theta and rope_scaling; later
+    ones have both in rope_parameters."""
     if by_layer:
         return _parameters_by_layer(config)
     scaling = config.nested("rope_scaling") or config.nested("rope_parameters") or Fields(config.name, {})
@@ -104,7 +106,7 @@ def _parameters_by_layer(config: Fields) -> tuple[Fields, Fields]:
     if nested is None:
         return scaling or none, none
     if scaling is not None:
-        config.refuse("rope_scaling", "is not supported next to rope_parameters")
+        config.refuse("rope_scaling", "is not supported in addition to rope_parameters")
     for name in nested.values:
         if name not in LAYERS:
             nested.refuse(name, f"is not supported: there must be {' and '.join(LAYERS)}")
@@ -113,8 +115,8 @@ def _parameters_by_layer(config: Fields) -> tuple[Fields, Fields]:
 
 
 def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partial: bool) -> int:
-    """Return how many of a head's dimensions are rotated; all unless the architecture allows a `partial`
-    rotation."""
+    """Return the number of a head's dimensions that are rotated: all, unless the architecture allows a
+    `partial` rotation."""
     holder = config if parameters.get("partial_rotary_factor") is None else parameters
     share = holder.number("partial_rotary_factor", 1.0, maximum=1.0)
     if share != 1 and not partial:
@@ -128,8 +130,9 @@ def rotated_dimensions(config: Fields, parameters: Fields, head_dim: int, partia
 def read_ropes(
     config: Fields, family: Architecture, parameters: tuple[Fields, Fields], rotated: int
 ) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embeddings of a model's layers, and of those with a window, of so many `rotated`
-    dimensions. Raises CheckpointError naming the field that is not supported."""
+    """Return the rotary embeddings, over `rotated` dimensions, of layers without a window and of layers with
+    one. `parameters` has the rope parameters of both. Raises CheckpointError, which names the unsupported
+    field."""
     theta = config.number("rope_theta", family.theta, 1.0, MAX_THETA)
     rope = _read_rope(config, parameters[0], family, theta, rotated)
     if family.local_theta is None:
@@ -141,7 +144,7 @@ def read_ropes(
 def _read_rope(
     config: Fields, parameters: Fields, family: Architecture, theta: float, rotated: int
 ) -> RopeSpec:
-    """Return the rotary embedding of `parameters`, whose base wavelength is `theta` if they have none."""
+    """Return the rotary embedding with `parameters`; `theta` is the base wavelength if these have none."""
     for name in UNSUPPORTED:
         if parameters.get(name) is not None:
             parameters.refuse(name, "is not supported")
@@ -170,7 +173,7 @@ def _read_rope(
 
 
 def _original_positions(config: Fields, parameters: Fields, family: Architecture) -> int:
-    # At the top it outranks the nested one, as in transformers.
+    # As in transformers, the field at the top of the config has precedence over the nested one.
     if config.get(ORIGINAL) is not None:
         return config.integer(ORIGINAL, maximum=MAX_POSITIONS)
     default = family.original_positions or config.integer("max_position_embeddings", maximum=MAX_POSITIONS)
@@ -181,8 +184,9 @@ def _original_positions(config: Fields, parameters: Fields, family: Architecture
 
 
 def _dynamic(config: Fields, parameters: Fields, theta: float, original: int) -> RopeSpec:
-    """Return the plain embedding: the frequencies change in texts longer than max_position_embeddings, which
-    are not served. There the keys of every token would depend on how long its text has become."""
+    """Return the plain embedding. "dynamic" scaling changes the frequencies only in texts longer than
+    max_position_embeddings, which are not served: there every token's keys would depend on the text's
+    length."""
     parameters.number("factor", None, 1.0, MAX_FACTOR)
     positions = config.integer("max_position_embeddings", maximum=MAX_POSITIONS)
     if original < positions:
@@ -240,8 +244,8 @@ def _yarn(parameters: Fields, theta: float, original: int) -> RopeSpec:
 
 
 def _yarn_amplitude(parameters: Fields, factor: float) -> float:
-    """Return the default amplitude: 0.1 ln(factor) + 1, with the weights `mscale` and `mscale_all_dim` if the
-    parameters have both."""
+    """Return the default amplitude: 0.1 ln(factor) + 1. If the parameters have both `mscale` and
+    `mscale_all_dim`, it is the ratio of the amplitudes with these weights of the logarithm."""
 
     def amplitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0

@@ -1,4 +1,4 @@
-"""The sum of a sequence's hidden states, which prompts whose mean is asked for keep between steps."""
+"""The sum of a sequence's hidden states, kept between steps for requests with mean pooling."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,13 @@ class RunningSum:
 
     @classmethod
     def of(cls, width: int) -> "RunningSum":
-        """Return the sum of no rows."""
+        """Return an empty sum of hidden states with `width` numbers."""
         return cls(torch.zeros(width, dtype=torch.float64))
 
     def add(self, start: int, rows: Tensor) -> None:
-        """Add the hidden states [rows, hidden] of positions from `start` on. Those that were added before,
-        when their KV was computed for the first time, have the same bits and are left out."""
+        """Add the hidden states [rows, hidden] of positions from `start` on. Positions that were added before
+        are left out: computed again after a preemption, their hidden states have the same bits. Raises
+        ValueError if positions before `start` are missing."""
         if start > self.count:
             raise ValueError(f"hidden states of positions {self.count} to {start - 1} are missing")
         for row in rows[self.count - start :].to(torch.float64):
@@ -28,5 +29,5 @@ class RunningSum:
             self.count += 1
 
     def mean(self) -> Tensor:
-        """Return the mean in float32 [hidden]."""
+        """Return the mean [hidden] in float32."""
         return (self.total / self.count).float()

@@ -1,9 +1,9 @@
-"""Sampling: process the logits in the field's usual order, then take the best token under Gumbel noise.
+"""Sampling: process the logits in the usual order, then take the best token under Gumbel noise.
 
 First come logit_bias, allowed_token_ids, the tokens forbidden by min_tokens, and the penalties. A greedy
-request then takes the best token, within its grammar if it has one. Other requests go on with temperature,
-min_p, top_k and top_p, and take the token with the highest score plus noise (the Gumbel-max trick), which is
-an exact sample of the softmax over the remaining tokens. Every row is processed independently, in float64.
+request then takes the best token, within its grammar if it has one. For other requests, temperature, min_p,
+top_k and top_p follow, and the token with the highest score plus noise is taken (the Gumbel-max trick). That
+is an exact sample of the softmax over the remaining tokens. Every row is processed independently, in float64.
 """
 
 import math
@@ -24,7 +24,7 @@ Scores = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 NOT_FINITE = -1
-"""What is sampled from a row whose raw logits contain NaN or an infinity: no token."""
+"""The result for a row whose raw logits contain NaN or an infinity: no token."""
 
 
 class NotFiniteError(ArithmeticError):
@@ -32,8 +32,8 @@ class NotFiniteError(ArithmeticError):
 
 
 def finite_rows(values: Tensor) -> NDArray[np.bool_]:
-    """Return which rows of `values` [rows, columns] contain neither NaN nor an infinity. The sum of all
-    values is checked first, since nearly always all are finite; then the sum of each row."""
+    """Return, for each row of `values` [rows, columns], whether it contains neither NaN nor an infinity. The
+    sum of all values is checked first, because nearly always all are finite; then the sum of each row."""
     if math.isfinite(values.sum(dtype=torch.float32).item()):
         return np.ones(len(values), np.bool_)
     finite: NDArray[np.bool_] = torch.isfinite(values.sum(-1, dtype=torch.float32)).cpu().numpy()
@@ -41,9 +41,14 @@ def finite_rows(values: Tensor) -> NDArray[np.bool_]:
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row of the logits to choose from, and everything else that the choice depends on: the request's
-    parameters and `choice`, the distinct token ids of its prompt, the outputs before this one (including the
-    draft tokens on the row's own path), and its grammar's mask there (execution/grammar.py)."""
+    """The inputs of choosing one token.
+
+    * `logits`: the row of the logits.
+    * `params`, `choice`: the request's parameters and output choice.
+    * `prompt`: the distinct token ids of the prompt.
+    * `outputs`: the outputs before this token, including the draft tokens on the row's path.
+    * `allowed`: the grammar's mask at this position (execution/grammar.py); None without a grammar.
+    """
 
     logits: int
     params: SamplingParams
@@ -60,8 +65,9 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Chooser(Protocol):
-    """Chooses the tokens of all rows in one call, with the same result as a `Sampler` without it.
-    `adjusted[i]`, if not None, replaces the logits of `rows[i]`; those logits must still be finite."""
+    """Chooses the tokens of all rows in one call, with the same result as a `Sampler` without a chooser.
+    `adjusted[i]`, if not None, replaces the logits of `rows[i]` for the choice. The original logits are still
+    checked for NaN and infinities."""
 
     def __call__(
         self, logits: Tensor, rows: Sequence[Row], adjusted: Sequence[Scores | None]
@@ -69,7 +75,7 @@ class Chooser(Protocol):
 
 
 class Sampler:
-    """Samples from rows of one step's `logits` [rows, vocabulary], with `chooser` if there is one."""
+    """Samples from rows of one step's `logits` [rows, vocabulary], by `chooser` if there is one."""
 
     def __init__(self, logits: Tensor, eos_token_ids: Sequence[int], chooser: Chooser | None = None) -> None:
         self._logits = logits
@@ -77,8 +83,8 @@ class Sampler:
         self._chooser = chooser
 
     def sample(self, rows: Sequence[Row]) -> list[int]:
-        """Return a token for each row, NOT_FINITE for one whose raw logits are not finite. The same row may
-        occur more than once, with different choices."""
+        """Return a token for each row, or NOT_FINITE if its raw logits are not finite. A row of the logits
+        may occur more than once, with different choices."""
         if self._chooser is not None:
             adjusted = [self._scores(row) if self._adjusted(row) else None for row in rows]
             return self._chooser(self._logits, rows, adjusted)
@@ -102,8 +108,8 @@ class Sampler:
         return tokens
 
     def distribution(self, row: Row) -> Scores:
-        """Return the probabilities [vocabulary] from which a sampled row's token is drawn. Raises
-        NotFiniteError."""
+        """Return the probabilities [vocabulary] that a sampled row's token is drawn from. Raises
+        NotFiniteError if its raw logits are not finite."""
         if not self._finite[row.logits]:
             raise NotFiniteError
         scores = self._scores(row)
@@ -115,7 +121,7 @@ class Sampler:
         return probabilities
 
     def _scores(self, row: Row) -> Scores:
-        """Return a row's logits after all processing that precedes the temperature."""
+        """Return a row's logits after all processing before the temperature."""
         scores: Scores = self._logits[row.logits].double().numpy()
         adjust(scores, row, self._eos_token_ids)
         return scores
@@ -132,14 +138,14 @@ class Sampler:
 
     @cached_property
     def _best(self) -> list[int]:
-        """The best token of every row, the lowest id of equals, computed for all rows at once for plain
-        greedy decoding."""
+        """The best token of every row, among equal ones the lowest id. It is computed for all rows at once,
+        for plain greedy decoding."""
         best: list[int] = self._logits.argmax(-1).tolist()
         return best
 
 
 def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
-    """Apply to `scores` [vocabulary], in place, all processing that may change which token is best."""
+    """Apply all processing that may change the best token to `scores` [vocabulary], in place."""
     params = row.params
     if params.logit_bias:
         scores[list(params.logit_bias)] += list(params.logit_bias.values())
@@ -163,8 +169,8 @@ def adjust(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
 
 
 def _apply_grammar_mask(scores: Scores, row: Row, eos_token_ids: Sequence[int]) -> None:
-    """Mask `scores`, in place, to what the row's grammar allows. Tokens that would end a text too early
-    (min_tokens, ignore_eos) are masked as well, unless the grammar allows nothing else."""
+    """Mask the `scores` of tokens that the row's grammar does not allow, in place. Tokens that would end a
+    text too early (min_tokens, ignore_eos) are masked too, unless the grammar allows no other tokens."""
     assert row.allowed is not None
     allowed = np.unpackbits(row.allowed, count=len(scores), bitorder="little").astype(bool)
     excluded = [*row.forbidden(eos_token_ids), *(eos_token_ids if row.params.ignore_eos else ())]
@@ -174,11 +180,11 @@ def _apply_grammar_mask(scores: Scores, row: Row, eos_token_ids: Sequence[int]) 
 
 
 def filtered_ids(scores: Scores, params: SamplingParams) -> Ids:
-    """Return the ids of the tokens that min_p, top_k and top_p leave, ascending, without those that no noise
-    could make win. `scores` [vocabulary] are already divided by the temperature. Of equal scores the lower
-    ids stay."""
+    """Return the ids of the tokens that pass min_p, top_k and top_p, ascending, without tokens that cannot
+    win under any noise. `scores` [vocabulary] are already divided by the temperature. Among equal scores the
+    lower ids stay."""
     best = scores.max()
-    if not np.isfinite(best):  # every token is forbidden: take what a greedy request would
+    if not np.isfinite(best):  # every token is forbidden: take the same token as a greedy request
         return np.array([scores.argmax()])
     ids: Ids = np.flatnonzero(scores > -np.inf)
     if params.min_p > 0.0:
@@ -192,12 +198,12 @@ def filtered_ids(scores: Scores, params: SamplingParams) -> Ids:
 
 
 def _nucleus(scores: Scores, top_p: float) -> Ids:
-    """Return the indices, ascending, of the smallest set of best scores whose probabilities sum to
-    `top_p`."""
+    """Return the indices, ascending, of the smallest set of highest scores whose probabilities sum to at
+    least `top_p`."""
     probabilities = np.exp(scores - scores.max())
     probabilities /= probabilities.sum()
-    # All tokens less likely than (1 - top_p) / size weigh less than 1 - top_p together, so that each has more
-    # than top_p before it: only the others need sorting. (Half of that, so that rounding cannot matter.)
+    # All tokens less likely than (1 - top_p) / size weigh less than 1 - top_p together. So more than top_p
+    # precedes each of them, and only the other tokens need sorting. (Half the bound, because of rounding.)
     likely = np.flatnonzero(probabilities >= (1.0 - top_p) / (2 * len(probabilities)))
     order = likely[highest(probabilities[likely], len(likely))]
     enough = np.searchsorted(np.cumsum(probabilities[order]), top_p) + 1
@@ -205,7 +211,7 @@ def _nucleus(scores: Scores, top_p: float) -> Ids:
 
 
 def highest(scores: NDArray[np.floating], count: int) -> Ids:
-    """Return the indices of the `count` highest scores, best first, equal ones in order."""
+    """Return the indices of the `count` highest scores, best first; equal scores are in order of index."""
     indices = np.arange(len(scores))
     if count < len(scores):
         threshold = np.partition(scores, -count)[-count] if count else np.inf
@@ -215,7 +221,7 @@ def highest(scores: NDArray[np.floating], count: int) -> Ids:
 
 
 def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list[int]:
-    """Return the best token of each drawn row under its noise, which is computed for all rows at once."""
+    """Return the best token of each drawn row under its noise. The noise is computed for all rows at once."""
     if not drawn:
         return []
     sizes = [len(ids) for _, ids, _ in drawn]
@@ -235,7 +241,7 @@ def _draw(rows: Sequence[Row], drawn: Sequence[tuple[int, Ids, Scores]]) -> list
 
 
 def seed_of(params: SamplingParams) -> int:
-    """Return the seed of a sampled request. Raises ValueError if it has none."""
+    """Return the seed of a sampled request. Raises ValueError if there is none."""
     if params.seed is None:
         raise ValueError("a sampled request needs a seed: it gets one at admission")
     return params.seed

@@ -1,4 +1,4 @@
-"""The names, shapes and sizes of a model's tensors, as Hugging Face folders have them."""
+"""The names, shapes and sizes of a model's tensors in Hugging Face layout."""
 
 import math
 from collections.abc import Callable
@@ -27,12 +27,12 @@ NORMS: dict[Norms, dict[str, str]] = {
         "mlp_post_norm": "post_feedforward_layernorm",
     },
 }
-"""A layer's norms by their field of LayerWeights, and what checkpoints call them."""
+"""The names of a layer's norms in checkpoints, by their field of LayerWeights."""
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of exactly the tensors that a checkpoint of this model contains, unless it is
-    quantized."""
+    """Return the shapes, by name, of exactly the tensors that a checkpoint of this model contains, unless it
+    is quantized."""
     hidden = spec.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not spec.tied_embeddings:
@@ -45,7 +45,7 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 Matrices = dict[str, tuple[int, int, bool]]
-"""Outputs and inputs of matrices, and whether they have a bias, by their names in a layer."""
+"""Outputs, inputs, and whether there is a bias, of matrices by their names within a layer."""
 
 
 def _attention_matrices(spec: ModelSpec) -> Matrices:
@@ -95,7 +95,7 @@ def _layer_shapes(spec: ModelSpec, number: int) -> dict[str, tuple[int, ...]]:
 
 
 def router_modules(spec: ModelSpec) -> list[str]:
-    """Return the names of all layers' routers, and of the shared experts' gates."""
+    """Return the module names of all layers' routers and shared experts' gates."""
     experts = spec.experts
     if experts is None:
         return []
@@ -104,12 +104,12 @@ def router_modules(spec: ModelSpec) -> list[str]:
 
 
 def count_parameters(spec: ModelSpec) -> int:
-    """Return the number of weights of the model; tied ones count once."""
+    """Return the number of weights of the model; a tied embedding counts once."""
     return sum(math.prod(shape) for shape in weight_shapes(spec).values())
 
 
 def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return the shapes [out, in] of all layers' matrices, by module."""
+    """Return the shapes [out, in] of all layers' matrices, by module name."""
     attention = _attention_matrices(spec)
     return {
         f"model.layers.{number}.{name}": (rows, columns)
@@ -119,7 +119,7 @@ def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 
 def layer_matrices(spec: ModelSpec, of: Callable[[str], bool] = lambda module: True) -> int:
-    """Return the number of weights of all layers' matrices, or of those modules `of` which are meant."""
+    """Return the number of weights of the layers' matrices for whose modules `of` is true."""
     return sum(math.prod(shape) for module, shape in matrix_shapes(spec).items() if of(module))
 
 
@@ -129,8 +129,8 @@ def matrix_bytes(
     format: WeightFormat | None = None,
     of: Callable[[str], bool] = lambda module: True,
 ) -> int:
-    """Return the bytes of all layers' matrices as they are loaded, or of those modules `of` which are meant:
-    of `itemsize` each, unless they are stored quantized or are rounded to `format`."""
+    """Return the bytes of the loaded layers' matrices for whose modules `of` is true. A weight takes
+    `itemsize` bytes, unless the matrix is stored quantized or rounded to `format`."""
     total = 0
     for module, shape in matrix_shapes(spec).items():
         loaded = _loaded_format(spec, module, format)
@@ -140,7 +140,8 @@ def matrix_bytes(
 
 
 def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) -> WeightFormat | None:
-    """Return the format that a matrix is loaded in, if any, where matrices are rounded to `format`."""
+    """Return the quantized format of a loaded matrix: the stored one, or `format` in a model without stored
+    formats. None: it is in floats."""
     if spec.stored is None:
         return format
     stored = spec.stored.of(module)
@@ -148,7 +149,7 @@ def _loaded_format(spec: ModelSpec, module: str, format: WeightFormat | None) ->
 
 
 def head_bytes(spec: ModelSpec, itemsize: int, head: WeightFormat | None = None) -> int:
-    """Return the bytes of the head's matrix: of `itemsize` each, or in the format `head`."""
+    """Return the bytes of the head's matrix: in the format `head`, or with `itemsize` bytes a weight."""
     if head:
         return head.nbytes(spec.vocab_size, spec.hidden_size)
     return spec.vocab_size * spec.hidden_size * itemsize
@@ -161,9 +162,9 @@ def weight_bytes(
     format: WeightFormat | None = None,
     head: WeightFormat | None = None,
 ) -> int:
-    """Return the bytes of the loaded weights, the layers' matrices rounded to `format` unless they are stored
-    quantized, the head's in the format `head`. `tied_head_copied`: a tied head is packed in addition to the
-    embedding, as one in another format always is."""
+    """Return the bytes of the loaded weights. The layers' matrices are rounded to `format` unless they are
+    stored quantized; the head is in the format `head`. `tied_head_copied`: a tied head is stored in addition
+    to the embedding. A head in a quantized format always is."""
     size, shapes = dtype.itemsize, weight_shapes(spec)
     others = count_parameters(spec) - layer_matrices(spec)
     if not spec.tied_embeddings:
@@ -176,10 +177,10 @@ def weight_bytes(
 
 
 def is_stacked(spec: ModelSpec, module: str) -> bool:
-    """Return whether the matrix of a module is in one tensor with those of other experts."""
+    """Return whether a module's matrix is in one tensor with the matrices of other experts."""
     return spec.experts is not None and spec.experts.tensors.stacked and is_routed(module)
 
 
 def tensor_of(spec: ModelSpec, module: str) -> str:
-    """Return the tensor of floats that the matrix of a module is in."""
+    """Return the name of the tensor of floats that contains a module's matrix."""
     return stack_of(module)[0] if is_stacked(spec, module) else f"{module}.weight"

@@ -1,5 +1,5 @@
-"""Model specifications, read from the `config.json` of a Hugging Face folder: sizes, and as data the points
-in which architectures differ. A model that cannot be computed exactly is refused."""
+"""Model specifications, read from the `config.json` of a Hugging Face folder: sizes, and the differences of
+architectures as data. A model that cannot be computed exactly is refused."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,19 +32,20 @@ from streamserve.execution.stored.formats import (
 )
 
 MAX_LAYERS = 10_000
-"""More than any model has; the count is compared with the tensors of the files afterwards."""
+"""Maximum number of layers: more than any model has. Later the number is compared with the files' tensors."""
 
 MAX_MULTIPLIER = 1e6
-"""The largest multiplier of embeddings, residuals, scores or logits, and the inverse of the smallest."""
+"""Maximum multiplier of embeddings, residuals, scores or logits, and the inverse of the minimum."""
 
 PERIODS: dict[Windows, int | None] = {"every second": 2, "all but fourth": 4, "pattern": None}
-"""Rules by which all layers but the last of every so many have a window; None: the config says how many."""
+"""Periods of the rules by which all but the last layer of each period have a window; None: the config has the
+period."""
 
 
 @dataclass(frozen=True)
 class Multipliers:
-    """What intermediate results are multiplied by: scores of `attention` before the softmax, `embedding`
-    rows, what attention and MLP add to the hidden states (`residual`), and `logits`."""
+    """Multipliers of intermediate results: of `attention` scores before the softmax, of `embedding` rows, of
+    the additions of attention and MLP to the hidden states (`residual`), and of `logits`."""
 
     attention: float
     embedding: float = 1.0
@@ -54,8 +55,8 @@ class Multipliers:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Bounds of an MLP's gates and values: the result is act(min(gate, limit)) · (1 + value), the value
-    between -limit and limit, where act(x) = x · sigmoid(alpha · x)."""
+    """Bounds of an MLP's gates and values. The result is act(min(gate, limit)) · (1 + value), where the value
+    is clamped to ±limit and act(x) = x · sigmoid(alpha · x)."""
 
     alpha: float
     limit: float
@@ -63,13 +64,20 @@ class Clamp:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything the forward pass depends on, apart from the weights. `ropes[layer]` is that layer's rotary
-    embedding (None: none) of the first `rotary_dim` dimensions of each head, and `windows[layer]` the number
-    of latest tokens that a token sees in it, itself included (None: all). `dtype` is the weights' dtype
-    according to the config, if given. `eos_token_ids` end a text. `stored` is how the layers' matrices are
-    stored if any is quantized already. `experts` are the MLP of some layers. `attention_cap` and `logits_cap`
-    bound scores and logits x as cap · tanh(x / cap) (0: they do not). The others are those of
-    architectures.Architecture."""
+    """Everything that the forward pass depends on, except the weights. For fields that are not listed see
+    architectures.Architecture.
+
+    * `ropes[layer]`: the layer's rotary embedding of the first `rotary_dim` dimensions of each head; None:
+      none.
+    * `windows[layer]`: the number of latest tokens that a token sees in the layer, itself included; None:
+      all.
+    * `dtype`: the weights' dtype in the config; None if it has none.
+    * `eos_token_ids`: the tokens that end a text.
+    * `rounds_embedding_multiplier`: the embedding multiplier is rounded to the data type.
+    * `attention_cap`, `logits_cap`: bounds of scores and logits x, as cap · tanh(x / cap); 0: none.
+    * `stored`: the formats of the layers' matrices, if any of them is stored quantized.
+    * `experts`: the mixture of experts that is the MLP of some layers.
+    """
 
     architecture: str
     vocab_size: int
@@ -106,11 +114,11 @@ class ModelSpec:
     sinks: bool = False
 
     def experts_of(self, layer: int) -> Experts | None:
-        """Return the mixture of experts of a layer; None if it has an MLP."""
+        """Return the mixture of experts of a layer; None if the layer has a plain MLP."""
         return self.experts if self.experts and self.experts.has(layer) else None
 
     def first_layers(self, layers: int) -> "ModelSpec":
-        """Return the spec of the model that consists of the first so many layers."""
+        """Return the spec of the model that consists of the first `layers` layers."""
         return replace(self, num_layers=layers, ropes=self.ropes[:layers], windows=self.windows[:layers])
 
     def at_length(self, max_model_len: int) -> "ModelSpec":
@@ -119,8 +127,8 @@ class ModelSpec:
 
 
 def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
-    """Return the spec of the model in `folder`. One that only `embeds` may be a base model, without an output
-    head. Raises CheckpointError naming the file and the unsupported field."""
+    """Return the spec of the model in `folder`. A model that only `embeds` may be a base model without an
+    output head. Raises CheckpointError, which names the file and the unsupported field."""
     config = read_fields(folder / "config.json")
     name = _architecture_name(config, embeds)
     family = ARCHITECTURES[name]
@@ -186,7 +194,7 @@ def read_spec(folder: Path, embeds: bool = False) -> ModelSpec:
 
 
 def linear_names(fused: bool, experts: Experts | None, layer: int) -> tuple[str, ...]:
-    """Return the names in a layer of its matrices, of an MLP or, if it has them, of experts."""
+    """Return the names of a layer's matrices within the layer: attention's, and its MLP's or experts'."""
     names = FUSED_LINEARS if fused else LINEARS
     if experts is None or not experts.has(layer):
         return names
@@ -255,7 +263,8 @@ def _clamp(config: Fields) -> Clamp:
 
 
 def _cap(config: Fields, name: str, default: float | None) -> float:
-    """Return a soft cap; 0 where there is none. Absent takes `default`, null means none."""
+    """Return a soft cap; 0: none. If the field is absent, `default` is used; null means none. If `default` is
+    None, the architecture does not support the field."""
     value = config.get(name, default)
     if value is None:
         return 0.0
@@ -265,7 +274,8 @@ def _cap(config: Fields, name: str, default: float | None) -> float:
 
 
 def _rotates(config: Fields, layers: int) -> tuple[bool, ...]:
-    """Return which layers have a rotary embedding: those listed as 1, else all but each fourth or so."""
+    """Return, for each layer, whether it has a rotary embedding. The config lists 0 or 1 for each layer, or
+    the last layer of every `no_rope_layer_interval` (default 4) has none."""
     listed = config.get("no_rope_layers")
     if listed is None:
         interval = config.integer("no_rope_layer_interval", 4)
@@ -278,7 +288,8 @@ def _rotates(config: Fields, layers: int) -> tuple[bool, ...]:
 def _windows(
     config: Fields, rule: Windows, default: int | None, rotates: tuple[bool, ...]
 ) -> tuple[int | None, ...]:
-    """Return the sliding window of each layer; `rotates` says which have a rotary embedding."""
+    """Return the sliding window of each layer, None if it has none. `rotates`: whether each layer has a
+    rotary embedding."""
     optional = rule in ("some layers", "unrotated layers", "every layer if used", "some of every second")
     on = rule != "none" and (not optional or config.flag("use_sliding_window", False))
     size = config.get("sliding_window", default) if on else None
@@ -298,7 +309,7 @@ def _windows(
 
 
 def _slides(config: Fields, rule: Windows, rotates: tuple[bool, ...]) -> list[bool]:
-    """Return which layers have a window by `rule`."""
+    """Return, for each layer, whether it has a window by `rule`."""
     layers = range(len(rotates))
     if rule == "unrotated layers":
         return [not rotated for rotated in rotates]

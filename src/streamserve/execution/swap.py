@@ -15,20 +15,20 @@ Copies = Sequence[tuple[int, int]]
 
 @dataclass
 class Copying:
-    """Copies that run during a step. They took `seconds`, which is set when the step is over."""
+    """Copies that run during a step. `seconds`, their duration, is set when the step has ended."""
 
     seconds: float = 0.0
 
 
 class HostPool:
-    """`num_blocks` blocks of host memory for all KV cache groups: for each of the `caches` one tensor
-    [block][layer][k|v][head][slot][vector]. A separate thread copies."""
+    """A pool of `num_blocks` blocks of host memory for all KV cache groups: one tensor for each of the
+    `caches`, [block][layer][k|v][head][slot][vector]. A separate thread copies."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._caches = tuple(caches)
-        # Not cleared: blocks are written before they are read, and memory is committed only as it comes into
-        # use.
+        # Not cleared: blocks are written before they are read, and so memory is committed only when it is
+        # used.
         self._blocks = [
             torch.empty((num_blocks, len(cache.data), *cache.data.shape[2:]), dtype=cache.data.dtype)
             for cache in caches
@@ -37,8 +37,9 @@ class HostPool:
 
     @contextmanager
     def copying(self, copies_out: Copies, copies_in: Copies) -> Iterator[Copying]:
-        """Copy blocks out (cache, host), then others back (host, cache), while the body of `with` runs. The
-        body must not touch them. The copies are complete when the `with` block ends."""
+        """Copy blocks out (cache, host), then others back (host, cache), while the body of the `with`
+        statement runs. The body must not touch these blocks. The copies are complete when the statement
+        ends."""
         copies = Copying()
         future = self._thread.submit(self.copy, copies_out, copies_in)
         try:
@@ -48,7 +49,8 @@ class HostPool:
 
     @torch.inference_mode()
     def copy(self, copies_out: Copies, copies_in: Copies) -> float:
-        """Do the same copies synchronously; return how many seconds they took."""
+        """Copy blocks out (cache, host), then others back (host, cache), in the calling thread. Returns the
+        seconds that this took."""
         started = time.perf_counter()
         for cache, blocks in zip(self._caches, self._blocks, strict=True):
             for block, host in copies_out:

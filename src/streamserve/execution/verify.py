@@ -1,20 +1,20 @@
 """Verify token trees when draft and target share their noise: follow the tokens that the target samples.
 
-What the target emits is a function of its logits and of the noise for each output index. So from the root,
-sample the target's token; while a child has this token, go to that child, whose row of logits is then the
-right one. The tokens are those that plain decoding would emit, for every tree and every drafter.
+The target's tokens are a function of its logits and of the noise for each output index. The walk begins at
+the root, samples the target's token, and goes on to the child with this token, whose logits are then valid.
+It ends where there is no such child. The tokens equal those of plain decoding, for every tree and drafter.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.tree import TokenTree
 
 
 @dataclass
 class Walk:
-    """A path down `tree`. `path` are the nodes reached, the root first. When it is done, `tokens[i]` is the
-    token sampled at `path[i]`: the accepted draft tokens, then one more token."""
+    """A walk down `tree`. `path` has the nodes reached so far, the root first. `tokens[i]` is the token
+    sampled at `path[i]`; at the end these are the accepted draft tokens and one more token."""
 
     tree: TokenTree
     path: list[int] = field(default_factory=lambda: [0])
@@ -22,13 +22,13 @@ class Walk:
 
     @property
     def done(self) -> bool:
-        """Whether a token was sampled at every node reached."""
+        """Whether a token was sampled at every node of the path."""
         return len(self.tokens) == len(self.path)
 
 
 def verify(walks: Sequence[Walk], sample: Callable[[list[int]], list[int]]) -> None:
-    """Complete `walks`. `sample(numbers)` returns the target's token at the last node of each of these walks,
-    where the tokens before it are the walk's `tokens` so far."""
+    """Complete `walks`. `sample(numbers)` returns, for each of these walks, the target's token at the path's
+    last node, given the walk's `tokens` so far."""
     active = list(range(len(walks)))
     while active:
         for number, token in zip(active, sample(active), strict=True):

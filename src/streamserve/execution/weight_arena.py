@@ -3,8 +3,9 @@
     memfd of the server ── inherited ──▶ first worker:  lock, write tensors and their index, seal
                                     └──▶ other workers: wait for the lock, find it sealed, map it read-only
 
-The kernel lets no process change a sealed file. Only a complete one is sealed: a worker that finds the lock
-free and no seal starts over. The lock ends with its holder, and the memory with the last process that has it.
+The kernel lets no process change a sealed file. Only a complete file is sealed: a worker that gets the lock
+and finds no seal starts over. The lock ends with its process, and the memory with the last process that has
+the file open.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 HEADER_BYTES = 4096
-"""The file begins with the place and the size of its index."""
+"""Bytes at the file's beginning that are reserved for the header: offset and size of the index."""
 LARGE_PAGE = 2 << 20
 ALIGNMENT = 4096
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -30,7 +31,7 @@ MAP_FIXED, MAP_NORESERVE, MADV_COLLAPSE = 0x10, 0x4000, 25
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A tensor in an arena, `offset` bytes after its beginning."""
+    """A tensor in an arena, `offset` bytes after the arena's beginning."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,17 +39,17 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """Where the index is."""
+    """The offset and size of the index, in bytes."""
 
     offset: int
     size: int
 
 
 class Region:
-    """Addresses for up to `size` bytes of a file. They are released with the last tensor there."""
+    """Addresses for up to `size` bytes of a file. They are released when the last tensor in them is."""
 
     def __init__(self, size: int) -> None:
-        """Reserve the addresses. Raises OSError if there are not enough."""
+        """Reserve the addresses. Raises OSError if that fails."""
         length = size + LARGE_PAGE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         begin = _map(0, length, 0, flags, -1, 0)
@@ -59,22 +60,22 @@ class Region:
         self._bytes = torch.frombuffer(array, dtype=torch.uint8)
 
     def map(self, descriptor: int, begin: int, end: int, writable: bool = False) -> None:
-        """Map these bytes of a file, in place of what is mapped there."""
+        """Map bytes `begin` to `end` of a file, in place of an earlier mapping of them."""
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         _map(self.address + begin, end - begin, protection, mmap.MAP_SHARED | MAP_FIXED, descriptor, begin)
 
     def memory(self, offset: int, size: int) -> Tensor:
-        """Return bytes there."""
+        """Return the `size` bytes from `offset` on, as uint8."""
         return self._bytes[offset : offset + size]
 
     def tensor(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor there, which must not be written."""
+        """Return a stored tensor as a view of the memory. It must not be written."""
         dtype: torch.dtype = getattr(torch, stored.dtype)
         content = self.memory(stored.offset, prod(stored.shape) * dtype.itemsize)
         return content.view(dtype).view(stored.shape)
 
     def offset(self, tensor: Tensor) -> int | None:
-        """Return where a tensor is; None if it is not there."""
+        """Return a tensor's offset in the region; None if it is not in the region."""
         offset = tensor.data_ptr() - self.address
         return offset if 0 <= offset < self.size else None
 
@@ -87,18 +88,18 @@ class WeightArena:
 
     @property
     def resident_bytes(self) -> int:
-        """The memory that it takes now."""
+        """Bytes of memory that the file takes now."""
         return os.fstat(self._descriptor).st_blocks * 512
 
     @property
     def sealed(self) -> bool:
-        """Whether it is complete."""
+        """Whether the file is complete."""
         return bool(fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock, which one process has at a time. It ends when the process closes any descriptor of
-        the file."""
+        """Hold the lock, which one process can have at a time. As a POSIX lock, it ends when the process
+        closes any descriptor of the file."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -106,7 +107,7 @@ class WeightArena:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def open_read_only(self) -> int:
-        """Return a descriptor that cannot write: a mapping of it does not prevent the seal."""
+        """Return a read-only descriptor. Its mappings do not prevent the seal against writing."""
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def index(self) -> bytes:
@@ -117,7 +118,7 @@ class WeightArena:
         return os.pread(self._descriptor, header.size, header.offset)
 
     def map(self) -> Region:
-        """Map a sealed arena."""
+        """Return a mapping of the sealed arena."""
         size = os.fstat(self._descriptor).st_size
         region = Region(size)
         reader = self.open_read_only()
@@ -128,18 +129,20 @@ class WeightArena:
         return region
 
     def write(self, limit: int) -> "ArenaWriter":
-        """Begin to write up to about `limit` bytes, over what an earlier process may have left."""
+        """Return a writer of up to about `limit` bytes. It discards the incomplete content of an earlier
+        process."""
         os.ftruncate(self._descriptor, 0)
         region = Region(-(-limit // LARGE_PAGE) * LARGE_PAGE)
         return ArenaWriter(self._descriptor, self.open_read_only(), region)
 
 
 class ArenaWriter:
-    """Writes an arena; use as a context manager. What has been written can be read at once."""
+    """Writes an arena, as a context manager. Written tensors can be read at once. Without `seal`, the content
+    is discarded at the end."""
 
     def __init__(self, descriptor: int, reader: int, region: Region) -> None:
         self._descriptor, self._reader, self._region = descriptor, reader, region
-        self._size, self._end, self._sealed = 0, HEADER_BYTES, False  # size: with memory; end: in use
+        self._size, self._end, self._sealed = 0, HEADER_BYTES, False  # size: allocated bytes; end: used ones
 
     def __enter__(self) -> "ArenaWriter":
         return self
@@ -147,17 +150,18 @@ class ArenaWriter:
     def __exit__(self, *exc: object) -> None:
         if not self._sealed:
             os.ftruncate(self._descriptor, 0)
-        os.close(self._reader)  # which releases the lock
+        os.close(self._reader)  # closing a descriptor releases the process's lock of the file
 
     def memory(self, size: int) -> Tensor:
-        """Return further bytes, which are zero until they are written. Raises OSError if there are none."""
+        """Allocate and return `size` bytes, which are zero. Raises OSError if there is no memory."""
         offset = -(-self._end // ALIGNMENT) * ALIGNMENT
         self._grow(offset + size)
         self._end = offset + size
         return self._region.memory(offset, size)
 
     def tensor(self, tensor: Tensor) -> StoredTensor:
-        """Write a tensor, unless it is in this memory already. Raises OSError if there is no memory."""
+        """Write a tensor, unless it is in the arena already, and return its index entry. Raises OSError if
+        there is no memory."""
         name = str(tensor.dtype).removeprefix("torch.")
         offset = self._region.offset(tensor)
         if offset is None:
@@ -168,21 +172,21 @@ class ArenaWriter:
         return StoredTensor(name, tuple(tensor.shape), offset)
 
     def read(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor that has been written."""
+        """Return a written tensor as a view of the arena."""
         return self._region.tensor(stored)
 
     def seal(self, index: bytes) -> None:
-        """Write the index, and end all writing."""
+        """Write the index, and seal the file."""
         stored = self.tensor(torch.frombuffer(bytearray(index), dtype=torch.uint8))
         header = msgspec.msgpack.encode(_Header(stored.offset, len(index)))
         os.pwrite(self._descriptor, header, 0)
-        self._region.map(self._reader, 0, self._size)  # what can be written is not sealed
+        self._region.map(self._reader, 0, self._size)  # a file with writable mappings cannot be sealed
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
         self._sealed = True
 
     def _grow(self, end: int) -> None:
-        """Let the file have memory for at least `end` bytes, on large pages if the kernel has some. Then no
-        write to it fails."""
+        """Allocate memory for at least `end` bytes of the file, on large pages if the kernel has some. Once
+        it is allocated, writes to it cannot fail."""
         begin, end = self._size, -(-end // LARGE_PAGE) * LARGE_PAGE
         if end <= begin:
             return
@@ -190,7 +194,7 @@ class ArenaWriter:
             raise OSError(f"the packed weights need more than the {self._region.size} bytes planned for them")
         os.ftruncate(self._descriptor, end)
         self._region.map(self._descriptor, begin, end, writable=True)
-        for page in range(begin, end, LARGE_PAGE):  # of a page that is not empty the kernel makes a large one
+        for page in range(begin, end, LARGE_PAGE):  # MADV_COLLAPSE needs at least one present page in each
             os.pwrite(self._descriptor, b"\0", page + LARGE_PAGE - 1)
         if _libc().madvise(self._region.address + begin, end - begin, MADV_COLLAPSE):
             os.posix_fallocate(self._descriptor, begin, end - begin)

@@ -1,5 +1,5 @@
-"""Where a model's weights are when it is loaded: made for this process alone, or in memory that the workers
-of a host share (weight_arena.py)."""
+"""Stores of a model's weights while it is loaded: private to this process, or in memory that the workers of a
+host share (weight_arena.py)."""
 
 import logging
 from collections.abc import Callable
@@ -19,33 +19,33 @@ M = TypeVar("M")
 
 
 class WeightStore(Protocol):
-    """Returns weights by name, which it makes unless it has them."""
+    """A store of weights by name. It calls `make` for weights that are not stored."""
 
     @property
     def complete(self) -> bool:
-        """Whether it has all, and makes none."""
+        """Whether all weights are already stored, so that `make` is never called."""
         ...
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor of a name."""
+        """Return the tensor `name`."""
         ...
 
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Return the linear map of a name."""
+        """Return the linear map `name`."""
         ...
 
 
 class PrivateWeights:
-    """Makes all weights, for this process alone."""
+    """A store that makes all weights in this process's memory."""
 
     complete = False
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Make the tensor."""
+        """Make and return the tensor."""
         return make()
 
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Make the linear map."""
+        """Make and return the linear map."""
         return make()
 
 
@@ -53,7 +53,7 @@ PRIVATE = PrivateWeights()
 
 
 class WeightIndex(msgspec.Struct, frozen=True):
-    """What an arena holds: the weights of the model `key`, by name."""
+    """The index of an arena: the weights of the model `key`, by name."""
 
     key: str
     tensors: dict[str, StoredTensor]
@@ -61,7 +61,7 @@ class WeightIndex(msgspec.Struct, frozen=True):
 
 
 class WrittenWeights:
-    """Makes all weights in an arena."""
+    """A store that makes all weights and writes them to an arena."""
 
     complete = False
 
@@ -70,24 +70,25 @@ class WrittenWeights:
         self._index = WeightIndex(key, {}, {})
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Make the tensor, and move it."""
+        """Make the tensor, write it to the arena, and return it there."""
         stored = self._index.tensors[name] = self._writer.tensor(make())
         return self._writer.read(stored)
 
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Make the linear map, whose weight is packed into the arena, and move the rest of it."""
+        """Make the linear map, and return it in the arena: its weight is packed there directly, its other
+        tensors are copied."""
         with self._pool.allocating(self._writer.memory):
             linear = cast(NativeLinear, make())
         stored = self._index.linears[name] = linear.stored(self._writer.tensor)
         return NativeLinear.of_stored(self._pool, stored, self._writer.read)
 
     def seal(self) -> None:
-        """Complete the arena."""
+        """Write the index, and seal the arena."""
         self._writer.seal(msgspec.msgpack.encode(self._index))
 
 
 class SharedWeights:
-    """Has all weights, in a sealed arena."""
+    """A store that reads all weights from a sealed arena."""
 
     complete = True
 
@@ -95,20 +96,20 @@ class SharedWeights:
         self._region, self._index, self._pool = region, index, pool
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor."""
+        """Return the stored tensor."""
         return self._region.tensor(self._index.tensors[name])
 
     def linear(self, name: str, make: Callable[[], LinearMap]) -> LinearMap:
-        """Return the linear map."""
+        """Return the stored linear map."""
         return NativeLinear.of_stored(self._pool, self._index.linears[name], self._region.tensor)
 
 
 def with_shared_weights(
     arena: WeightArena, key: str, limit: int, pool: ThreadPool, load: Callable[[WeightStore], M]
 ) -> tuple[M, bool]:
-    """Return what `load` makes of the weights of the model `key`, about `limit` bytes, in the arena, and
-    whether they are there: if it cannot hold them, or holds others, they are private, which only takes more
-    memory."""
+    """Return the result of `load` with the weights of the model `key` in the arena, and whether they are
+    there. The weights take about `limit` bytes. If the arena cannot hold them, or has another model's, they
+    are private, which only takes more memory."""
     try:
         with arena.locked():
             if not arena.sealed:
@@ -120,7 +121,7 @@ def with_shared_weights(
         index = msgspec.msgpack.decode(arena.index(), type=WeightIndex)
         if index.key == key:
             return load(SharedWeights(arena.map(), index, pool)), True
-        logger.warning("the weights in shared memory are another model's: this worker has its own copy")
+        logger.warning("the weights in shared memory belong to another model: this worker has its own copy")
     except OSError as error:
         logger.warning("the weights cannot be shared: this worker has its own copy (%s)", error)
     return load(PRIVATE), False

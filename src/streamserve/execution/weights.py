@@ -1,4 +1,4 @@
-"""Load a checkpoint's tensors into a Model, packing them layer by layer."""
+"""Load the tensors of a checkpoint into a Model, and pack them layer by layer."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -44,19 +44,23 @@ from streamserve.protocol.errors import CheckpointError
 
 AnyCheckpoint = Checkpoint | GgufCheckpoint
 LinearMaker = Callable[[Any, Tensor | None], LinearMap]
-"""Makes a linear map of a weight [out, in], a Tensor or a QuantizedWeight (or another: LinearMakers), and
-optionally a bias [out]."""
+"""Makes a linear map of a weight [out, in] and an optional bias [out]. The weight is a Tensor or a
+QuantizedWeight; LinearMakers.direct makers take others too."""
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class LinearMakers:
-    """What makes a model's linear maps: those into the MLP or an expert, which may interleave gates and
-    values, the head, routers in float32, and all others; and what makes a layer's experts of the router and
-    the experts' maps. `direct`: makers take matrices as StoredWeight, BlockWeight and StripedWeight, where
-    they lie in the file. `floats` returns a BlockWeight as floats of a dtype; None: blocks are unpacked in
-    torch."""
+    """The makers of a model's linear maps.
+
+    * `gate_up`: maps into an MLP or expert, which may interleave gates and values. `head`: the output head.
+      `router`: routers in float32. `linear`: all other maps.
+    * `experts`: makes a layer's experts of the router, the `gate_up` maps and the output maps.
+    * `direct`: whether the makers also take StoredWeight, BlockWeight and StripedWeight: matrices in the form
+      of the file, without a copy.
+    * `floats`: returns a BlockWeight as floats of a dtype; None: torch unpacks blocks.
+    """
 
     linear: LinearMaker = Linear
     gate_up: LinearMaker = Linear
@@ -68,15 +72,15 @@ class LinearMakers:
 
 
 IGNORED = (".rotary_emb.inv_freq",)
-"""Endings of names that some checkpoints contain and no model needs: recomputed from the config."""
+"""Suffixes of tensors that some checkpoints contain and that are not loaded: the config determines them."""
 
 INPUTS, FUSED_INPUTS = joined(LINEARS)[::2], [("self_attn.qkv_proj",), ("mlp.gate_up_proj",)]
-"""The matrices into attention and into the MLP, where checkpoints have them one by one, and where they join
-them."""
+"""The input matrices of attention and of the MLP, in checkpoints with separate and with fused matrices."""
 
 
 def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
-    """Raise CheckpointError, naming file and tensor, unless the checkpoint is exactly this model's."""
+    """Raise CheckpointError, which names file and tensor, unless the checkpoint has exactly this model's
+    tensors."""
     if isinstance(checkpoint, GgufCheckpoint):
         checkpoint.check(weight_shapes(spec))
         return
@@ -89,8 +93,8 @@ def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
 
 
 def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
-    """Return what the tensors of a checkpoint must be. Raises CheckpointError for a matrix with more inputs
-    than can share a scale."""
+    """Return the required header of each tensor of a checkpoint. Raises CheckpointError for a matrix with
+    more inputs than can share a scale."""
     plain = {name: Header(shape) for name, shape in weight_shapes(spec).items()}
     stored = dict[str, Header]()
     for module, shape in matrix_shapes(spec).items():
@@ -102,7 +106,7 @@ def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
             raise CheckpointError(
                 f"{checkpoint.path}: {module} has more than {MAX_INPUTS} inputs with one scale"
             )
-        plain.pop(tensor_of(spec, module), None)  # a stack is that of many
+        plain.pop(tensor_of(spec, module), None)  # of many modules that share a stack, the first one pops it
         stored |= format.headers(module, shape)
     return stored | plain
 
@@ -117,11 +121,14 @@ def load_model(
     head: WeightFormat | None = None,
     store: WeightStore = PRIVATE,
 ) -> Model:
-    """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16)
-    and linear maps made by `makers`. The layers' matrices are QuantizedWeight if they are stored so or are
-    rounded to `format`, matrix by matrix, and the head's if it is stored in the format `head` or rounded to
-    it. Weights come from the `store`, which makes linear maps by kernels, unless it is private; then a tied
-    embedding is in the head alone."""
+    """Load the model of a checked checkpoint onto `device`, with weights in `dtype` (float32 or bfloat16) and
+    linear maps made by `makers`.
+
+    * `format`: the layers' matrices are rounded to it, matrix by matrix, unless they are stored quantized.
+    * `head`: the head is stored in this format, or rounded to it; None: it is in `dtype`.
+    * `store`: the weights are kept there. With a store other than PRIVATE, linear maps must be made for the
+      kernels, and a tied embedding is in the head alone.
+    """
     loader = _Loader(checkpoint, spec, dtype, makers, device, format, store)
     layers = loader.layers()
     embedding = loader.embedding(within_head=spec.tied_embeddings and head is None)
@@ -129,7 +136,7 @@ def load_model(
 
 
 class _Loader:
-    """Loads parts of one model, as `load_model` says."""
+    """Loads the parts of one model, with the arguments of `load_model`."""
 
     def __init__(
         self,
@@ -146,8 +153,7 @@ class _Loader:
         self._shapes = matrix_shapes(spec)
 
     def layers(self) -> list[LayerWeights]:
-        """Return the weights of all layers. While those of a layer are packed, the next layer's are read from
-        the disk."""
+        """Return the weights of all layers. While a layer is packed, the next layer is read from the disk."""
         if self._store.complete:
             return [self._layer(number) for number in range(self._spec.num_layers)]
         layers = []
@@ -186,7 +192,8 @@ class _Loader:
         )
 
     def embedding(self, within_head: bool) -> Tensor:
-        """Return the embedding; without rows if the head has them and nothing is made."""
+        """Return the embedding. It has no rows if the head has them (`within_head`) and the store is
+        complete."""
         if not within_head:
             return self._store.tensor(EMBEDDING, lambda: self.tensors([EMBEDDING]))
         if self._store.complete:
@@ -214,7 +221,7 @@ class _Loader:
         return self._makers.head(weight, None)
 
     def tensors(self, names: Sequence[str]) -> Tensor:
-        """Return tensors of these names, joined."""
+        """Return the tensors of `names`, joined along their first dimension."""
         tensors = [self._tensor(name, self._dtype) for name in names]
         return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(self._device)
 
@@ -222,7 +229,7 @@ class _Loader:
         """Return a tensor in `dtype`."""
         checkpoint = self._checkpoint
         if self._makers.floats and isinstance(checkpoint, GgufCheckpoint) and checkpoint.in_blocks(name):
-            with contextlib.suppress(NotFinite):  # the tensor is named below
+            with contextlib.suppress(NotFinite):  # `tensor` below raises the error that names the tensor
                 return self._makers.floats(checkpoint.blocks([name.removesuffix(".weight")]), dtype)
         return checkpoint.tensor([name], dtype)
 
@@ -258,7 +265,7 @@ class _Loader:
         )
 
     def _make_router(self, prefix: str, experts: Experts) -> LinearMap:
-        """Return the map to the scores of all experts and, with a shared one, to its gate."""
+        """Return the map to the scores of all experts and, with a shared expert, to its gate."""
         hidden = self._spec.hidden_size
         names = [experts.router, *([experts.shared_gate] if experts.shared_gate else [])]
         weight = torch.cat([
@@ -271,7 +278,7 @@ class _Loader:
         return self._makers.router(weight.to(self._device), bias)
 
     def _map(self, make: LinearMaker, has_bias: bool, prefix: str, *names: str) -> LinearMap:
-        """Return the linear map of joined matrices."""
+        """Return the linear map of the joined matrices `names`."""
         modules = [f"{prefix}{name}" for name in names]
 
         def joined_map() -> LinearMap:
@@ -294,16 +301,16 @@ class _Loader:
         bias: Tensor | None,
         format: WeightFormat,
     ) -> LinearMap:
-        """Return the linear map of joined matrices that are stored in blocks of integers."""
+        """Return the linear map of joined matrices that are stored in GGUF's blocks of integers."""
         if self._makers.direct:
-            with contextlib.suppress(NotFinite):  # the tensor is named below
+            with contextlib.suppress(NotFinite):  # `integers` below raises the error that names the tensor
                 return make(checkpoint.blocks(modules, format), bias)
         return make(join([checkpoint.integers(module, format) for module in modules]), bias)
 
     def _direct(
         self, make: LinearMaker, names: Sequence[str], bias: Tensor | None, format: WeightFormat | None
     ) -> LinearMap:
-        """Return the linear map of joined matrices, packed where they lie in the file."""
+        """Return the linear map of joined matrices, packed directly from the file."""
         dtype = torch.float32 if format else self._dtype
         parts = [self._stored_floats(name, dtype) for name in names]
         if len({part.dtype for part in parts}) > 1:
@@ -316,7 +323,7 @@ class _Loader:
             raise
 
     def _stored_floats(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a tensor as it lies in the file, or in `dtype` where it must be taken apart."""
+        """Return a tensor as a view of the file, or as a copy in `dtype` if it is in blocks or in a stack."""
         checkpoint = self._checkpoint
         if isinstance(checkpoint, GgufCheckpoint) and not checkpoint.in_blocks(name):
             return checkpoint.view(name)
@@ -356,11 +363,11 @@ class _Loader:
 def _check_orders(
     checkpoint: AnyCheckpoint, modules: Sequence[str], weights: Sequence[StripedWeight]
 ) -> None:
-    """Raise CheckpointError if weights that are joined have their inputs in different orders."""
+    """Raise CheckpointError if `weights`, which are to be joined, have their inputs in different orders."""
     first, *others = (torch.empty(0) if weight.order is None else weight.order for weight in weights)
     for module, order in zip(modules[1:], others, strict=True):
         if not torch.equal(first, order):
             raise CheckpointError(
-                f"{checkpoint.path}: {module} groups its inputs otherwise than {modules[0]}, with which "
-                "it is computed"
+                f"{checkpoint.path}: {module} groups its inputs differently than {modules[0]}, but both "
+                "are computed together"
             )

@@ -1,1 +1,1 @@
-"""The fleet: admission, routing and recovery from worker deaths; and the asyncio runtime that runs it."""
+"""The fleet (admission, routing, and recovery from worker deaths), and the asyncio runtime that drives it."""

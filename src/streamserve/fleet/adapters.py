@@ -17,8 +17,9 @@ from streamserve.protocol.messages import AdapterLoaded, LoadAdapter, UnloadAdap
 
 @dataclass
 class AdapterState:
-    """An adapter in the folder `path`. `waiting` workers have not answered yet, `loaded` ones have it.
-    `error`: why a worker could not load it. A `leaving` one takes no new requests."""
+    """An adapter in the folder `path`. `waiting` are the workers that have not answered yet, `loaded` the
+    workers that have it. `error` is why a worker could not load it. An adapter that is `leaving` takes no new
+    requests."""
 
     path: str
     waiting: set[str] = field(default_factory=set)
@@ -33,14 +34,15 @@ class AdapterState:
 
 
 class AdapterBook:
-    """The adapters of `workers`, by the hash of their files; `given` ones are there from the start."""
+    """The adapters of `workers`, by the hash of their files. The `given` adapters are loaded from the
+    start."""
 
     def __init__(self, given: Iterable[Adapter], workers: Mapping[str, WorkerState]) -> None:
         self._workers = workers
         self.adapters = {adapter.fingerprint: AdapterState(adapter.path) for adapter in given}
 
     def serves(self, fingerprint: str) -> bool:
-        """Return whether new requests may have this adapter; the empty one is the base model."""
+        """Return whether new requests may use this adapter; "" stands for the base model."""
         state = self.adapters.get(fingerprint)
         return not fingerprint or (state is not None and not state.leaving)
 
@@ -53,7 +55,7 @@ class AdapterBook:
                 yield self._load(name, adapter.fingerprint)
 
     def joined(self, worker: str) -> Iterator[Send]:
-        """Load all adapters at a worker that has just started."""
+        """Load all adapters at a worker that has become ready."""
         for fingerprint in self.adapters:
             yield self._load(worker, fingerprint)
 
@@ -75,12 +77,12 @@ class AdapterBook:
             state.loaded.discard(worker)
 
     def remove(self, fingerprint: str) -> None:
-        """Take no new requests for an adapter; `sweep` unloads it."""
+        """Accept no new requests for an adapter; `sweep` unloads it."""
         if fingerprint in self.adapters:
             self.adapters[fingerprint].leaving = True
 
     def sweep(self, requests: Iterable[OpenRequest]) -> Iterator[Send]:
-        """Unload the adapters that are removed and that no open request has."""
+        """Unload the removed adapters that no open request uses."""
         leaving = {fingerprint for fingerprint, state in self.adapters.items() if state.leaving}
         if not leaving:
             return

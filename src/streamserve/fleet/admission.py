@@ -7,8 +7,8 @@ from streamserve.scheduling.feasibility import RETRY
 
 
 class WaitingPrompts:
-    """The prompts of the open requests that no worker has scheduled yet: their sizes, and the sum of them,
-    which is asked for at each arrival."""
+    """The prompts of open requests that no worker has scheduled yet: their sizes, and the sum of the sizes.
+    The sum is kept up to date, as each arrival needs it."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -18,7 +18,7 @@ class WaitingPrompts:
         return len(self._sizes)
 
     def add(self, request: str, tokens: int) -> None:
-        """Record the size of a prompt, which may be known with another one."""
+        """Record the size of a prompt; replace an earlier size."""
         self.discard(request)
         self._sizes[request] = tokens
         self.tokens += tokens
@@ -29,8 +29,8 @@ class WaitingPrompts:
 
 
 class Admission:
-    """Limits the open requests, running and waiting. `max_waiting_tokens` limits the prompt tokens of the
-    waiting ones; one request may always wait."""
+    """Limits the open requests, running and waiting, to `max_requests`, and the prompt tokens of waiting
+    requests to `max_waiting_tokens`. One request may always wait."""
 
     def __init__(self, max_requests: int, max_waiting_tokens: int) -> None:
         self._max_requests = max_requests
@@ -47,9 +47,9 @@ class Admission:
         self._finished.add(now)
 
     def refusal(self, event: Open, requests: int, waiting: WaitingPrompts, now: float) -> RequestError | None:
-        """Return the refusal of a request where so many `requests` are open, or None. Its Retry-After is the
-        time in which the requests that wait now are served, at the recent rate at which requests end or
-        prompts begin."""
+        """Return the refusal of a request, or None. `requests` is the number of open requests, `waiting`
+        their waiting prompts. The refusal's Retry-After is the predicted time until the waiting requests are
+        served, by the recent rate at which requests end or prompts begin."""
         if requests >= self._max_requests:
             message = f"{requests} requests are open, which is the limit (max_requests)"
             return _retry_later(message, self._finished.seconds_for(now, len(waiting) + 1))
@@ -64,7 +64,7 @@ class Admission:
 
 
 def _retry_later(message: str, seconds: float | None) -> RequestError:
-    """Return a refusal with a Retry-After of `seconds`, within bounds, if they are known."""
+    """Return a refusal with a Retry-After of `seconds`, limited to RETRY; None stands for unknown."""
     low, high = RETRY
     retry_after = low if seconds is None else min(max(seconds, low), high)
     return RequestError(message, status=429, retry_after=retry_after)

@@ -1,5 +1,5 @@
-"""Whether requests can be served, by which workers, and when again if not: questions about the workers'
-present states, which change nothing."""
+"""Questions about the workers' present states: can requests be served, by which workers, and when again if
+not. Answers change nothing."""
 
 import contextlib
 from collections.abc import Callable, Container, Mapping
@@ -13,8 +13,8 @@ UNKNOWN_RETRY_AFTER = 5.0
 
 @dataclass(frozen=True)
 class Where(Container[str]):
-    """The workers for which a condition holds. It is found out for one at a time: a fleet may have a
-    thousand, and most questions are answered by the first."""
+    """The workers for which a condition holds. The condition is checked for one worker at a time: a fleet may
+    have a thousand workers, and most questions are decided by the first."""
 
     holds: Callable[[str], bool]
 
@@ -24,9 +24,12 @@ class Where(Container[str]):
 
 @dataclass
 class Availability:
-    """The `workers` of one server, arranged in a `topology`, which the supervisor changes. A worker that
-    shows no progress for `stuck_after` seconds counts as stuck. `remaining` is the topology without the
-    workers that leave, whose partners are combined again; all of it if nothing else could serve."""
+    """The `workers` of one server in a `topology`, which the supervisor changes. A worker that shows no
+    progress for `stuck_after` seconds counts as stuck.
+
+    `remaining` is the topology without leaving workers, whose partners are combined again. If it could not
+    serve, `remaining` is the whole topology.
+    """
 
     topology: Topology
     workers: Mapping[str, WorkerState]
@@ -37,7 +40,7 @@ class Availability:
         self.remaining = self.topology
 
     def arrange(self, topology: Topology) -> None:
-        """Set the topology, or arrange the same one after workers have begun to leave."""
+        """Set the topology. Called with the same topology again after workers have begun to leave."""
         self.topology = self.remaining = topology
         leaving = {name for name in topology.names if name in self.workers and self.workers[name].leaving}
         with contextlib.suppress(ValueError):
@@ -45,7 +48,7 @@ class Availability:
 
     @property
     def placing(self) -> Topology:
-        """The topology that new requests are placed in: without the workers that leave, if it can serve."""
+        """The topology in which new requests are placed: without leaving workers, if it can serve."""
         active = Where(self._active)
         return self.remaining if self.remaining.complete(active) else self.topology
 
@@ -59,8 +62,8 @@ class Availability:
         return self.topology.complete(Where(lambda name: not self.workers[name].down))
 
     def open(self) -> set[str]:
-        """Return the serving workers that may get new requests. Draining workers are left out if the others
-        can serve without them."""
+        """Return the workers that may get new requests. Draining workers are left out if the others can serve
+        without them."""
         serving = self.serving()
         active = {name for name in serving if not self.workers[name].draining}
         return active if self.placing.complete(active) else serving
@@ -72,7 +75,7 @@ class Availability:
 
     @property
     def _others_serve(self) -> bool:
-        """Whether the workers that are not draining can serve without the others."""
+        """Whether the workers that are not draining can serve by themselves."""
         return self.placing.complete(Where(self._active))
 
     def _active(self, worker: str) -> bool:
@@ -92,7 +95,7 @@ class Availability:
         return all(self.workers[name].healthy for name in candidate)
 
     def unavailable_reason(self) -> str:
-        """Return why no new request can be served, now or soon; empty if one can."""
+        """Return why no new request can be served now or soon; "" if one can."""
         if not self.can_serve:
             return self.health()[1]
         if self._others_serve:
@@ -101,7 +104,7 @@ class Availability:
         return f"draining: {', '.join(sorted(draining))}"
 
     def health(self) -> tuple[bool, str]:
-        """Return whether requests are being served, and if not, why."""
+        """Return whether requests are being served, and if not, the reason."""
         if self.placing.complete(self.staying()):
             return True, "ready"
         for name, worker in self.workers.items():
@@ -112,18 +115,20 @@ class Availability:
         return False, self.unavailable_reason() or "no set of workers that can serve a request is ready"
 
     def missing(self) -> str:
-        """Return which workers do not serve although they should, and why; empty without any."""
+        """Return which workers should serve but do not, and why; "" if there are none."""
         return "; ".join(trouble for name in self.workers if (trouble := self._trouble(name)))
 
     def _trouble(self, name: str) -> str:
-        """Return why a worker that served, or should have, does not; empty if it does, or loads as it
-        should."""
+        """Return why a worker does not serve; "" if it serves, or is loading its model without an earlier
+        error."""
         worker = self.workers[name]
         if worker.failure:
             return f"worker {name} is down: {worker.failure.error}"
         if worker.ready is None and worker.error:
             times = f" ({worker.failed_starts} starts failed)" if worker.failed_starts else ""
-            state = "does not fit the others and is not used" if worker.misfit else "is being restarted"
+            state = (
+                "does not match the other workers and is not used" if worker.misfit else "is being restarted"
+            )
             return f"worker {name} {state}{times}: {worker.error}"
         if worker.stuck:
             silent = f"it has not responded for {self.stuck_after:g} seconds"
@@ -131,7 +136,8 @@ class Availability:
         return ""
 
     def recovery(self, now: float) -> float | None:
-        """Return the expected seconds until requests are served, 0 if they are; None if that is unknown."""
+        """Return the expected seconds until requests are served: 0 if they are served now, None if
+        unknown."""
         seconds = [
             max(worker.until_ready(now) for worker in workers)
             for candidate in self.placing.candidates()

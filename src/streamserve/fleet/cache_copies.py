@@ -20,7 +20,7 @@ from streamserve.protocol.sampling import SamplingParams
 NAMES = "\0"
 """First character of the names of copies; no client's request has such a name."""
 PRIORITY = 1 << 30
-"""The lowest priority."""
+"""The lowest priority: requests of clients come first."""
 PARAMS = SamplingParams(temperature=0.0, seed=0, max_tokens=0)
 
 
@@ -41,8 +41,8 @@ class CacheCopies:
         now: float,
         adapter: str = "",
     ) -> tuple[str, Send]:
-        """Begin a copy of the KV of `tokens`, which fill whole blocks and were computed with this LoRA
-        adapter (empty: none); returns its name and what to send."""
+        """Begin a copy of the KV of `tokens`, which fill whole blocks. `adapter` is the LoRA adapter they
+        were computed with, or "". Return the copy's name and the message to send."""
         number = next(self._numbers)
         name = f"{NAMES}{kind.value}/{number}"
         opened = Open(name, tokens, PARAMS, priority=PRIORITY, cache_salt=cache_salt, adapter=adapter)

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Protocol
 
 from streamserve.fleet.fork_server import CannotFork, ForkedProcess, fork_server
-from streamserve.protocol.fork import Fork, Program, file_mode_mask
+from streamserve.protocol.fork import Fork, Program
+from streamserve.system.forks import file_mode_mask
 
 logger = logging.getLogger(__name__)
 
@@ -25,30 +26,31 @@ MODULES: dict[Program, str] = {
 
 
 class ChildProcess(Protocol):
-    """A running program and the pipe to its standard input."""
+    """A running program, and the pipe to its standard input."""
 
     @property
     def pid(self) -> int: ...
 
     def write(self, data: bytes) -> None:
-        """Write to its standard input, unless that is closed."""
+        """Write to the program's standard input, unless it is closed."""
         ...
 
     def close_input(self) -> None:
-        """Close its standard input; idempotent."""
+        """Close the program's standard input; idempotent."""
         ...
 
     async def wait(self) -> int | None:
-        """Wait for its end; return its exit status; negative: the signal that ended it; None: unknown."""
+        """Wait for the end of the process. Return its exit status: negative for the signal that ended it,
+        None if unknown."""
         ...
 
     def kill(self) -> None:
-        """Kill it, unless it has ended."""
+        """Kill the process, unless it has ended."""
         ...
 
 
 class StartedChild:
-    """A process that was started as usual."""
+    """A process that was started as a new program, not forked."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -77,8 +79,8 @@ class StartedChild:
 class InputPipe:
     """The pipe to a program's standard input, written by the running event loop.
 
-    This class alone closes the pipe's descriptor. A transport of uvloop would close it twice, and between the
-    two a thread may have opened another file, which has the same number then.
+    Only this class closes the pipe's descriptor. A transport of uvloop would close it twice; between the two,
+    a thread may open another file, which gets the same descriptor number and would then be closed.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -89,7 +91,7 @@ class InputPipe:
         self._closing = False
 
     def write(self, data: bytes) -> None:
-        """Write data as soon as the pipe takes it, unless this is closed."""
+        """Write data as soon as the pipe accepts it. Ignored if the pipe is closed."""
         if self._closing or not data:
             return
         if not self._waiting:
@@ -97,7 +99,7 @@ class InputPipe:
         self._waiting += data
 
     def close(self) -> None:
-        """Close it once all data is written; idempotent."""
+        """Close the pipe once all data is written; idempotent."""
         self._closing = True
         if not self._waiting:
             self._pipe.close()
@@ -105,7 +107,7 @@ class InputPipe:
     def _write(self) -> None:
         try:
             del self._waiting[: self._pipe.write(self._waiting) or 0]
-        except OSError:  # nothing reads it any more
+        except OSError:  # the reader has ended
             self._waiting.clear()
             self._closing = True
         if not self._waiting:
@@ -115,7 +117,7 @@ class InputPipe:
 
 
 class ForkedChild:
-    """A process of the fork server. Made in a running event loop."""
+    """A process of the fork server. Must be created in a running event loop."""
 
     def __init__(self, process: ForkedProcess, pipe: IO[bytes]) -> None:
         self._process = process
@@ -144,7 +146,7 @@ class ForkedChild:
     def _end(self) -> None:
         self._loop.remove_reader(self._process.pidfd)
         self._stdin.close()
-        self._taking = self._loop.create_task(self._take_status())  # kept: the loop holds tasks weakly
+        self._taking = self._loop.create_task(self._take_status())  # a reference: the loop holds tasks weakly
 
     async def _take_status(self) -> None:
         try:  # in a thread: a fork server that is stopped does not answer
@@ -157,7 +159,7 @@ class ForkedChild:
 
 
 def command_of(program: Program, title: str) -> tuple[str, ...]:
-    """Return the command that starts a program. The title is for lists of processes: no program reads it."""
+    """Return the command that starts a program. The title is only shown in lists of processes."""
     return sys.executable, "-P", "-m", MODULES[program], title
 
 
@@ -169,8 +171,8 @@ async def start_program(
     stdout: int = 1,
     fork: bool = True,
 ) -> ChildProcess:
-    """Start a program in a session of its own, which inherits `descriptors`, with `stdout` as its standard
-    output. With `fork`, it is forked where that is possible. Raises OSError."""
+    """Start a program in a new session. It inherits `descriptors`, and `stdout` is its standard output. If
+    `fork`, it is forked where possible. Raises OSError."""
     if fork:
         try:
             return await _fork(program, title, environment, descriptors, stdout)
@@ -190,7 +192,7 @@ async def start_program(
 async def _fork(
     program: Program, title: str, environment: Mapping[str, str], descriptors: Sequence[int], stdout: int
 ) -> ForkedChild:
-    """Fork a program. Raises CannotFork; then no other process has its standard input."""
+    """Fork a program. Raises CannotFork; then no other process holds its standard input."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
         try:
@@ -201,7 +203,8 @@ async def _fork(
         stack.callback(pipe.close)  # ends a process that is forked, or being forked
         stack.callback(job.give_up)
         forked = loop.run_in_executor(None, job.run)
-        forked.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if given up
+        # Read the exception: asyncio would report it for a fork that was given up.
+        forked.add_done_callback(lambda done: done.cancelled() or done.exception())
         child = ForkedChild(await asyncio.shield(forked), pipe)
         stack.pop_all()
     return child
@@ -210,7 +213,8 @@ async def _fork(
 def _request(
     program: Program, title: str, environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> Fork:
-    """Return the request for a program that inherits what this thread has. Raises OSError."""
+    """Return the request for a program that inherits this thread's folder, file mode mask and processors.
+    Raises OSError."""
     return Fork(
         program,
         (title,),
@@ -229,7 +233,7 @@ def _forking(request: Fork, stdout: int, descriptors: Sequence[int]) -> "tuple[I
         reading, writing = os.pipe()
         stack.callback(os.close, reading)
         pipe = stack.enter_context(os.fdopen(writing, "wb", buffering=0))
-        # The thread may outlive its caller: it closes descriptors of its own.
+        # The thread may outlive its caller: it gets copies of the descriptors, and closes them.
         copies = []
         for descriptor in (stdout, 2, *descriptors):
             copies.append(os.dup(descriptor))
@@ -239,7 +243,8 @@ def _forking(request: Fork, stdout: int, descriptors: Sequence[int]) -> "tuple[I
 
 
 class _Forking:
-    """Forks one program in a thread, with descriptors that this owns. Its caller may give up meanwhile."""
+    """Forks one program in a thread, with descriptors that this object owns and closes. The caller may give
+    up meanwhile."""
 
     def __init__(self, request: Fork, descriptors: tuple[int, ...]) -> None:
         self._request = request
@@ -262,7 +267,7 @@ class _Forking:
         return process
 
     def give_up(self) -> None:
-        """End the program, also if it is forked later."""
+        """End the program, even if it is forked later."""
         with self._lock:
             self._given_up = True
             if self._process:

@@ -10,14 +10,21 @@ from streamserve.scheduling.routing import Router
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """`max_requests` limits the open requests, running and waiting. `max_waiting_tokens` limits the
-    prompt tokens of the waiting ones; one request may always wait. A worker that shows no progress for
-    `stuck_after` seconds counts as stuck. A request that ended its worker `max_attempts` times while it
-    ran alone, or whose KV transfer failed as often, is not tried again. A decode worker that has all but
-    `continue_tokens` tokens of a prompt cached, and more than the prefill worker, computes the rest
-    itself. `slo_admission` is that of the workers: where a decode worker may refuse a request, its first
-    token waits for the decision. `adapters` are loaded from the start. The `topology` is that of the
-    start; there are at most `max_workers` workers, by default as many as there."""
+    """The configuration of a fleet.
+
+    - `topology`, `max_workers`: the workers at the start, and the maximum number of workers (None: no more
+      than at the start).
+    - `max_requests`: limit of open requests, running and waiting. `max_waiting_tokens`: limit of the prompt
+      tokens of waiting requests; one request may always wait.
+    - `stuck_after`: seconds without progress after which a worker counts as stuck.
+    - `max_attempts`: a request is given up after it ended its worker this often while it ran alone, or after
+      this many failed KV transfers.
+    - `continue_tokens`: a decode worker computes the rest of a prompt itself if at most this many tokens are
+      missing in its cache, and it has more cached than the prefill worker.
+    - `slo_admission`: whether decode workers may refuse a request; then its first token waits for their
+      decision.
+    - `adapters`: LoRA adapters that are loaded from the start.
+    """
 
     topology: Topology = field(default_factory=Topology)
     router: Router = field(default_factory=FlowGuard)
@@ -32,5 +39,5 @@ class FleetConfig:
 
     @property
     def workers(self) -> int:
-        """How many workers there can be."""
+        """The maximum number of workers."""
         return max(len(self.topology.names), self.max_workers or 0)

@@ -15,14 +15,14 @@ import zmq.asyncio
 
 from streamserve.fleet.process_state import ProcessState
 from streamserve.protocol.messages import MAX_MESSAGE_BYTES
-from streamserve.protocol.runtime_folder import RuntimeFolder, make_runtime_folder
+from streamserve.system.runtime_folder import RuntimeFolder, make_runtime_folder
 
 logger = logging.getLogger(__name__)
 
 
 class ControlSocket:
-    """The server's end, bound to an `endpoint` in a runtime `folder` that it makes. It reaches the present
-    processes of `workers` alone."""
+    """The server's end of the socket, bound to an `endpoint` in a runtime `folder` that this class creates.
+    Only the present processes of `workers` can exchange messages with it."""
 
     def __init__(self, workers: Mapping[str, ProcessState[Any]]) -> None:
         folder = make_runtime_folder()
@@ -46,17 +46,18 @@ class ControlSocket:
         return self._context.closed
 
     async def send(self, worker: str, data: bytes) -> None:
-        """Send a message to a worker. One that is gone cannot be reached; its loss is reported separately."""
+        """Send a message to a worker. A message to a worker that is gone is dropped: its loss is reported
+        separately."""
         state = self._workers.get(worker)
-        if state is None:  # it was removed
+        if state is None:  # the worker was removed
             return
         identity = f"{worker}/{state.incarnation}".encode()
         with contextlib.suppress(zmq.ZMQError):
             await self._socket.send_multipart([identity, data])
 
     async def receive(self) -> tuple[str, int, bytes]:
-        """Return the next message of a worker, with its name and incarnation. Messages of other senders are
-        ignored, so that their bytes cannot cause a worker to be killed."""
+        """Return the next message of a worker, with the worker's name and incarnation. Messages of other
+        senders are ignored, so that they cannot cause a worker to be killed."""
         while True:
             parts = await self._socket.recv_multipart()
             worker, _, incarnation = parts[0].decode(errors="replace").rpartition("/")
@@ -70,9 +71,9 @@ class ControlSocket:
 def _free(
     owner: int, socket: zmq.asyncio.Socket, context: zmq.asyncio.Context, folder: RuntimeFolder
 ) -> None:
-    """Release the socket, the context and the runtime folder. Runs as a finalizer too, for a socket that was
-    never closed: collecting a context that has an open socket blocks for ever. Does nothing in a fork of the
-    process that owns them."""
+    """Release the socket, the context and the runtime folder. Also runs as a finalizer for a socket that was
+    never closed: otherwise, collecting a context with an open socket would block for ever. Does nothing in a
+    fork of the process that owns them."""
     if os.getpid() != owner:
         return
     socket.close()

@@ -1,4 +1,4 @@
-"""The delivery of workers' events to clients, and what the fleet learns from them.
+"""The delivery of workers' events to clients, and the updates of the fleet's records from them.
 
 Events ──▶ Delivery ──▶ Deliver, Refuse             each event once, in order
                └──▶ admission's rates, worker loads, trials, KV reservations and write-backs
@@ -19,7 +19,7 @@ from streamserve.protocol.messages import Admitted, Cancel, Event, Finished, Pro
 
 
 class Delivery:
-    """Passes on the events of the dispatcher's requests."""
+    """Passes events of the dispatcher's requests on to clients."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Delivery:
                 yield from self._transfers.end_copy(name, False, now)
 
     def finish(self, request: OpenRequest, now: float) -> None:
-        """Forget a request that is over, after its blocks and its workers' good work have been recorded."""
+        """Forget a request that is over: record its cached blocks, and reset its workers' counts of recent
+        losses."""
         self._admission.finished(now)
         self._placement.ended(request)
         for worker in request.workers:
@@ -68,10 +69,11 @@ class Delivery:
         last = not request.open_choices
         if last:
             if request.decode and request.name not in self._workers[request.decode].decoding:
-                yield Send(request.decode, Cancel(request.name))  # it ended before its KV transfer
+                yield Send(request.decode, Cancel(request.name))  # the request ended before its KV transfer
             refused = any(isinstance(event, Finished) and event.error for event in fresh)
             if refused:
-                yield from self._dispatcher.cancel(request)  # the other half of the pair still holds it
+                # The other half of the pair still has the request.
+                yield from self._dispatcher.cancel(request)
             self.finish(request, now)
             if not refused:
                 yield from self._transfers.finished(request, now)

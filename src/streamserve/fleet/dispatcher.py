@@ -23,18 +23,18 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Cancel
 
 BUSY = 0.8
-"""Share of the strictest target that the predicted time per output token may reach before first tokens wait
-for the decision of the decode worker, which takes a step longer."""
+"""Share of the strictest latency target that the predicted time per output token may reach. Above it, first
+tokens wait for the decision of the decode worker, which takes one more step."""
 
 
 @lru_cache(maxsize=64)
 def _choices(number: int) -> frozenset[int]:
-    """Return the choices of a request: the same object for all requests with as many."""
+    """Return the choices 0 … number - 1 of a request: one shared object for all requests with this number."""
     return frozenset(range(number))
 
 
 class Dispatcher:
-    """The open `requests` by name. One that was lost `max_attempts` times is not tried again."""
+    """The open `requests` by name. A request that was lost `max_attempts` times is not tried again."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class Dispatcher:
         self._slo_admission = slo_admission
         self._attempts = count()
         self.rerouted = 0
-        """Prompt streams that were moved to a better place."""
+        """Prompt streams that were moved to another route."""
 
     def open(self, event: Open, now: float, kept: Kept = NOTHING) -> Iterator[Command]:
-        """Open a request and place it, unless the outputs that another head's workers have `kept` are all of
-        it."""
+        """Open a request and place it. Its first tokens are the outputs that another head's workers have
+        `kept`; if these are complete, no worker is needed."""
         request = OpenRequest(event, now, next(self._attempts))
         request.open_choices = _choices(event.params.n)
         request.outputs = no_outputs(event.params.n)
@@ -78,8 +78,8 @@ class Dispatcher:
         return any(request.worker is None and request.placeable for request in self.requests.values())
 
     def place(self, request: OpenRequest, now: float) -> Iterator[Command]:
-        """Route a request to the router's choice. It stays waiting without a free route candidate, and as a
-        prompt stream without content."""
+        """Send a request to the worker that the router chooses. The request stays waiting if no route
+        candidate is free, or if it is a prompt stream without content."""
         if not self._availability.can_serve:
             yield self.refuse(request, self.unavailable(self._availability.health()[1], now))
             return
@@ -88,8 +88,8 @@ class Dispatcher:
             yield from self._assign(request, route, now)
 
     def reroute(self, request: OpenRequest, now: float, new_attempt: bool = False) -> Iterator[Command]:
-        """Move a prompt stream to a better place, as a new attempt. Without `new_attempt` it stays, and there
-        are no commands, unless the better place is worth the move, or its decode worker is gone."""
+        """Move a prompt stream to a better route, as a new attempt. Without `new_attempt`, it stays and
+        nothing is yielded, unless the move is worth its cost or the decode worker is gone."""
         decode = request.decode
         ended = decode if decode and not self._workers[decode].ready else ""
         new_attempt = new_attempt or bool(ended)
@@ -103,8 +103,10 @@ class Dispatcher:
             yield from self._assign(request, route, now)
 
     def update_load(self, request: OpenRequest, now: float) -> None:
-        """Record what is left to compute of a request at its workers. A prompt stream that is idle is no
-        load, and its deadline counts from its end."""
+        """Record at a request's workers how much of it is left to compute.
+
+        An idle prompt stream is no load; its deadline counts from the end of its prompt.
+        """
         front, opened = request.worker, request.opened
         if front is None or any(request.outputs.values()):
             return
@@ -118,8 +120,9 @@ class Dispatcher:
             self._workers[request.decode or front].expects(request.name)
 
     def holds(self, request: OpenRequest) -> bool:
-        """Whether the first token of a complete prompt is to wait for its reservation: its decode worker may
-        refuse it, or defer it for the sake of latency targets, which count from the first token on."""
+        """Return whether the first token of a complete prompt waits for the reservation. Its decode worker
+        may refuse the request, or defer it for the sake of latency targets: these count from the first token
+        on."""
         if request.decode is None or request.opened.open or any(request.outputs.values()):
             return False
         decode = self._workers[request.decode]
@@ -137,8 +140,8 @@ class Dispatcher:
     def _route(
         self, request: OpenRequest, now: float, stay: tuple[str, str | None] | None = None
     ) -> Route | None:
-        """Return the router's choice; None while there is none. A prompt stream is routed when its first
-        content has come."""
+        """Return the router's choice, or None if no route is possible now. A prompt stream is routed once its
+        first content has arrived."""
         trial = self._quarantine.trial
         if trial and request.name in trial.group.members:
             return self._placement.choose(request, now, only=trial.workers)
@@ -147,8 +150,8 @@ class Dispatcher:
         return self._placement.choose(request, now, without=self._quarantine.reserved(now), stay=stay)
 
     def _assign(self, request: OpenRequest, route: Route, now: float) -> Iterator[Command]:
-        """Send a request to its worker, and to its decode worker if the first token waits for its decision.
-        One that ends with its first token is not handed over."""
+        """Send a request to its worker. If the first token waits for the decision of the decode worker, send
+        the request there too. A request that ends with its first token is decoded by its first worker."""
         params = request.opened.params
         final = not request.opened.open or request.opened.answer_early
         local = route.decode is None or (final and params.max_tokens in (0, 1))
@@ -179,14 +182,14 @@ class Dispatcher:
                 yield from self.place(request, now)
 
     def end_answers(self, reason: str) -> Iterator[Command]:
-        """End the requests of which a part was answered, because no worker can continue them."""
+        """End the requests for which tokens were delivered, because no worker can continue them."""
         for request in list(self.requests.values()):
             if any(request.outputs.values()):
                 yield from self.cancel(request)
                 yield self.refuse(request, RequestError(reason, status=503))
 
     def withdraw(self, request: OpenRequest, ended_worker: str = "") -> Iterator[Command]:
-        """Remove a request from its workers and prepare a next attempt that continues after the delivered
+        """Remove a request from its workers and prepare its next attempt, which continues after the delivered
         tokens."""
         yield from self.cancel(request, ended_worker)
         self._leave(request)
@@ -214,7 +217,7 @@ class Dispatcher:
         return Refuse(request.name, error)
 
     def forget(self, request: OpenRequest) -> None:
-        """Remove a request that is over."""
+        """Remove a request that is over from all records."""
         self._leave(request)
         del self.requests[request.name]
         self.waiting.discard(request.name)

@@ -56,7 +56,8 @@ WorkerSettings = Callable[[str, int, str], WorkerConfig]
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the driver calls: `changed` after each event of a worker, `fatal` with an unrecoverable error."""
+    """Callbacks of the driver: `changed` after each event of a worker, `fatal` with an unrecoverable
+    error."""
 
     changed: Callable[[], None]
     fatal: Callable[[Exception], None]
@@ -175,12 +176,12 @@ class FleetDriver:
             if isinstance(message, AdapterLoaded) and message.error:
                 logger.error("worker %s: a LoRA adapter cannot be loaded: %s", worker, message.error)
             if isinstance(message, Ready) and incarnation > 1:
-                logger.info("worker %s: it serves again", worker)
+                logger.info("worker %s serves again", worker)
             await self._hear(WorkerMessage(worker, incarnation, message))
             self._hooks.changed()
 
     async def _hear(self, event: WorkerMessage) -> None:
-        """Process a worker's message. If that fails, only the message's requests fail, or its worker is
+        """Process a worker's message. If that fails, only the requests of the message fail, or the worker is
         killed."""
         try:
             await self.handle(event)
@@ -191,6 +192,8 @@ class FleetDriver:
             error = RequestError("the server failed to handle this request", status=500)
             for name in {failed.request for failed in event.message.events}:
                 await self._do(self._fleet.abandon(name, error))
+        # Reports and cached blocks are only hints. Any other lost message would leave worker and fleet
+        # inconsistent.
         elif not isinstance(event.message, Report | Cached):
             self.processes.kill(event.worker)
 

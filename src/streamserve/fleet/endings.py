@@ -11,8 +11,8 @@ ASKED = frozenset(
 
 
 def ending_of(status: int | None, out_of_memory: bool) -> Ending:
-    """Return how a process with this exit status ended (negative: the signal that ended it; None: unknown).
-    `out_of_memory`: whether the kernel killed a process for want of memory meanwhile."""
+    """Return how a process ended, from its exit `status` (negative: the signal that ended it; None: unknown).
+    `out_of_memory`: whether the kernel killed a process for lack of memory meanwhile."""
     if status is None or status == -signal.SIGKILL:
         return "fault" if out_of_memory else "unclear"
     return "outside" if -status in ASKED else "fault"

@@ -11,16 +11,24 @@ from streamserve.protocol.messages import Event, FromWorker, ToWorker
 from streamserve.protocol.sampling import SamplingParams
 
 Ending = Literal["fault", "outside", "unclear"]
-"""How a process ended. `fault`: by itself, or the kernel killed it for want of memory. `outside`: it was
-asked to. `unclear`: it was killed, or lost, which may be due to what it computed."""
+"""How a process ended:
+
+- fault: by itself, or killed by the kernel for lack of memory.
+- outside: it was asked to end.
+- unclear: it was killed or lost; what it computed may be the cause.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A client's new request. `params.seed` and `params.max_tokens` are set. `open`, `answer_early`, `tail`
-    and `version` describe a prompt stream, as in Submit; it is routed as a prompt of at least
-    `expected_tokens`. `adapter`: the fingerprint of its LoRA adapter. `keep`: its digest, under which workers
-    keep its outputs for a next head, and this one looks for those of the head before; empty: neither."""
+    """A client's new request. `params.seed` and `params.max_tokens` are set.
+
+    - `open`, `answer_early`, `tail`, `version`: describe a prompt stream, as in Submit. `expected_tokens`: it
+      is routed as a prompt of at least this length.
+    - `adapter`: the fingerprint of its LoRA adapter.
+    - `keep`: digest of the request. Workers keep its outputs under this digest for a next head, and this head
+      looks for outputs kept for the head before. Empty: neither.
+    """
 
     request: str
     prompt: list[int]
@@ -38,9 +46,9 @@ class Open:
 
 @dataclass(frozen=True)
 class Edit:
-    """A client's edit of its prompt stream: the first `retained` tokens stay, followed by `tokens`; the last
-    `tail` of all are as in Submit. Versions ascend. With `finish` the prompt is complete and is
-    answered, with `params` if given."""
+    """A client's edit of its prompt stream: the first `retained` tokens stay, and `tokens` follow them.
+    `tail` is as in Submit. Versions ascend. With `finish`, the prompt is complete and is answered, with
+    `params` if given."""
 
     request: str
     version: int
@@ -61,7 +69,8 @@ class Close:
 
 @dataclass(frozen=True)
 class Drain:
-    """An operator starts draining a worker (`draining`: it gets no new requests) or ends that."""
+    """An operator starts draining a worker (`draining`), so that it gets no new requests, or ends
+    draining."""
 
     worker: str
     draining: bool
@@ -69,15 +78,15 @@ class Drain:
 
 @dataclass(frozen=True)
 class AddWorkers:
-    """An operator adds workers with these names, which are free."""
+    """An operator adds workers with these names, which must be free."""
 
     workers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RemoveWorkers:
-    """An operator removes workers together: they get no new requests, and leave when they have none.
-    Requests that they still have `within` so many seconds continue elsewhere."""
+    """An operator removes workers together: they get no new requests, and leave when they have none. Requests
+    that still run after `within` seconds continue at other workers."""
 
     workers: tuple[str, ...]
     within: float = inf
@@ -92,7 +101,8 @@ class AddAdapter:
 
 @dataclass(frozen=True)
 class RemoveAdapter:
-    """An operator unloads a LoRA adapter: it takes no new requests, and leaves with its last open one."""
+    """An operator unloads a LoRA adapter: it takes no new requests, and is unloaded after its last open
+    request."""
 
     fingerprint: str
 
@@ -108,10 +118,13 @@ class WorkerMessage:
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker's process ended, or could not be started. `suspects`: the attempts in its last step, which was
-    in this `phase`; None if unknown. `report`: the name of its crash report, if it wrote one. Unless it is
-    `dead`, it was only lost, may still write KV, and a WorkerDead follows. `ending`: whether its requests may
-    be the cause."""
+    """A worker's process ended, or could not be started.
+
+    - `suspects`: the attempts in its last step; None if unknown. `phase`: the phase of this step.
+    - `report`: the name of its crash report, if it wrote one.
+    - `dead`: whether it certainly writes no more KV; if not, a WorkerDead follows.
+    - `ending`: whether its requests may be the cause.
+    """
 
     worker: str
     incarnation: int
@@ -125,7 +138,7 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class WorkerDead:
-    """A worker's process that was lost does certainly not write any more."""
+    """A worker's process that was lost is now certain to write no more KV."""
 
     worker: str
     incarnation: int
@@ -133,9 +146,9 @@ class WorkerDead:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's sign of life from its journal, last updated `at` a time. It last made progress at
-    `moved_at`: a `phase` began, or a layer was computed. The longest part of the phase that shows no progress
-    is predicted to take `predicted` seconds."""
+    """A worker's sign of life, read from its journal, which was updated `at` a time. `moved_at` is its latest
+    progress: the begin of a `phase`, or the end of a layer. `predicted` is the expected number of seconds of
+    the longest part of the phase that shows no progress."""
 
     at: float
     phase: str = ""
@@ -144,13 +157,13 @@ class Heartbeat:
 
     @property
     def in_step(self) -> bool:
-        """Whether the worker computes something; it waits, or only KV is transferred, otherwise."""
+        """Whether the worker computes a step. Otherwise it waits, or only transfers KV."""
         return self.phase not in ("", "transfer")
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed: check for workers that are silent or hang. `beats` are the workers' signs of life, by name
+    """Time passed: check for workers that are silent or stuck. `beats` are the workers' signs of life by name
     and incarnation."""
 
     beats: Mapping[tuple[str, int], Heartbeat] = field(default_factory=dict)
@@ -166,7 +179,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Deliver new events to a client. `last` says that the request is over."""
+    """Deliver new events to a client. `last`: the request is over."""
 
     request: str
     events: list[Event]
@@ -175,7 +188,7 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Tell a client that its request cannot be served (any more)."""
+    """Tell a client that its request cannot be served, or cannot be continued."""
 
     request: str
     error: RequestError
@@ -192,7 +205,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill a worker's process, and why; its loss is reported like any other."""
+    """Kill a worker's process for a `reason`; its loss is reported like any other."""
 
     worker: str
     reason: str = ""
@@ -200,7 +213,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Retire:
-    """End the process of a worker that was removed, if it runs or starts; its end is not reported."""
+    """End the process of a worker that was removed, even if it is just being started. Its end is not
+    reported."""
 
     worker: str
     incarnation: int

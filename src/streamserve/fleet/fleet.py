@@ -10,7 +10,8 @@ around it is in `runtime`.
 
 For each request it stores the tokens that were delivered to the client. When a worker dies, its requests go
 to another worker (or to the same one after its restart) as a new attempt that carries those tokens and
-continues after them. Of a prompt stream it stores the latest version, so an acknowledged edit is never lost.
+continues after them. It stores the latest version of each prompt stream, so an acknowledged edit is never
+lost.
 """
 
 from collections.abc import Iterator
@@ -68,8 +69,8 @@ from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.transfers import Hold
 
 REPLACED = (
-    "the files of the model were replaced, and no worker has the model any more that began this answer: "
-    "send the request again"
+    "the model's files were replaced while this answer was generated, and no worker has the old model any "
+    "more: send the request again"
 )
 
 
@@ -100,8 +101,8 @@ class Fleet:
         self._isolation = Isolation(self.quarantine, self.availability, self.dispatcher)
         self.convicted = 0
         self.withdrawn = 0
-        """Tokens of early answers that became void when an edit ended their attempt: its workers see an
-        attempt that ends, not why."""
+        """Tokens of early answers that became void when an edit ended their attempt. Workers cannot count
+        them: they only see that an attempt ends."""
 
     @property
     def workers(self) -> dict[str, WorkerState]:
@@ -127,7 +128,7 @@ class Fleet:
             case Close():
                 return list(self._close(event, now))
             case Drain(worker, draining):
-                # Requests that wait for it are placed elsewhere; requests already there continue.
+                # Waiting requests are placed at other workers; requests that run there continue.
                 self.workers[worker].draining = draining
                 return list(self.dispatcher.place_waiting(now))
             case AddWorkers():
@@ -158,8 +159,8 @@ class Fleet:
         return self.availability.health()
 
     def incidents(self) -> IncidentReport:
-        """Return the incident counters: worker deaths, suspected, quarantined and convicted requests, and
-        what was taken over from another head."""
+        """Return the incident counters: worker deaths; suspected, quarantined and convicted requests; workers
+        and outputs that were taken over from another head."""
         return IncidentReport(
             deaths=self.supervisor.deaths,
             suspects=self.quarantine.suspected,
@@ -183,7 +184,7 @@ class Fleet:
         return sum(bool(names & request.workers) for request in self.requests.values())
 
     def edit_refusal(self, event: Edit) -> RequestError | None:
-        """Return the reason to reject an edit, or None. `handle` ignores a rejected edit: nothing changes."""
+        """Return why an edit must be rejected, or None. `handle` ignores such an edit."""
         request = self.requests.get(event.request)
         if request is None:
             return RequestError(f"there is no request {event.request}", status=404)
@@ -207,7 +208,7 @@ class Fleet:
             yield from self.dispatcher.open(event, now, kept)
 
     def _edit(self, event: Edit, now: float) -> Iterator[Command]:
-        """Store the latest prompt for a next attempt. Output for an earlier version is withdrawn at once."""
+        """Store the latest prompt for a next attempt. Output for an earlier version becomes void at once."""
         if self.edit_refusal(event):
             return
         request = self.requests[event.request]
@@ -217,7 +218,8 @@ class Fleet:
         if request.worker is None:
             yield from self.dispatcher.place(request, now)
         elif edited.changed and request.decode and request.opened.answer_early:
-            # Each version of it is handed over, so each is an attempt; caches have what is retained.
+            # Each version of the answer is handed over to the decode worker, so each is a separate attempt.
+            # The workers' caches have the retained prefix.
             yield from self.dispatcher.reroute(request, now, new_attempt=True)
             self.withdrawn += edited.withdrawn
         else:
@@ -299,7 +301,8 @@ class Fleet:
                         yield from self.dispatcher.retry(again, reason, now)
 
     def _lost(self, event: WorkerLost, now: float) -> Iterator[Command]:
-        """Blame the requests of the lost step; requeue all requests that depended on the worker."""
+        """Process the loss of a worker: blame the requests of its last step, and requeue all requests that
+        depended on it."""
         if not self.supervisor.is_current(event.worker, event.incarnation):
             return
         worker = self.workers[event.worker]

@@ -2,8 +2,9 @@
 
     launchers, LLM, … ── hold ──▶ ForkServer ── socket ──▶ workers/fork_server.py ── fork ──▶ programs
 
-All launchers of a process share one. It runs as long as one of them holds it, and a while longer for the
-next one. A process that died is replaced, and so is one whose children would not be what new processes are.
+All launchers of a process share one fork server. It runs while any launcher holds it, and LINGER_SECONDS
+longer for the next one. It is replaced if it has died, or if its children would differ from newly started
+processes: in their surroundings (environment, limits, users, …), or in the files of their libraries.
 """
 
 import contextlib
@@ -32,26 +33,25 @@ from streamserve.protocol.fork import (
     Request,
     Unable,
     Wait,
-    above_streams,
-    identity,
     receive,
     send,
-    surroundings,
 )
+from streamserve.system.forks import above_streams, identity, surroundings
 
 logger = logging.getLogger(__name__)
 
 IMPORT_SECONDS = 60.0
-"""Limit for the imports, on a machine with other load."""
+"""Limit for the imports, long enough for a machine with other load."""
 ANSWER_SECONDS = 10.0
 LINGER_SECONDS = 60.0
-"""Time without a holder after which it ends."""
+"""Seconds without a holder after which the fork server ends."""
 LINGERING = "the fork server's end"
-"""Name of the thread that waits for this time."""
+"""Name of the thread that waits for LINGER_SECONDS."""
 MAX_PROCESSES = 2
-"""Fork servers for different surroundings: those of the server itself, and changed ones."""
+"""Maximum number of fork servers with different surroundings: this server's environment, and a changed
+one."""
 RETRY_SECONDS = 30.0
-"""After a failure, programs are started without a fork server for this time."""
+"""Seconds after a failure during which programs are started without a fork server."""
 
 
 class CannotFork(Exception):
@@ -62,16 +62,17 @@ class ForkServer:
     """The fork server of this process, for as long as it is held."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of what follows; never held while a fork server is waited for
+        # Guards the attributes below; never held while waiting for a fork server.
+        self._lock = threading.Lock()
         self._owner = os.getpid()
         self._holders = 0
         self._ending: threading.Timer | None = None
-        self._processes: list[_Process] = []  # the one that forked last comes first
+        self._processes: list[_Process] = []  # the process that forked most recently comes first
         self._failed_at = -math.inf
 
     def hold(self, environment: Mapping[str, str]) -> None:
-        """Keep a fork server running, for programs with this environment, until `release`. It begins to
-        import at once, and this call does not wait for it."""
+        """Keep a fork server running, for programs with this environment, until `release`. Its imports begin
+        at once; this call does not wait for them."""
         with self._lock:
             self._holders += 1
             if self._ending:
@@ -81,8 +82,9 @@ class ForkServer:
                     self._processes.append(_start(environment))
 
     def release(self) -> None:
-        """Hold it no longer: without a holder it ends after `LINGER_SECONDS`."""
-        if os.getpid() != self._owner:  # in a fork of this process, where the lock may be held for ever
+        """End one hold. Without a holder, the fork server ends after `LINGER_SECONDS`."""
+        # In a fork of this process, another thread's lock may never be released.
+        if os.getpid() != self._owner:
             return
         with self._lock:
             self._holders -= 1
@@ -93,21 +95,22 @@ class ForkServer:
                     self._ending.start()
 
     def end_unless_held(self) -> None:
-        """End the fork server if nothing holds it. What it has forked goes on."""
+        """End the fork server if no launcher holds it. Programs that it has forked continue."""
         with self._lock:
             if not self._holders:
                 self._keep(0)
 
     @property
     def pid(self) -> int | None:
-        """The id of the process that forked last; None if there is none."""
+        """The id of the process that forked most recently; None if there is none."""
         return self._processes[0].popen.pid if self._processes else None
 
     def fork(self, request: Fork, streams: Sequence[int], descriptors: Sequence[int] = ()) -> "ForkedProcess":
-        """Start a program with these standard streams: input, output and error. The request has the numbers
-        of the `descriptors` in it. Waits until the fork server has finished its imports.
+        """Start a program with these standard streams: input, output and error. The request contains the
+        numbers of the `descriptors` in the new program. Waits until the fork server has finished its imports.
 
-        Raises CannotFork. Then another process may have been forked, and must be ended by its standard input.
+        Raises CannotFork. Even then a process may have been forked: the caller must end it by closing its
+        standard input.
         """
         try:
             process = self._fitting(request)
@@ -120,8 +123,8 @@ class ForkServer:
             raise CannotFork(str(error)) from error
 
     def _fitting(self, request: Fork) -> "_Process":
-        """Return a fork server whose programs inherit what this process has, started if need be. Raises
-        CannotFork, OSError."""
+        """Return a fork server whose programs inherit this process's surroundings; start one if necessary.
+        Raises CannotFork, OSError."""
         if os.getpid() != self._owner:
             raise CannotFork("this process was forked from the one that has a fork server")
         environment = {os.fsdecode(name): os.fsdecode(value) for name, value in request.environment.items()}
@@ -139,7 +142,8 @@ class ForkServer:
             return process
 
     def _keep(self, count: int) -> None:
-        """Retire those that have ended, and those that forked longest ago beyond this number."""
+        """Retire fork servers that have ended. Of the running ones, keep the `count` that forked most
+        recently."""
         running = [process for process in self._processes if process.runs]
         for process in self._processes:
             if process not in running[:count]:
@@ -153,12 +157,13 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
-os.register_at_fork(after_in_child=fork_server.cache_clear)  # a fork of this process has another one
+# A fork of this process needs a separate fork server.
+os.register_at_fork(after_in_child=fork_server.cache_clear)
 
 
 class _Process:
     """A running fork server. Programs that it forks inherit `surroundings`. It runs until it is retired and
-    the programs that it forked are not watched any more: it alone knows their exit statuses."""
+    none of its programs is watched any more: it alone knows their exit statuses."""
 
     def __init__(self, popen: subprocess.Popen[bytes], connection: socket.socket, inherited: object) -> None:
         self.popen = popen
@@ -166,17 +171,18 @@ class _Process:
         self._inherited = inherited
         self._asking = threading.Lock()
         self._libraries: dict[str, tuple[int, ...]] | None = None
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._watched = 0
         self._retired = False
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self.popen.poll() is None
 
     def fits(self, inherited: object) -> bool:
-        """Return whether it runs, and forks what a new process would be."""
+        """Return whether the server runs, and whether its programs would equal newly started ones: same
+        surroundings, and unchanged files of the loaded libraries."""
         libraries = self._libraries or {}
         return (
             self.runs
@@ -186,7 +192,8 @@ class _Process:
 
     def ask(self, request: Request, descriptors: tuple[int, ...] = ()) -> tuple[Reply, list[int]]:
         """Send a request, once the server has finished its imports; return the reply with its descriptors.
-        Raises CannotFork, and ends a server that does not answer: its next reply would be to this request."""
+        Raises CannotFork, and kills a server that does not answer: a late reply would be taken for the next
+        request's."""
         with self._asking:
             try:
                 if self._libraries is None:
@@ -199,7 +206,7 @@ class _Process:
                 raise CannotFork(f"the fork server does not answer: {error}") from error
 
     def _wait_for_imports(self) -> dict[str, tuple[int, ...]]:
-        """Return the native libraries that it has loaded, by path, with the identities of the files."""
+        """Return the native libraries that the server has loaded: path and identity of each file."""
         self._connection.settimeout(IMPORT_SECONDS)
         reply, _ = self._receive()
         if not isinstance(reply, Imported):
@@ -224,26 +231,26 @@ class _Process:
         raise CannotFork(reply.reason if isinstance(reply, Unable) else f"unexpected reply {reply}")
 
     def forget(self) -> None:
-        """One program less is watched."""
+        """Record that one program fewer is watched."""
         with self._lock:
             self._watched -= 1
             self._end_if_unused()
 
     def retire(self) -> None:
-        """Fork nothing more."""
+        """Accept no more requests to fork."""
         with self._lock:
             self._retired = True
             self._end_if_unused()
 
     def _end_if_unused(self) -> None:
         if self._retired and not self._watched:
-            self.popen.kill()  # a thread that asks it finds that it has ended
+            self.popen.kill()  # a thread that waits for its reply sees the connection end
             self.popen.wait()
             self._connection.close()
 
 
 def _start(environment: Mapping[str, str]) -> _Process:
-    """Start a fork server. Raises OSError, CannotFork where that is not possible at all."""
+    """Start a fork server. Raises OSError, and CannotFork on systems without fork servers."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         raise CannotFork("fork servers need Linux")
     pair = socket.socketpair()
@@ -268,24 +275,25 @@ class ForkedProcess:
         self._close = weakref.finalize(self, _forget, pidfd, server)
 
     def status(self) -> int | None:
-        """Return the exit status once it has ended; negative: the signal that ended it; None: unknown,
-        because its fork server has ended."""
+        """Return the exit status once the program has ended: negative for the signal that ended it; None if
+        unknown because its fork server has ended."""
         with contextlib.suppress(CannotFork):
             reply, _ = self._server.ask(Wait(self.pid))
             return reply.status if isinstance(reply, Ended) else None
-        with contextlib.suppress(OSError):  # an orphan may have become a child of this process
+        # After its fork server ended, the program may have become a child of this process.
+        with contextlib.suppress(OSError):
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
             if ended:
                 return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         return None
 
     def kill(self) -> None:
-        """Kill it, unless it has ended."""
+        """Kill the program, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Watch it no longer; idempotent."""
+        """Stop watching the program; idempotent."""
         self._close()
 
 
@@ -296,7 +304,8 @@ def _forget(pidfd: int, server: _Process) -> None:
 
 @contextlib.contextmanager
 def own_pidfd() -> Iterator[int]:
-    """Open a descriptor of this process, which shows other processes when it ends. Raises OSError."""
+    """Yield a descriptor of this process: other processes see by it when this process ends. Raises
+    OSError."""
     descriptor = os.pidfd_open(os.getpid())
     try:
         yield descriptor

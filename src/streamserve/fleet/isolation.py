@@ -1,5 +1,5 @@
-"""Runs the trials of suspect requests (quarantine.py): when one begins, on which workers, and which requests
-have to leave these."""
+"""Runs the trials of suspect requests (quarantine.py): when a trial begins, on which workers, and which
+requests have to leave these workers."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,8 @@ class Isolation:
         self._requests = dispatcher.requests
 
     def advance(self, now: float) -> Iterator[Command]:
-        """Begin the next trial if its workers are ready; without suspects, route the requests that wait."""
+        """Begin the next trial if its workers are ready. If no suspects are left, route the requests that
+        waited."""
         was_active = bool(self._quarantine.workers)
         group = self._quarantine.next(self._requests)
         if group is None or now < self._quarantine.recess_until:
@@ -38,7 +39,7 @@ class Isolation:
         yield from self._dispatcher.place_waiting(now)
 
     def tick(self, now: float) -> Iterator[Command]:
-        """Suspend a trial that other requests have waited for too long, or whose workers leave or are no
+        """Suspend a trial if other requests have waited for it too long, or if its workers leave or are no
         longer combined."""
         trial = self._quarantine.trial
         if trial and (
@@ -52,8 +53,8 @@ class Isolation:
         yield from self.advance(now)
 
     def _trial_workers(self) -> frozenset[str]:
-        """Return the workers to hold trials on: those of the first death, or others if these cannot serve or
-        get no new requests."""
+        """Return the workers for trials: the workers of the first death, or other workers if these cannot
+        serve or may not get new requests."""
         serving, workers = self._availability.open(), self._quarantine.workers
         placing = self._availability.placing
         if serving.issuperset(workers) and placing.complete(workers):
@@ -61,7 +62,7 @@ class Isolation:
         return next((other for other in placing.candidates() if serving.issuperset(other)), workers)
 
     def _blocks_others(self, trial: Trial) -> bool:
-        """Return whether requests that are not in a trial wait for its end."""
+        """Return whether requests outside the trial wait for its end."""
         waiting = (
             name for name, request in self._requests.items() if request.worker is None and request.placeable
         )
@@ -69,7 +70,7 @@ class Isolation:
 
 
 def conviction(request: OpenRequest, event: WorkerLost) -> RequestError:
-    """Return the error for the client of a request that ends every worker that computes it."""
+    """Return the error for the client of a request that was convicted of ending its workers."""
     alone = request.tries + request.killed_alone
     how = f"{alone} times while it ran alone" if alone else f"in {request.strikes} steps"
     phase = f", in phase {event.phase}" if event.phase else ""

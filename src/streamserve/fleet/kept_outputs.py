@@ -1,7 +1,6 @@
-"""Outputs of another head's requests, which adopted workers have kept: a request that is repeated begins with
-them.
+"""Outputs that adopted workers have kept from another head's requests: a repeated request begins with them.
 
-    KeptOutputs of several workers ── merged by digest ──▶ outputs ── Open with a digest ──▶ its first tokens
+KeptOutputs of several workers ── merged by digest ──▶ outputs ── Open with a digest ──▶ its first tokens
 """
 
 import logging
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MAX_OUTPUTS, MAX_BYTES = 4 * MAX_KEPT_OUTPUTS, 2 * MAX_KEPT_BYTES
 Kept = Mapping[int, Sequence[KeptToken]]
-"""The first tokens of choices."""
+"""The first tokens of each choice."""
 NOTHING: Kept = {}
 
 
@@ -38,8 +37,8 @@ class _Output:
 
 
 class KeptOutputStore:
-    """Outputs by model and digest, bounded in number, bytes and time. `resumed` counts the requests that have
-    begun with some, `resumed_tokens` the tokens."""
+    """Outputs by model and digest, bounded in number, bytes and time. `resumed` counts the requests that
+    began with kept outputs, `resumed_tokens` their tokens."""
 
     def __init__(self) -> None:
         self.resumed = self.resumed_tokens = 0
@@ -50,7 +49,7 @@ class KeptOutputStore:
         return len(self._outputs)
 
     def add(self, message: KeptOutputs, now: float) -> None:
-        """Add the outputs that a worker has kept to those of others."""
+        """Merge the outputs that a worker has kept with the outputs from other workers."""
         for output in message.outputs:
             key = message.model, output.digest
             known = self._outputs.pop(key, None) or _Output(now)
@@ -65,8 +64,9 @@ class KeptOutputStore:
             self._drop(next(iter(self._outputs)))
 
     def find(self, model: str, request: Open, now: float) -> Kept:
-        """Return the tokens that a request to this model can begin with, of those choices that have some.
-        Those that lack log-probabilities that it asks for are computed again, with all after them."""
+        """Return the kept tokens with which a request to this model can begin, for each choice that has any.
+        If the request asks for log-probabilities, tokens from the first one without them on are computed
+        again."""
         self.expire(now)
         output = self._outputs.get((model, request.keep)) if request.keep else None
         if output is None or request.open:
@@ -83,7 +83,7 @@ class KeptOutputStore:
         return found
 
     def expire(self, now: float) -> None:
-        """Forget the outputs that no client has asked for in time."""
+        """Forget the outputs that no client has requested within KEPT_SECONDS."""
         for key in [key for key, output in self._outputs.items() if now - output.at > KEPT_SECONDS]:
             self._drop(key)
 
@@ -92,12 +92,14 @@ class KeptOutputStore:
 
 
 def _merged(first: list[KeptToken], second: list[KeptToken]) -> list[KeptToken]:
-    """Return the longer of two outputs of one choice, with the log-probabilities of both; only what they have
-    in common if they contradict each other."""
+    """Return the longer of two outputs of one choice, with the log-probabilities of both. If they contradict
+    each other, return their common prefix."""
     merged: list[KeptToken] = []
     for one, other in zip(first, second, strict=False):
         if one.token != other.token:
-            logger.error("two workers have kept different outputs of one request: using what they share")
+            logger.error(
+                "two workers have kept different outputs of one request: only their common beginning is used"
+            )
             return merged
         merged.append(other if one.logprob is None else one)
     return merged + first[len(merged) :] + second[len(merged) :]

@@ -1,5 +1,9 @@
-"""The KV transfers of a fleet: of open requests from prefill to decode workers (reservations.py), of prompt
-streams that still arrive (stream_pushes.py), and of finished requests back (kv_writeback.py)."""
+"""The KV transfers of a fleet:
+
+- of open requests, from prefill to decode workers (reservations.py);
+- of prompt streams while they arrive (stream_pushes.py);
+- of finished requests, back to prefill workers (kv_writeback.py).
+"""
 
 from collections import ChainMap
 from collections.abc import Iterator
@@ -16,7 +20,7 @@ from streamserve.protocol.transfers import Hold
 
 
 class KVTransfers:
-    """The transfers for the open `requests` among the workers."""
+    """The transfers of the open `requests` among the workers."""
 
     def __init__(self, availability: Availability, requests: dict[str, OpenRequest]) -> None:
         self.reservations = ReservationBook()
@@ -27,8 +31,8 @@ class KVTransfers:
         self._requests = requests
 
     def reserve(self, request: OpenRequest) -> Iterator[Command]:
-        """Reserve KV blocks at the decode worker once the prompt is complete, or is answered early, and its
-        first chunk is scheduled; at once if its first token waits for that."""
+        """Reserve KV blocks at the decode worker, once the prompt is complete (or answered early) and its
+        first chunk is scheduled. If the first token waits for the reservation, reserve at once."""
         complete = not request.opened.open or request.opened.answer_early
         due = (request.planned or request.hold) and complete and bool(request.open_choices)
         if due and request.decode and not request.reserving:
@@ -39,8 +43,8 @@ class KVTransfers:
     def update(
         self, worker: str, update: TransferUpdate, now: float
     ) -> tuple[list[Command], OpenRequest | None]:
-        """Process a worker's report. Returns what to send, and the open request that has to start over, if
-        any."""
+        """Process a worker's report. Return the messages to send, and the open request that has to start
+        over, or None."""
         known = ChainMap(self._requests, self.copies.open)
         request = known.get(update.request)
         if isinstance(update, Deferred):
@@ -59,7 +63,8 @@ class KVTransfers:
         return [*closing], again
 
     def _deferred(self, worker: str, update: Deferred) -> Iterator[Send]:
-        """Hold back the first token of a request whose reservation is deferred, if it is not out yet."""
+        """Hold back the first token of a request whose reservation is deferred, unless the token was already
+        delivered."""
         request = self._requests.get(update.request)
         if request and (request.attempt, request.decode) == (update.attempt, worker):
             self._workers[worker].deferring.add(request.name)
@@ -67,7 +72,7 @@ class KVTransfers:
                 yield Send(request.worker, Hold(request.name, request.attempt))
 
     def end_copy(self, name: str, landed: bool, now: float, ended_worker: str = "") -> Iterator[Send]:
-        """End a cache copy that has landed, or drop it at all its workers except `ended_worker`."""
+        """End a cache copy: if it has not landed, drop it at all its workers except `ended_worker`."""
         if landed:
             self.copies.complete(name)
         else:
@@ -75,7 +80,7 @@ class KVTransfers:
         yield from self.pushes.ended(name, landed, now)
 
     def decodes(self, request: OpenRequest, now: float) -> None:
-        """Record that a request's prompt is computed and its KV is at the worker that decodes it."""
+        """Record that a request's prompt is computed and its KV is at the worker that decodes."""
         if request.worker:
             self._workers[request.worker].started(request.name, now)
         worker = request.decode or request.worker
@@ -83,7 +88,7 @@ class KVTransfers:
             self._workers[worker].decodes(request.name)
 
     def finished(self, request: OpenRequest, now: float) -> Iterator[Command]:
-        """Start the write-back of a finished request, if it is worth it."""
+        """Start the write-back of a finished request, if the prefill worker lacks blocks of it."""
         return self._writebacks.begin(request, self._workers, now)
 
     def involve(self, worker: str) -> bool:
@@ -91,8 +96,8 @@ class KVTransfers:
         return bool(self.reservations.involve(worker) or self.copies.of(worker))
 
     def lose(self, worker: str, now: float, incarnation: int = 0, dead: bool = True) -> Iterator[Command]:
-        """End the transfers of a lost worker, and forget what was pushed there. The blocks that it may write
-        stay closed until it is `dead`."""
+        """End the transfers of a lost worker, and forget what was pushed to it. Blocks that it may still
+        write stay closed until it is `dead`."""
         yield from self.reservations.lose(worker, incarnation, dead)
         for request in self._requests.values():
             if request.decode == worker:
@@ -102,5 +107,5 @@ class KVTransfers:
 
 
 def _sent_to(request: OpenRequest, sends: list[Send]) -> bool:
-    """Whether a reservation was sent to the worker that has the KV."""
+    """Return whether a reservation was sent to the worker that has the request's KV."""
     return any(send.worker == request.worker for send in sends)

@@ -1,5 +1,5 @@
-"""KV write-back of finished requests from decode to prefill workers: the next turn of a chat begins with
-blocks that the decode worker has and the prefill worker lacks."""
+"""KV write-back of finished requests from decode to prefill workers: the next turn of a chat then finds the
+blocks of its history in the prefill worker's cache."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,7 +15,7 @@ MAX_WRITEBACKS = 16
 
 
 class WritebackManager:
-    """Decides which finished requests are written back, as cache copies."""
+    """Decides which finished requests are written back. A write-back is a cache copy."""
 
     def __init__(self, availability: Availability, copies: CacheCopies) -> None:
         self._availability = availability
@@ -23,8 +23,8 @@ class WritebackManager:
 
     def begin(self, request: OpenRequest, workers: Mapping[str, WorkerState], now: float) -> Iterator[Send]:
         """Start the write-back of a finished request's full blocks to its prefill worker. Skipped for
-        requests with more than one choice, which are rarely chats, and for those that ended with their first
-        token, whose KV the prefill worker has already."""
+        requests with several choices, which are rarely chats, and if the prefill worker has all full blocks
+        already."""
         writer = request.decode or request.worker
         owner = request.worker if request.decode else self._availability.topology.prefill_of(writer or "")
         outputs = list(request.outputs.values())
@@ -39,7 +39,7 @@ class WritebackManager:
         if not (workers[writer].ready and workers[owner].ready) or workers[owner].draining:
             return
         size, prompt = workers[writer].block_size, request.opened.prompt
-        tokens = prompt + outputs[0][:-1]  # the last token has no KV
+        tokens = prompt + outputs[0][:-1]  # the last output token was never computed: it has no KV
         tokens = tokens[: len(tokens) // size * size]
         if len(tokens) // size > len(prompt) // size:
             opened = request.opened

@@ -1,10 +1,10 @@
-"""What starts, stops and watches the workers of a fleet, and carries messages to and from them.
+"""Launchers start, stop and watch the workers of a fleet, and carry messages to and from them.
 
     FleetDriver ── start(config) ─▶ Launcher ── Launched: watch, stop, kill, beat ─▶ one started worker
                 ◀─ send, receive ─▶
 
-`local_launcher` starts child processes of this one, `cluster/launcher.py` workers on other machines. The
-fleet alone judges what a loss means.
+`local_launcher` starts child processes on this machine, `cluster/launcher.py` workers on other machines. Only
+the fleet decides what the loss of a worker means.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ from streamserve.protocol.config import WorkerConfig
 
 @dataclass(frozen=True)
 class MachineState:
-    """A machine with `slots` for workers (None: not limited), and the names of the `workers` that it runs. It
-    has been there since `joined_at`, and was last heard at `heard_at`. No two have the same `name`."""
+    """A machine with `slots` for workers (None: not limited) that runs `workers`. It joined at `joined_at`
+    and was last heard at `heard_at`. Names of machines are unique."""
 
     name: str
     slots: int | None
@@ -33,27 +33,27 @@ class Launched(Protocol):
 
     @property
     def pid(self) -> int:
-        """The id of its process, on its own machine."""
+        """The id of the worker's process, on the worker's machine."""
         ...
 
     def beat(self) -> Heartbeat | None:
-        """Return its last sign of life; None if there is none, or once it has ended."""
+        """Return the worker's last sign of life; None if there is none, or if the worker has ended."""
         ...
 
     async def watch(self, worker: str, incarnation: int) -> WorkerLost:
-        """Wait for its end; return what it was doing then."""
+        """Wait for the worker's end; return what it was doing then."""
         ...
 
     async def dead(self) -> None:
-        """Wait until it is certain that it writes no more: for one that was lost, but not seen to end."""
+        """Wait until a lost worker that was not seen to end certainly writes no more KV."""
         ...
 
     def kill(self) -> None:
-        """End it at once, unless it has ended."""
+        """Kill the worker at once, unless it has ended."""
         ...
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Wait `grace` seconds for a worker that is exiting, tell it to exit, and wait for its end."""
+        """Wait `grace` seconds for a worker that is exiting, then tell it to exit, and wait for its end."""
         ...
 
 
@@ -62,11 +62,11 @@ Launch = Callable[[WorkerConfig], Awaitable[Launched]]
 
 
 class Launcher(Protocol):
-    """Starts workers somewhere, and exchanges messages with the present ones."""
+    """Starts workers, and exchanges messages with the present ones."""
 
     @property
     def endpoint(self) -> str:
-        """Where a worker connects to, for its configuration."""
+        """The address to which a worker connects, for its configuration."""
         ...
 
     async def start(self, config: WorkerConfig) -> Launched:
@@ -74,7 +74,8 @@ class Launcher(Protocol):
         ...
 
     async def send(self, worker: str, data: bytes) -> None:
-        """Send a message to a worker. One that is gone cannot be reached; its loss is reported separately."""
+        """Send a message to a worker. A message to a worker that is gone is dropped: its loss is reported
+        separately."""
         ...
 
     async def receive(self) -> tuple[str, int, bytes]:
@@ -95,4 +96,4 @@ class Launcher(Protocol):
 
 
 MakeLauncher = Callable[[Mapping[str, ProcessState[Any]]], Launcher]
-"""Makes the launcher of these workers, in a running event loop."""
+"""Makes the launcher of these workers. Called in a running event loop."""

@@ -14,8 +14,7 @@ EVENT_BYTES, LOGPROB_BYTES = 200, 120
 """Approximate bytes of an event, and of each log-probability in it."""
 
 FAIR_BYTES = 64 << 10
-"""Bytes that one client may always have queued; only clients with more are dropped when the budget is
-exceeded."""
+"""Bytes that each client may have queued. Above the budget, only clients with more than this are dropped."""
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Mailboxes:
 
 
 class Mailbox:
-    """The events that a client has not read yet. Beyond the budget they are replaced by an error, and
+    """The events that a client has not read yet. Above the budget they are replaced by an error, and
     `overflowed` is set. Only one task at a time may read."""
 
     def __init__(self, budget: MailboxBudget) -> None:

@@ -21,15 +21,16 @@ from streamserve.scheduling.routing import IDLE_WORKER, Arrival, Decision, Route
 
 REMEMBERED_DECISIONS = 100
 CONSIDERED = 32
-"""Candidates that are compared for a request: a decision takes as long among a thousand as among these."""
+"""Maximum number of candidates compared for a request, so that a decision among a thousand takes no
+longer."""
 MOVE_GAIN = 1.1
 """A prompt stream moves only where the prediction is better by this factor: predictions err."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted cost of an answer: the `tokens` to compute before the first one, and the `seconds` to the
-    end by the workers' step costs, None where they are unknown."""
+    """The predicted cost of an answer: the prompt `tokens` to compute before its first token, and the
+    `seconds` to its end by the workers' step costs (None: unknown)."""
 
     tokens: int
     seconds: float | None
@@ -37,8 +38,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Route:
-    """The `worker` that computes a prompt, the worker that decodes if it is another one (`decode`), and the
-    number of prompt `tokens` to compute."""
+    """Where a request goes: `worker` computes the prompt, and `decode` the output if it is another worker,
+    else None. `tokens` is the number of prompt tokens to compute."""
 
     worker: str
     decode: str | None
@@ -47,8 +48,8 @@ class Route:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """A routing decision and its inputs. Where the request did not go where the router said, `taken` is where
-    it went, and `reason` why."""
+    """A routing decision and its inputs. If the request did not go where the router decided, `taken` is where
+    it went, and `reason` is why."""
 
     time: float
     request: str
@@ -61,9 +62,9 @@ class RoutingRecord:
 
 
 class PrefixView:
-    """The full KV blocks cached by each worker, by hash, and whether it has reported them. Workers of a fleet
-    report theirs; until then they are estimated from the prompts sent there. A wrong estimate is evicted once
-    as many other blocks came (LRU): it costs a recomputation, never correctness."""
+    """The full KV blocks that each worker has cached, by hash, and whether the worker has reported them.
+    Unreported blocks are estimated from the prompts that were sent to the worker. A wrong estimate costs a
+    recomputation, never correctness; it is evicted (LRU) after enough other blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, OrderedDict[bytes, bool]] = {}
@@ -77,7 +78,8 @@ class PrefixView:
         return count
 
     def pending(self, worker: str, hashes: Sequence[bytes]) -> int:
-        """Return how many of `hashes`, which a worker has cached, it has not reported: it computes them."""
+        """Return how many blocks of `hashes`, all known to be at a worker, the worker has not reported yet:
+        it is still computing them."""
         known: Mapping[bytes, bool] = self._blocks.get(worker, {})
         return sum(not known[digest] for digest in hashes)
 
@@ -86,7 +88,8 @@ class PrefixView:
         return {worker for worker, known in self._blocks.items() if digest in known}
 
     def learn(self, worker: str, hashes: Sequence[bytes], limit: int, reported: bool = False) -> None:
-        """Record that a worker computes these blocks, or has `reported` them; it holds `limit` at most."""
+        """Record that a worker computes these blocks, or has `reported` them. At most `limit` blocks are kept
+        for a worker."""
         known = self._blocks.setdefault(worker, OrderedDict())
         for digest in hashes:
             known[digest] = reported or known.get(digest, False)
@@ -107,9 +110,8 @@ class PrefixView:
 
 
 class Placement:
-    """Chooses workers for requests, among those that are ready and may get new ones. A prompt whose prefix a
-    decode worker has cached, except for at most `continue_tokens` tokens, is computed by that decode worker
-    itself."""
+    """Chooses workers for requests among the workers that are ready and may get new ones. A decode worker
+    computes a prompt itself if at most `continue_tokens` tokens are missing in its cache."""
 
     def __init__(self, availability: Availability, router: Router, continue_tokens: int) -> None:
         self._availability = availability
@@ -129,8 +131,8 @@ class Placement:
         stay: tuple[str, str | None] | None = None,
     ) -> Route | None:
         """Return the route of a request; None if no worker can take it now. If `only` is given, just these
-        workers are candidates; otherwise all but those in `without`. A prompt stream that is computed at
-        `stay` (worker, decode worker) stays there unless the router's choice is worth the move."""
+        workers are candidates; otherwise all except `without`. A prompt stream that is computed at `stay`
+        (worker, decode worker) stays there unless the move to the router's choice is worth its cost."""
         workers, availability = self._availability.workers, self._availability
 
         def takes(name: str) -> bool:
@@ -157,13 +159,13 @@ class Placement:
             self._overrule(steps, (front, back), "it has the prefix cached")
         if stay and stay != (front, back) and self._stays(request, stay, (front, back), hashes, ready, now):
             front, back = stay
-            self._overrule(steps, stay, "stays: the move costs more than it gains")
+            self._overrule(steps, stay, "stays: moving costs more than it gains")
         known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
         self._learn(front, hashes)
         return Route(front, back, max(len(request.opened.prompt) - known, 1))
 
     def _overrule(self, steps: int, taken: tuple[str, str | None], reason: str) -> None:
-        """Record that a request goes elsewhere than the router decided for it in its latest `steps`."""
+        """Record in the router's latest `steps` decisions that the request goes to `taken` instead."""
         label = " → ".join(filter(None, taken))
         for step in range(1, steps + 1):
             self.recent[-step] = replace(self.recent[-step], taken=label, reason=reason)
@@ -177,13 +179,13 @@ class Placement:
         ready: Container[str],
         now: float,
     ) -> bool:
-        """Return whether a prompt stream stays where it is computed: the predicted time to the end of its
-        answer is at most `MOVE_GAIN` longer than elsewhere, where more has to be computed."""
+        """Return whether a prompt stream stays at its workers: the predicted time to the end of its answer is
+        at most `MOVE_GAIN` times the time elsewhere, where more tokens have to be computed."""
         if any(name not in ready for name in stay if name):
             return False
         here = self._prediction(request, stay, hashes, now, request.arriving.computed)
         there = self._prediction(request, other, hashes, now)
-        if here.seconds is None or there.seconds is None:  # seconds and tokens cannot be compared
+        if here.seconds is None or there.seconds is None:  # without step costs, compare tokens
             return here.tokens <= there.tokens * MOVE_GAIN
         return here.seconds <= there.seconds * MOVE_GAIN
 
@@ -195,7 +197,8 @@ class Placement:
         now: float,
         computed: int = 0,
     ) -> Prediction:
-        """Return the predicted cost of answering a prompt at workers that have `computed` tokens of it."""
+        """Return the predicted cost of answering a prompt at workers that have computed its first `computed`
+        tokens."""
         name, decode_name = candidate[0], candidate[1] or candidate[0]
         front, back = self._availability.workers[name], self._availability.workers[decode_name]
         prefill, decode = front.load(name, now), back.load(decode_name, now)
@@ -210,8 +213,8 @@ class Placement:
         return Prediction(tokens, ttft + tpot * predictor.output)
 
     def ended(self, request: OpenRequest) -> None:
-        """Record the blocks of a finished request: the worker that decoded it also has the KV of its output
-        tokens, which begin the prompt of a chat's next turn."""
+        """Record the blocks of a finished request. The worker that decoded it also has the KV of its output
+        tokens, which are part of the prompt in a chat's next turn."""
         worker = request.decode or request.worker
         if not worker or self._availability.workers[worker].ready is None:
             return
@@ -220,17 +223,18 @@ class Placement:
         for outputs in request.outputs.values():
             tokens = prompt[len(hashes) * self._availability.workers[worker].block_size :] + outputs[:-1]
             self._learn(worker, self._hashes(worker, request, tokens, hashes[-1:]))
-        self._learn(worker, hashes)  # last: it is evicted after all outputs
+        self._learn(worker, hashes)  # last, so that the prompt is evicted after all outputs
 
     def _continues(self, request: OpenRequest, front: str, back: str, hashes: list[bytes]) -> bool:
-        """Return whether a decode worker has a longer cached prefix of a prompt than the prefill worker, and
-        lacks at most `continue_tokens` tokens. Computing these there then costs less than computing what the
-        prefill worker lacks and transferring the KV."""
+        """Return whether a decode worker should compute the rest of a prompt: it has a longer cached prefix
+        than the prefill worker, and lacks at most `continue_tokens` tokens. This costs less than computing
+        what the prefill worker lacks and transferring the KV."""
         known = self.view.cached(back, hashes)
         missing = len(request.opened.prompt) - known * self._availability.workers[back].block_size
         if missing > self._continue_tokens or request.opened.open:
             return False
-        whole = request.opened.params.prompt_logprobs is not None  # needs the whole prompt computed
+        # Log-probabilities need the whole prompt computed.
+        whole = request.opened.params.prompt_logprobs is not None
         return not whole and known > self.view.cached(front, hashes)
 
     def _learn(self, worker: str, hashes: list[bytes]) -> None:
@@ -239,11 +243,11 @@ class Placement:
     def _choose_candidate(
         self, request: OpenRequest, topology: Topology, ready: Container[str], hashes: list[bytes], now: float
     ) -> tuple[str, str]:
-        """Return the prefill worker and the decode worker, which are the same if it is unified.
+        """Return the prefill and the decode worker, which are the same for a unified worker.
 
-        The halves of uneven pools are chosen one by one. In a mixed fleet the decode worker comes first: the
-        router then compares the unified workers with each prefill worker that has this one. Of many, some
-        are considered.
+        The halves of uneven pools are chosen one after the other. In a mixed fleet the decode worker is
+        chosen first: the router then compares the unified workers with each prefill worker combined with it.
+        Of many candidates, only `CONSIDERED` are compared.
         """
         whole = self._some(topology.routes, ready, hashes)
         if topology.paired:
@@ -264,8 +268,8 @@ class Placement:
     def _some(
         self, candidates: Sequence[tuple[str, str]], ready: Container[str], hashes: list[bytes]
     ) -> list[tuple[str, str]]:
-        """Return the candidates that are ready; of more than `CONSIDERED` as many, which take turns: those
-        that have the beginning of the prompt cached, up to the half, and others."""
+        """Return the candidates that are ready, at most `CONSIDERED`. Of more, up to half have the beginning
+        of the prompt cached; the others take turns."""
         if len(candidates) <= CONSIDERED:
             return [pair for pair in candidates if pair[0] in ready and pair[1] in ready]
         start = self._turn * CONSIDERED % len(candidates)
@@ -284,7 +288,8 @@ class Placement:
         now: float,
         turn: int | None = None,
     ) -> tuple[str, str]:
-        """Return the router's choice; the `turn` is by default that of all requests."""
+        """Return the router's choice. `turn` decides between equal candidates, by default the number of the
+        request."""
         workers = self._availability.workers
         names = {name for pair in candidates for name in pair}
         loads = {name: workers[name].load(name, now) if name else IDLE_WORKER for name in names}
@@ -305,8 +310,8 @@ class Placement:
         return candidates[decision.chosen]
 
     def _cached_tokens(self, worker: str, hashes: list[bytes]) -> tuple[int, int]:
-        """Return how many tokens of a prompt a worker has cached, and how many of those are pending. It is ""
-        where the other half of candidates is chosen."""
+        """Return how many tokens of a prompt a worker has cached, and how many of these are not computed yet.
+        The worker is "" in candidates of which only the decode worker is chosen."""
         if not worker:
             return 0, 0
         blocks, size = self.view.cached(worker, hashes), self._availability.workers[worker].block_size
@@ -317,8 +322,8 @@ class Placement:
     def _hashes(
         self, worker: str, request: OpenRequest, tokens: list[int], after: Sequence[bytes] = ()
     ) -> list[bytes]:
-        """Return the hashes of the full blocks of a request's tokens, as in the workers' own prefix index.
-        The tokens follow a block with the hash `after`, if there is one."""
+        """Return the hashes of the full blocks of a request's tokens, as in the workers' prefix index.
+        `after` has the hash of the block before these tokens, if there is one."""
         state = self._availability.workers[worker]
         if state.ready is None:
             return []
@@ -330,7 +335,7 @@ class Placement:
 
 
 def _turned(candidates: Sequence[tuple[str, str]], start: int) -> Iterator[tuple[str, str]]:
-    """Return the candidates from `start` on, then those before."""
+    """Return the candidates rotated, so that `start` comes first."""
     return chain(islice(candidates, start, None), islice(candidates, start))
 
 

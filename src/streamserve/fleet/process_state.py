@@ -15,10 +15,12 @@ from streamserve.fleet.events import Ending, Heartbeat
 from streamserve.protocol.messages import Failed
 
 PROGRESS_FACTOR = 5.0
-"""A step may show no progress for this many times the predicted seconds of its longest part."""
+"""A step may show no progress for this many times the predicted seconds of its longest part without
+progress."""
 
 MAX_GAP = 2.0
-"""Seconds between two looks at the processes after which this process itself has stood still: four ticks."""
+"""If this process looks at the others after a longer gap, in seconds, it has stood still itself. Equals four
+ticks."""
 
 LOAD_SECONDS = 10.0
 """Expected seconds until a process is ready, until a load time has been measured."""
@@ -32,28 +34,29 @@ Ready = TypeVar("Ready")
 
 @dataclass(frozen=True)
 class SupervisionPolicy:
-    """When a process counts as stuck, when it is killed, and how long its restarts wait. All times are in
-    seconds."""
+    """When a process counts as stuck, when it is killed, and how long its restarts wait. All values are in
+    seconds unless they say otherwise."""
 
     stuck_after: float = 10.0
     """A ready process that shows no progress for this long counts as stuck, and is killed if it has work."""
     idle_factor: float = 3.0
-    """An idle one is killed after this many times the limit at which it counts as stuck."""
+    """An idle process is killed after this many times the limit at which it counts as stuck."""
     load_silence: float = 120.0
-    """Silence after which a process that is loading its model is killed. Imports of large libraries let no
-    other thread run."""
+    """A process that is loading its model is killed after this silence. It is long, because imports of large
+    libraries let no other thread run."""
     immediate_restarts: int = 1
     """Restarts in a row without back-off."""
     back_off: float = 0.5
-    """The first back-off, doubled by each further loss in a row."""
+    """The first back-off, doubled after each further loss in a row."""
     max_back_off: float = 15.0
     max_misfit_back_off: float = 300.0
-    """The longest back-off of a process that loaded another model than the others: each start loads it."""
+    """The longest back-off of a process that loaded another model than the others: each start loads the
+    model."""
     stable_seconds: float = 60.0
     """A loss counts as the first in a row if the process had been ready for this long."""
 
     def wait(self, losses: int, misfit: bool = False) -> float:
-        """Return the seconds before a restart after `losses` earlier losses in a row; `misfit`: the process
+        """Return the seconds before a restart after `losses` earlier losses in a row. `misfit`: the process
         has loaded another model than the others."""
         further = losses - self.immediate_restarts
         longest = self.max_misfit_back_off if misfit else self.max_back_off
@@ -62,14 +65,14 @@ class SupervisionPolicy:
 
 @dataclass
 class Watch:
-    """Tells since when this process has looked at others without a gap. While it was stopped itself, it heard
-    nothing: silence counts from its return on."""
+    """Tells since when this process has looked at the others without a gap. While this process was stopped it
+    heard nothing, so silence of the others counts only from then on."""
 
     since: float = 0.0
     _looked_at: float = field(default=-inf, repr=False)
 
     def look(self, now: float) -> float:
-        """Record a look; return since when silence counts."""
+        """Record a look; return the time from which on silence counts."""
         if now - self._looked_at > MAX_GAP:
             self.since = now
         self._looked_at = now
@@ -78,13 +81,17 @@ class Watch:
 
 @dataclass
 class ProcessState(Generic[Ready]):
-    """What is known of a process whose ready message is a `Ready`.
+    """The state of a process whose ready message is a `Ready`.
 
-    It starts, or started, at `starts_at`, and was ready at `ready_at`; the last one to become ready loaded in
-    `load_seconds` seconds. `failed_starts` processes in a row ended before they were ready, `recent_losses`
-    ones soon after. `error` is why the last one ended, as reported by the process if it had `last_words`, or
-    why it was killed. `failure` is set if it could not serve at all when it was first started. A `misfit` has
-    loaded another model than the others. `condemned`: how the end of one that is to be killed counts.
+    - `starts_at`: when its latest start began or will begin; `ready_at`: when it became ready;
+      `load_seconds`: the time between the two at its latest successful start.
+    - `failed_starts`: starts in a row that ended before the process was ready.
+    - `recent_losses`: losses in a row, from which the back-off follows.
+    - `last_words`: why it has to end, if known before its end: as it reported, or why it is killed.
+    - `error`: why its last process ended.
+    - `failure`: set if it could not serve at all at its first start.
+    - `misfit`: it has loaded another model than the others.
+    - `condemned`: if it is to be killed, how its end counts.
     """
 
     incarnation: int = 1
@@ -110,7 +117,7 @@ class ProcessState(Generic[Ready]):
 
     @property
     def down(self) -> bool:
-        """Whether requests should not wait for it."""
+        """Whether requests should not wait for the process."""
         return self.failure is not None or (self.ready is None and self.failed_starts >= GIVE_UP_STARTS)
 
     def starts(self, at: float) -> None:
@@ -128,7 +135,7 @@ class ProcessState(Generic[Ready]):
         self.failed_starts, self.error, self.misfit = 0, "", False
 
     def fail(self, failure: Failed, final: bool) -> None:
-        """Record that it cannot serve its model; if `final`, it is not restarted."""
+        """Record that the process cannot serve its model. If `final`, it is not restarted."""
         self.error = self.last_words = failure.error
         self.ready, self.misfit = None, failure.misfit
         if final:
@@ -137,8 +144,8 @@ class ProcessState(Generic[Ready]):
     def lose(
         self, reason: str, now: float, policy: SupervisionPolicy, final: bool, blamed: bool = False
     ) -> float | None:
-        """Record the end of its process; return the seconds before its restart, or None if its first start
-        failed and that is `final`. The restart has no back-off if a request is `blamed`."""
+        """Record the end of the process; return the seconds before its restart. If its first start failed and
+        that is `final`, return None. The restart has no back-off if a request is `blamed`."""
         first = self.incarnation == 1 and self.ready is None
         if self.ready is None:
             self.failed_starts += 1
@@ -164,9 +171,9 @@ class ProcessState(Generic[Ready]):
         since: float = 0.0,
         busy: bool = False,
     ) -> bool:
-        """Mark it as stuck if it is silent or hangs in a step; return whether to kill it. Silence counts from
-        `since` on. An idle process may be silent for longer than one that is in a step or `busy`: requests
-        wait for it."""
+        """Mark the process as stuck if it is silent or its step makes no progress; return whether to kill it.
+        Silence counts from `since` on. A process that is in a step or `busy` is killed earlier than an idle
+        one: requests wait for it."""
         quiet, limit, alive = self._quiet(beat, now, policy, since)
         self.stuck = self.ready is not None and quiet > limit
         working = busy or self.ready is None or (beat is not None and beat.in_step)
@@ -177,8 +184,8 @@ class ProcessState(Generic[Ready]):
         return self.condemn(reason, now, policy, "fault" if alive else "unclear")
 
     def condemn(self, reason: str, now: float, policy: SupervisionPolicy, ending: Ending) -> bool:
-        """Record why it has to end, and how that counts; return whether to kill it now: not if it was, and
-        ends slowly."""
+        """Record why the process has to end, and how its end counts. Return whether to kill it now: not again
+        if it was killed less than `stuck_after` seconds ago and ends slowly."""
         self.stuck, self.condemned, self.last_words = self.ready is not None, ending, reason
         kill = now - self._killed_at > policy.stuck_after
         if kill:
@@ -186,7 +193,7 @@ class ProcessState(Generic[Ready]):
         return kill
 
     def until_ready(self, now: float) -> float:
-        """Return the expected seconds until it is ready, 0 if it is."""
+        """Return the expected seconds until the process is ready; 0 if it is."""
         if self.healthy:
             return 0.0
         loading = LOAD_SECONDS if self.load_seconds is None else self.load_seconds
@@ -195,8 +202,8 @@ class ProcessState(Generic[Ready]):
     def _quiet(
         self, beat: Heartbeat | None, now: float, policy: SupervisionPolicy, since: float
     ) -> tuple[float, float, bool]:
-        """Return the seconds for which it has shown no progress, the limit for them, and whether it gives
-        signs of life nevertheless. Messages are progress, and so are layers and phases of a step."""
+        """Return the seconds without progress, their limit, and whether the process still gives signs of
+        life. Messages are progress, and so are the layers and phases of a step."""
         heard = max(self.heard_at, since)
         limit = policy.stuck_after
         if self.ready is None:
@@ -213,7 +220,7 @@ class ProcessState(Generic[Ready]):
 def _standing_still(beat: Heartbeat | None, seconds: float, alive: bool, loading: bool) -> str:
     """Return in words for how long a process has shown no progress."""
     if loading:
-        return f"it gave no sign of life for {seconds:.0f} s while it loaded its model"
+        return f"it did not respond for {seconds:.0f} s while it loaded its model"
     if alive and beat is not None and beat.phase:
         return f"its step made no progress for {seconds:.0f} s in phase {beat.phase}"
     return f"it has not responded for {seconds:.0f} s"

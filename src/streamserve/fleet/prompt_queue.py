@@ -1,5 +1,5 @@
-"""The prompts that a worker has to compute, and the sums over them that routers ask for: kept as prompts come
-and go, as a worker may have a hundred and is a candidate of every request."""
+"""The prompts that a worker has to compute, with sums over them for routers. The sums are updated with each
+change, as a worker may have a hundred prompts and is a candidate for every request."""
 
 from dataclasses import dataclass
 from math import inf
@@ -16,8 +16,8 @@ class Queued:
 
 
 class PromptQueue:
-    """The prompts of a worker by request: complete ones, and what is left to compute of the prompt streams
-    that still arrive and are not idle, in `tokens` in all."""
+    """The prompts of a worker by request: complete prompts, and prompt streams that are not idle. `tokens` is
+    the sum of the tokens that remain to compute."""
 
     __slots__ = ("_arriving", "_complete", "_long", "_timed", "_untimed_tokens", "tokens")
 
@@ -26,11 +26,11 @@ class PromptQueue:
         self._complete: dict[str, Queued] = {}
         self._arriving: dict[str, int] = {}
         self._long: dict[str, int] = {}
-        """Those of more than a step of tokens."""
+        """Tokens of the prompts with more than STEP_TOKENS tokens to compute."""
         self._timed: dict[str, Queued] = {}
-        """Complete ones that have deadlines."""
+        """Complete prompts with a deadline."""
         self._untimed_tokens = 0
-        """Tokens of complete ones without."""
+        """Tokens of the complete prompts without a deadline."""
 
     def __len__(self) -> int:
         return len(self._complete) + len(self._arriving)
@@ -56,14 +56,15 @@ class PromptQueue:
         self._count(request, queued.tokens)
 
     def arrives(self, request: str, tokens: int) -> None:
-        """Set what is left to compute of a prompt stream; one that has nothing left is idle."""
+        """Set the tokens that remain to compute of a prompt stream. A prompt stream with none counts as
+        idle."""
         self.remove(request)
         if tokens:
             self._arriving[request] = tokens
             self._count(request, tokens)
 
     def remove(self, request: str) -> bool:
-        """Remove a prompt, if it is there; return whether it was a complete one."""
+        """Remove a prompt, if it is there; return whether it was complete."""
         queued = self._complete.pop(request, None)
         if queued is None:
             self.tokens -= self._arriving.pop(request, 0)
@@ -75,8 +76,8 @@ class PromptQueue:
         return queued is not None
 
     def timely(self, now: float) -> tuple[int, float]:
-        """Return the tokens of the complete prompts whose first tokens can still be in time, and the last of
-        their deadlines: `now` if there are none."""
+        """Return the tokens of the complete prompts whose first tokens can still be in time, and the latest
+        of their deadlines: inf if one has no deadline, `now` if there are no such prompts."""
         tokens = self._untimed_tokens
         until = inf if len(self._complete) > len(self._timed) else now
         for queued in self._timed.values():

@@ -6,12 +6,12 @@
 
 A trial is exclusive: nothing else is sent to its workers, so a death in it is the group's. At most one trial
 runs at a time. When a group dies, the other groups of the same split are released: one explanation is enough.
-A request that has been cleared before is, once it is alone again, only cleared by its end: its fault depends
-on co-batched requests.
+If a cleared request becomes a suspect again and is tried alone, only its end clears it: its fault depends on
+co-batched requests.
 
-A worker that was asked to end (SIGTERM) says nothing about its requests. One that was killed, and not for
-want of memory, makes them suspects too; but a person may have killed it, so that a request is refused only
-if it was there alone `MAX_KILLS` times.
+A worker that was asked to end (SIGTERM) says nothing about its requests. The requests of a worker that was
+killed become suspects too. But unless the kernel killed it for lack of memory, a person may have: then a
+request is refused only after it was alone at `MAX_KILLS` such deaths.
 """
 
 from collections import deque
@@ -23,28 +23,28 @@ from streamserve.fleet.events import Ending
 from streamserve.fleet.requests import OpenRequest
 
 UNEXPLAINED = 3
-"""Losses of its worker outside any step after which a request becomes a suspect nevertheless."""
+"""Deaths of its worker outside any step after which a request becomes a suspect all the same."""
 
 CLEARED = 3
-"""When all suspects have been cleared this many times, the other requests at the worker become suspects
-too."""
+"""If each suspect of a lost step has been cleared this many times, all requests at the worker become
+suspects."""
 
 MAX_KILLS = 6
-"""Deaths of its worker by an unexplained SIGKILL, while it was there alone, after which a request is
-refused."""
+"""A request is refused after this many unexplained SIGKILLs of its worker while it was there alone."""
 
 MAX_STRIKES = 32
-"""Limit on the lost steps of a request: more than twice as many as halving the largest batch takes."""
+"""A request is refused after this many lost steps: more than twice the number that halving the largest batch
+takes."""
 
 TRIAL_SECONDS = 10.0
-"""A trial that lasts longer is suspended in favour of waiting requests, for as long as it lasted; its next
-turn may last twice as long."""
+"""A trial that lasts longer is suspended if requests wait, for the time that it has lasted. Its next turn may
+last twice as long."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Suspects that are tried together. Groups of one `split` are alternatives. `turns` counts its
-    suspensions."""
+    """Suspects that are tried together. The groups of one `split` are alternative explanations of a death.
+    `turns` counts the suspensions of its trial."""
 
     members: tuple[str, ...]
     split: int
@@ -53,7 +53,7 @@ class Group:
 
 @dataclass
 class Trial:
-    """A group on trial at `workers` since a time; `pending` members have not been cleared yet."""
+    """A group on trial at `workers` since a time. `pending` members have not been cleared yet."""
 
     group: Group
     workers: frozenset[str]
@@ -62,11 +62,11 @@ class Trial:
 
     @property
     def alone(self) -> bool:
-        """Whether a death in it can be caused by one request only."""
+        """Whether only one request is on trial."""
         return len(self.group.members) == 1
 
     def overdue(self, now: float) -> bool:
-        """Return whether it should give way to requests that wait."""
+        """Return whether the trial should give way to requests that wait."""
         limit: float = TRIAL_SECONDS * 2**self.group.turns
         return now - self.since > limit
 
@@ -74,7 +74,7 @@ class Trial:
 @dataclass
 class Quarantine:
     """All suspects of one fleet. A request that ended its worker `max_tries` times alone is refused.
-    `candidate_of` returns the workers that compute requests with a given one."""
+    `candidate_of` returns the route candidate that contains a worker."""
 
     candidate_of: Callable[[str], frozenset[str]]
     max_tries: int
@@ -84,7 +84,7 @@ class Quarantine:
     suspected: int = 0
     """The number of times a request became a suspect so far."""
     recess_until: float = 0.0
-    """The time until which no trial is held, because other requests had waited for long."""
+    """No trial is held before this time, because other requests had waited for long."""
     _groups: deque[Group] = field(default_factory=deque)
     _splits: "count[int]" = field(default_factory=count)
 
@@ -110,9 +110,8 @@ class Quarantine:
         suspects: frozenset[int] | None,
         ending: Ending = "fault",
     ) -> tuple[bool, list[OpenRequest]]:
-        """Process the death of a worker. `affected` requests depended on it; `suspects` are the attempts in
-        the lost step, None if unknown. Returns whether some request is blamed, and the requests to give
-        up."""
+        """Process the death of a worker. `affected` requests depended on it. `suspects` are the attempts in
+        the lost step, None if unknown. Return whether a request is blamed, and the requests to refuse."""
         tried = self.trial if self.trial and worker in self.trial.workers else None
         if ending == "outside":
             if tried:
@@ -129,14 +128,16 @@ class Quarantine:
         if not named:
             return False, []
         if min(request.cleared for request in named) >= CLEARED:
-            named = list(affected)  # none of these is the cause, although they were in the lost step
+            # All suspects were cleared before: the cause is a request outside the lost step.
+            named = list(affected)
         self.workers = self.workers or self.candidate_of(worker)
         convicted = self._strike(named, ending, alone=ending == "unclear" and len(affected) == 1)
         self._groups.extend(self._split([r for r in named if r not in convicted]))
         return True, convicted
 
     def next(self, alive: Collection[str]) -> Group | None:
-        """Return the next group to try, of requests that are still open; None if there is none."""
+        """Return the next group to try, without members that are no longer `alive` (open); None if no group
+        is left."""
         if self.trial is not None:
             return None
         while self._groups:
@@ -182,12 +183,12 @@ class Quarantine:
                 self.trial = None
 
     def moves(self, workers: frozenset[str]) -> None:
-        """Hold the trials to come on other workers."""
+        """Hold further trials on other workers."""
         if self.workers:
             self.workers = workers
 
     def _put_back(self, trial: Trial, turns: int) -> None:
-        """Put the group of a trial that was interrupted first in line again."""
+        """Put the group of an interrupted trial back, first in line."""
         pending = tuple(name for name in trial.group.members if name in trial.pending)
         self._groups.appendleft(Group(pending, trial.group.split, turns))
 
@@ -210,7 +211,8 @@ class Quarantine:
         return request.name in group.members
 
     def _strike(self, requests: Sequence[OpenRequest], ending: Ending, alone: bool) -> list[OpenRequest]:
-        """Count a lost step against requests, of which one may have been `alone`; return those to give up."""
+        """Count a lost step against `requests`; return the requests to refuse. `alone`: it was one request,
+        and no other was at the worker."""
         unclear = ending == "unclear"
         for request in requests:
             request.strikes += 1
@@ -223,7 +225,7 @@ class Quarantine:
         return [request for request in requests if self._is_convicted(request)]
 
     def _is_convicted(self, request: OpenRequest) -> bool:
-        """Return whether a request is to be given up."""
+        """Return whether a request is to be refused."""
         return (
             request.tries >= self.max_tries
             or request.killed_alone >= MAX_KILLS
@@ -231,8 +233,8 @@ class Quarantine:
         )
 
     def _split(self, requests: Sequence[OpenRequest]) -> list[Group]:
-        """Split suspects into two groups: those with the most lost steps, if they are at most half of all,
-        and the others; else halves."""
+        """Split suspects into two groups. The first group has the requests with the most lost steps, if these
+        are at most half of all; otherwise both groups are halves."""
         if not requests:
             return []
         ranked = sorted(requests, key=lambda request: -request.strikes)

@@ -32,12 +32,13 @@ from streamserve.protocol.sampling import MAX_CHOICES, SamplingParams, Speculati
 UNSPECULATED = SpeculationLimits(enabled=False)
 NO_CHOICES: frozenset[int] = frozenset()
 Outputs = Mapping[int, list[int]]
-"""The tokens of choices."""
+"""The tokens of each choice."""
 
 
 @lru_cache(maxsize=MAX_CHOICES)
 def no_outputs(choices: int) -> Outputs:
-    """Return the outputs of a request before its first token: one object for all with as many choices."""
+    """Return the outputs of a request before its first token: one shared object for all requests with this
+    number of choices."""
     return MappingProxyType({choice: [] for choice in range(choices)})
 
 
@@ -45,14 +46,17 @@ NO_OUTPUTS = no_outputs(0)
 
 
 class GapError(Exception):
-    """A worker skipped a token: the rest must not be delivered to the client."""
+    """A worker skipped a token: later tokens must not be delivered to the client."""
 
 
 @dataclass(slots=True)
 class Arriving:
-    """What a fleet knows of a prompt that arrives, in tokens from its start: those `computed` by its worker,
-    those `pushed` to its decode worker, and those that the cache copy `push` will have added. After
-    `push_failed` nothing is pushed until the next edit."""
+    """The state of a prompt that still arrives; all counts are tokens from its start.
+
+    - `computed`: computed by its worker; `pushed`: in its decode worker's cache.
+    - `push`: name of the cache copy in progress; `push_end`: what will be `pushed` once it has landed.
+    - `push_failed`: no more pushes until the next edit.
+    """
 
     computed: int = 0
     pushed: int = 0
@@ -61,7 +65,7 @@ class Arriving:
     push_failed: bool = False
 
     def retain(self, retained: int) -> None:
-        """Apply an edit that retains so many tokens."""
+        """Apply an edit that retains the first `retained` tokens."""
         self.computed = min(self.computed, retained)
         self.pushed = min(self.pushed, retained)
         self.push_end = min(self.push_end, retained)
@@ -70,8 +74,8 @@ class Arriving:
 
 @dataclass(frozen=True)
 class Edited:
-    """The effect of an edit: whether the prompt or its parameters `changed`, and how many tokens that
-    the client has are void (`withdrawn`)."""
+    """The effect of an edit: whether the prompt or its parameters `changed`, and the number of delivered
+    tokens that it made void (`withdrawn`)."""
 
     changed: bool
     withdrawn: int
@@ -79,24 +83,26 @@ class Edited:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A client's request and the output delivered so far. Attempt numbers are unique in a fleet, so a late
-    message for an earlier request of the same name is never taken for this one's.
+    """A client's request and the output delivered so far. Attempt numbers are unique in a fleet: so a late
+    message for an earlier request of the same name is not taken for this request's.
 
-    `worker` computes the prompt and, except in a stream pair, the output tokens. In a pair, `decode`
-    computes the tokens of all choices except those in `transferring`, whose KV has not arrived yet. It is
-    asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). `resumed`
-    has the outputs with which the current attempt began, of choices that had some; `first_token_at` has the
-    time of each choice's first token. Requests share their `outputs` until their first tokens.
+    `worker` computes the prompt and, except in a stream pair, the output tokens. In a pair, `decode` computes
+    the tokens of all choices except those in `transferring`, whose KV has not arrived yet. The decode worker
+    is asked to reserve blocks (`reserving`) when the prompt's first chunk is scheduled (`planned`). With
+    `hold`, the worker holds back the first token until the blocks are reserved.
 
-    It was in `strikes` lost steps and ended its worker `tries` times in a trial alone; `killed` of the lost
-    steps ended by a SIGKILL of unclear cause, `killed_alone` of these while no other request was there.
+    `resumed` has the outputs with which the current attempt began; choices without any are left out.
+    `first_token_at` has the time of each choice's first token. Requests share their `outputs` until their
+    first tokens.
 
-    With `hold` the worker holds back the first token until the decode worker has reserved blocks.
+    Losses, for the quarantine: `strikes` counts the lost steps that the request was in, `tries` the trials in
+    which it ended its worker alone. `killed` counts the lost steps that ended by a SIGKILL of unclear cause;
+    `killed_alone` counts only such steps without any other request.
 
     `opened` holds the latest prompt, which was complete at `completed_at`; `arriving` says how far a prompt
-    stream is computed. After an edit of a prompt that is answered early, the worker's tokens
-    belong to an older version until the worker confirms version `awaited_version`, which is then cleared.
-    `kind`: a cache copy is a request too, of no client.
+    stream is computed. After an edit of a prompt that is answered early, the worker's tokens belong to an
+    older version until the worker confirms version `awaited_version`, which is then cleared. `kind`: a cache
+    copy is a request too, of no client.
     """
 
     opened: Open
@@ -134,31 +140,32 @@ class OpenRequest:
 
     @property
     def cache_salt(self) -> str:
-        """The cache namespace that separates its KV from other requests'; unique to the request if it is
-        isolated."""
+        """The cache namespace that separates its KV from other requests' KV. An isolated request has a unique
+        one."""
         salt = self.opened.cache_salt
         return f"{salt}\0isolated\0{self.name}" if self.isolated else salt
 
     @property
     def decoded(self) -> bool:
-        """Whether this attempt has produced, for each open choice, a token after its first one."""
+        """Whether this attempt has produced, for each open choice, a token after its first token."""
         return all(
             len(self.outputs[choice]) - len(self.resumed.get(choice, ())) > 1 for choice in self.open_choices
         )
 
     def limited(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters for the next attempt: in isolation, without speculation, which never changes
-        the text."""
+        """Return the parameters for the next attempt. An isolated request runs without speculation, which
+        never changes the text."""
         return msgspec.structs.replace(params, speculation=UNSPECULATED) if self.isolated else params
 
     @property
     def since(self) -> float:
-        """When the client began to wait for its first token: when the prompt was complete."""
+        """When the client began to wait for the first token: when the prompt was complete."""
         return self.arrival if self.completed_at is None else self.completed_at
 
     @property
     def uncomputed(self) -> int:
-        """Tokens of the prompt that are not computed yet; of an open prompt stream those to compute now."""
+        """Number of prompt tokens to compute now. The tail of an open prompt stream is left out, unless it is
+        answered early."""
         opened = self.opened
         length = len(opened.prompt)
         if not opened.open:
@@ -168,8 +175,8 @@ class OpenRequest:
 
     @property
     def placeable(self) -> bool:
-        """Whether enough is known to route it: of a prompt stream the first content, not only the tail that
-        every prompt may have."""
+        """Whether enough is known to route it. A prompt stream needs content besides the tail that every
+        prompt may have."""
         return not self.opened.open or len(self.opened.prompt) > self.opened.tail
 
     @property
@@ -178,15 +185,15 @@ class OpenRequest:
         return {name for name in (self.worker, self.decode) if name}
 
     def depends_on(self, worker: str) -> bool:
-        """Return whether it cannot continue without `worker`. A prompt that still arrives needs its decode
-        worker only later."""
+        """Return whether the request cannot continue without `worker`. A prompt stream that still arrives
+        needs its decode worker only later."""
         if self.decode is None or (self.opened.open and not self.opened.answer_early):
             return self.worker == worker
         return self.decode == worker or (self.worker == worker and bool(self.transferring))
 
     def begin_with(self, kept: Kept, now: float) -> list[Token]:
-        """Begin with the first tokens of some choices, which another head's workers have kept; return them as
-        events."""
+        """Take the first tokens of some choices from outputs that another head's workers have kept; return
+        them as events."""
         self.resumed = {choice: [token.token for token in tokens] for choice, tokens in kept.items()}
         self.outputs = {**self.outputs, **{choice: list(tokens) for choice, tokens in self.resumed.items()}}
         self.first_token_at = dict.fromkeys(kept, now)
@@ -226,7 +233,7 @@ class OpenRequest:
         return None
 
     def edit(self, event: Edit, now: float) -> Edited:
-        """Apply an edit of the prompt that came at `now`."""
+        """Apply an edit of the prompt that arrived at `now`."""
         before = self.opened
         self.opened = replace(
             before,
@@ -250,8 +257,8 @@ class OpenRequest:
         return Edited(True, withdrawn)
 
     def submit(self, phase: Phase) -> Submit:
-        """Return the message that submits this attempt to a worker; it continues after the tokens delivered
-        before the attempt began."""
+        """Return the message that submits this attempt to a worker. It continues after the tokens that were
+        delivered before the attempt began."""
         opened = self.opened
         return Submit(
             opened.request,
@@ -293,7 +300,7 @@ class OpenRequest:
                 return None
             self.arriving.computed = event.computed
             return event
-        if isinstance(event, Withdrawn):  # the client has been notified already
+        if isinstance(event, Withdrawn):  # the client was notified when the edit was processed
             if self.awaited_version is not None and event.version >= self.awaited_version:
                 self.awaited_version = None
             return None
@@ -328,8 +335,8 @@ class OpenRequest:
         self.transferring -= {choice}
 
     def _accept_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """Return the new part of the prompt logprobs, or None. A next attempt recomputes the prompt, perhaps
-        in other chunks."""
+        """Return the part of the prompt log-probabilities that is new, or None. A next attempt recomputes the
+        prompt, perhaps in other chunks."""
         seen, first = self.prompt_logprobs, event.start - 1
         if first > seen:
             raise GapError(f"prompt position {event.start} came after {seen} positions")

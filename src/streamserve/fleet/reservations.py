@@ -1,8 +1,8 @@
-"""The fleet's open transfer reservations: which worker may write KV to which, until the write is known to be
-over.
+"""The open transfer reservations of a fleet: which worker may write KV to which, until the write is known to
+be over.
 
 Reserved  ──▶  ReservationBook  ──▶  Push to the writer, or Release if the request no longer needs it
-Pushed                          Join to the owner, or Release if its KV is missing
+Pushed                               Join to the owner, or Release if its KV is missing
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,19 +29,19 @@ class ReservationBook:
     def __init__(self) -> None:
         self._open: dict[str, OpenReservation] = {}
         self._doubtful: dict[tuple[str, int], list[OpenReservation]] = {}
-        """Reservations whose writers, by name and incarnation, were lost but may still write."""
+        """Reservations whose writers were lost but may still write, by name and incarnation of the writer."""
 
     def __len__(self) -> int:
         return len(self._open) + sum(map(len, self._doubtful.values()))
 
     def involve(self, worker: str) -> bool:
-        """Return whether a worker may still write, or be written to."""
+        """Return whether a worker may still write KV, or may still be written to."""
         doubtful = (entry for entries in self._doubtful.values() for entry in entries)
         return any(worker in (entry.writer, entry.owner) for entry in (*self._open.values(), *doubtful))
 
     def reserved(self, owner: str, update: Reserved, request: OpenRequest | None) -> list[Send]:
         """Process a reservation of blocks: send it to its writer if the request still needs it, else release
-        it. A reservation that is open already is neither sent nor released again."""
+        it. A reservation that is already open is neither sent nor released again."""
         reservation = update.reservation
         current = request is not None and request.attempt == update.attempt and request.decode == owner
         own = (reservation.request, reservation.attempt) == (update.request, update.attempt)
@@ -56,8 +56,10 @@ class ReservationBook:
         self, worker: str, update: Pushed, requests: Mapping[str, OpenRequest]
     ) -> tuple[list[Send], OpenRequest | None]:
         """Process the end of a transfer: the reservation's choices decode at the owner, unless their KV is
-        missing. Returns what to send, and the request that has to start over, if any. The stored entry takes
-        precedence over the report, and only the reservation's writer can close it."""
+        missing. Return the messages to send, and the request that has to start over, or None.
+
+        The stored entry takes precedence over the report, and only the reservation's writer can close it.
+        """
         entry = self._open.get(update.reservation_id)
         if entry and worker != entry.writer:
             return [], None
@@ -81,9 +83,9 @@ class ReservationBook:
         return closing, request if again else None
 
     def _resend(self, worker: str, reported: tuple[str, int]) -> list[Send]:
-        """Handle a worker's report of an unknown reservation. It may have received that one in place of a
-        stored one, so the stored ones of the same request are sent again: the worker refuses a reservation it
-        has never seen, and the blocks are then free."""
+        """Handle a worker's report of an unknown reservation. The worker may have received it in place of a
+        stored one, so the stored reservations of this request are sent again. The worker refuses a
+        reservation that it has never seen, and the blocks are then free."""
         entries = [entry for entry in self._open.values() if entry.writer == worker]
         own = [
             entry.reservation
@@ -94,12 +96,12 @@ class ReservationBook:
 
     def lose(self, worker: str, incarnation: int = 0, dead: bool = True) -> Iterator[Send]:
         """Close the reservations of a lost worker, both as writer and as owner. Owners that still run may
-        reuse the blocks, once the writer is `dead`."""
+        reuse the blocks once the writer is `dead`."""
         lost = [entry for entry in self._open.values() if worker in (entry.writer, entry.owner)]
         written = [entry for entry in lost if entry.owner != worker]
         for entry in lost:
             del self._open[entry.reservation.id]
-        for key, entries in self._doubtful.items():  # an owner that is gone has no blocks to reuse
+        for key, entries in self._doubtful.items():  # an owner that was lost has no blocks to reuse
             self._doubtful[key] = [entry for entry in entries if entry.owner != worker]
         if not dead:
             self._doubtful[worker, incarnation] = written
@@ -108,8 +110,8 @@ class ReservationBook:
             yield from _released(entry, doubtful=True)
 
     def writer_dead(self, worker: str, incarnation: int) -> Iterator[Send]:
-        """Release the blocks of a lost writer that certainly writes no more. What it had written may still be
-        on the way."""
+        """Release the blocks of a lost writer that certainly writes no more. Bytes that it sent may still
+        arrive."""
         for entry in self._doubtful.pop((worker, incarnation), []):
             yield from _released(entry, doubtful=True)
 

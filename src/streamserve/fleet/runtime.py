@@ -1,8 +1,8 @@
-"""A running Fleet as the API server uses it: clients submit, edit and cancel requests, and operators wait for
-it, drain workers and read its incidents. `driver` runs the Fleet itself.
+"""A running Fleet as the API server uses it: clients submit, edit and cancel requests; operators wait until
+it is ready, drain workers and read incident counters. `driver` executes the Fleet's commands.
 
 clients ── submit, edit, cancel ──▶ FleetRuntime ──▶ FleetDriver ◀══▶ worker processes
-        ◀─────── Mailboxes ◀──────────────────────────────┘
+  ◀─────── Mailboxes ◀──────────────────────────────┘
 """
 
 import asyncio
@@ -106,8 +106,8 @@ class FleetRuntime:
         return self.driver.processes.pid(worker)
 
     async def until_ready(self) -> None:
-        """Wait until the workers are ready. Raises CheckpointError if one cannot serve its model, StartError
-        if one cannot start for another reason, FleetError if the runtime itself failed."""
+        """Wait until the workers are ready. Raises CheckpointError if a worker cannot serve its model,
+        StartError if it cannot start for another reason, FleetError if the runtime itself failed."""
         while not self.fleet.health()[0]:
             if self._failure:
                 raise self._failure
@@ -137,8 +137,9 @@ class FleetRuntime:
         )
 
     async def submit(self, request: Open) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of one request as they arrive; first an empty list, once the request is accepted.
-        Raises RequestError if it is refused or lost. Closing the generator early cancels the request."""
+        """Yield the events of one request as they arrive; the first item is an empty list, once the request
+        is accepted. Raises RequestError if the request is refused or lost. Closing the generator early
+        cancels the request."""
         if self._closing:
             raise _shutting_down()
         if self._failure:
@@ -165,15 +166,15 @@ class FleetRuntime:
     async def edit(self, edit: Edit) -> None:
         """Edit the prompt of an open request; its events continue in its `submit`. Raises RequestError, and
         changes nothing, if there is no such request, if its prompt is complete, or if the edit does not fit
-        it."""
+        the prompt."""
         error = self.fleet.edit_refusal(edit)
         if error:
             raise error
         await self.driver.handle(edit)
 
     async def drain(self, worker: str, draining: bool) -> int:
-        """Start or end draining a worker; return the number of requests open at it or at its partner in a
-        pair. Raises RequestError if there is no such worker."""
+        """Start or end draining a worker. Return the number of open requests at the worker or at its partner
+        in a pair. Raises RequestError if there is no such worker."""
         if worker not in self.fleet.workers:
             names = ", ".join(self.fleet.workers)
             raise RequestError(f"there is no worker {worker!r}; there are {names}", status=404)
@@ -183,15 +184,15 @@ class FleetRuntime:
         return self.fleet.open_at(worker)
 
     async def add_workers(self, names: tuple[str, ...]) -> None:
-        """Start further workers, which get requests once they are ready. Raises RequestError, and adds none,
-        if they cannot be added."""
+        """Start further workers, which get requests once they are ready. Raises RequestError if they cannot
+        be added; then none is."""
         self.fleet.scaling.after_adding(names)
         await self.driver.handle(AddWorkers(names))
 
     async def remove_workers(self, names: tuple[str, ...], within: float) -> int:
-        """Remove workers once they have no requests; those that they still have `within` so many seconds
-        continue elsewhere. Returns the number of requests open at them. Raises RequestError, and removes
-        none, if they cannot be removed."""
+        """Remove workers once they have no requests; requests that still run after `within` seconds continue
+        at other workers. Return the number of open requests at the removed workers. Raises RequestError if
+        the workers cannot be removed; then none is."""
         self.fleet.scaling.after_removing(names)
         await self.driver.handle(RemoveWorkers(names, within))
         requests = self.fleet.requests.values()
@@ -203,13 +204,13 @@ class FleetRuntime:
         return frozenset(self.fleet.adapters.adapters)
 
     async def load_adapter(self, adapter: Adapter) -> str:
-        """Load a LoRA adapter at all workers. Returns why it cannot be served, once they have answered; empty
-        if it is."""
+        """Load a LoRA adapter at all workers, and wait for their answers. Return why it cannot be served; ""
+        if it can."""
         await self.driver.handle(AddAdapter(adapter))
         return await self.adapter_settled(adapter.fingerprint)
 
     async def adapter_settled(self, fingerprint: str) -> str:
-        """Wait until the workers have answered whether they have an adapter; return the error, if any. Raises
+        """Wait until the workers have answered whether they have an adapter; return the error, or "". Raises
         FleetError if the runtime fails meanwhile."""
         while state := self.fleet.adapters.adapters.get(fingerprint):
             if state.settled:
@@ -221,14 +222,15 @@ class FleetRuntime:
         return "the adapter has been unloaded"
 
     async def unload_adapter(self, fingerprint: str) -> None:
-        """Unload a LoRA adapter, as soon as no open request has it. Before the start no worker has it."""
+        """Unload a LoRA adapter as soon as no open request uses it."""
         if self._driver is None:
+            # Before the start no worker has it: the command needs no driver.
             self.fleet.handle(RemoveAdapter(fingerprint), time.monotonic())
         else:
             await self._driver.handle(RemoveAdapter(fingerprint))
 
     async def cancel(self, request: str, choice: int | None = None) -> None:
-        """Cancel a request, or one choice of it; a no-op if it is over."""
+        """Cancel a request, or one of its choices; a no-op if the request is over."""
         await self.driver.handle(Close(request, choice))
 
     def _give_up(self, error: Exception) -> None:

@@ -30,7 +30,7 @@ PAIR_ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 @dataclass(frozen=True)
 class Removal:
-    """The workers that are to leave, and the requests that they still have."""
+    """The workers that are to leave, and the number of their open requests."""
 
     workers: tuple[str, ...]
     open_requests: int
@@ -38,7 +38,8 @@ class Removal:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Workers that leave together; what they have at the time `until` continues elsewhere."""
+    """Workers that leave together. Requests that they still have at the time `until` continue at other
+    workers."""
 
     workers: frozenset[str]
     until: float
@@ -58,7 +59,8 @@ class Scaling:
         adapters: AdapterBook,
     ) -> None:
         self.added = self.removed = self.moved = 0
-        """Workers so far, and requests that continued elsewhere because their worker's time was up."""
+        """Counts since the start: workers added, workers removed, and requests that were moved because their
+        worker's time to leave was up."""
         self._config = config
         self._supervisor = supervisor
         self._availability = supervisor.availability
@@ -71,7 +73,7 @@ class Scaling:
         self._leaving: list[Leaving] = []
 
     def free_names(self, role: AddedRole, count: int) -> tuple[str, ...]:
-        """Return the names of so many new workers of a role, or of so many pairs."""
+        """Return the names of `count` new workers of a role, or of `count` pairs."""
         roles = PAIR_ROLES if role == PAIR else (role,)
         names: list[str] = []
         number = 0
@@ -101,12 +103,12 @@ class Scaling:
         try:
             return self._availability.remaining.joined_by(names)
         except ValueError:
-            message = f"{', '.join(names)} cannot serve without the other half: add a pair"
+            message = f"{', '.join(names)} cannot serve without its other half: add a pair"
             raise RequestError(message, status=409) from None
 
     def after_removing(self, names: Collection[str]) -> Topology:
-        """Return the topology without workers that are to leave, and those that are leaving. Raises
-        RequestError if they cannot be removed."""
+        """Return the topology without `names` and without the workers that are leaving already. Raises
+        RequestError if `names` cannot be removed."""
         for name in names:
             if name not in self._workers:
                 raise self._unknown(name)
@@ -129,7 +131,8 @@ class Scaling:
         yield from self._supervisor.add(event.workers, now)
 
     def remove(self, event: RemoveWorkers, now: float) -> Iterator[Command]:
-        """Begin to remove workers; what waits is placed elsewhere. Asked again, it sets another time."""
+        """Begin to remove workers; their waiting requests are placed elsewhere. A repeated removal sets a new
+        time."""
         names = frozenset(event.workers)
         others = (replace(leaving, workers=leaving.workers - names) for leaving in self._leaving)
         self._leaving = [leaving for leaving in others if leaving.workers]
@@ -147,8 +150,9 @@ class Scaling:
                 yield from self._move(leaving.workers, now)
 
     def sweep(self, now: float) -> Iterator[Command]:
-        """Remove the leaving workers that have nothing left: the last prefill and decode workers of a mixed
-        fleet together."""
+        """Remove the leaving workers that are idle. If the others could not serve without them one by one,
+        but can without all of them (the last prefill and decode workers of a mixed fleet), remove them
+        together."""
         idle = [leaving for leaving in self._leaving if self._idle(leaving.workers)]
         for group in (*([leaving] for leaving in idle), idle):
             there = [leaving for leaving in group if leaving in self._leaving]
@@ -158,7 +162,7 @@ class Scaling:
                 yield from self._retire(names, now)
 
     def _complete_without(self, names: Container[str]) -> bool:
-        """Return whether the other workers are a topology."""
+        """Return whether the other workers form a topology."""
         try:
             self._availability.topology.without(names)
         except ValueError:
@@ -173,9 +177,9 @@ class Scaling:
         if roles & {*PAIR_ROLES} and not started.prefill:
             return RequestError("this server was started without stream pairs: add unified", field="role")
         if len(self._workers) + len(names) > bound:
-            there = f"{len(self._workers)} workers, of at most {bound}"
+            there = f"{len(self._workers)} of at most {bound} workers"
             return RequestError(
-                f"there are {there}: start the server with a larger --max-workers", status=409
+                f"{there} are running: start the server with a larger --max-workers", status=409
             )
         return None
 
@@ -189,7 +193,7 @@ class Scaling:
         yield from self._dispatcher.place_waiting(now)
 
     def _idle(self, workers: Collection[str]) -> bool:
-        """Return whether no request and no transfer has anything to do with workers."""
+        """Return whether no request, trial or transfer involves these workers."""
         if not all(self._workers[name].idle for name in workers):
             return False
         trial = self._quarantine.trial

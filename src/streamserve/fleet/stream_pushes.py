@@ -1,12 +1,12 @@
 """Stream pushes: the KV of a prompt stream is copied to its decode worker while the prompt arrives.
 
 Progress ──▶ StreamPushes.advance ──▶ a cache copy of the blocks computed so far, one at a time for a stream
-Edit     ──▶ OpenRequest.edit: what was pushed of the retained prefix stays of use
+Edit     ──▶ OpenRequest.edit: the retained prefix of a push remains valid
 finish   ──▶ the decode worker reserves blocks for what its cache lacks: the last part of the prompt
 the end  ──▶ StreamPushes.sweep: a push of a stream that is over, or tried again, is dropped
 
-The decode worker's blocks are cached, not reserved: it takes them for other requests where memory is short,
-and gets them again at the end.
+The decode worker's blocks are cached, not reserved: if memory is short, it evicts them for other requests,
+and receives them again at the end.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from streamserve.fleet.worker_state import WorkerState
 from streamserve.protocol.messages import RequestKind
 
 MIN_PUSH_BLOCKS = 4
-"""Blocks that must be new for another push."""
+"""Minimum number of new blocks for another push."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Push:
 
 
 class StreamPushes:
-    """The pushes in progress, as `copies` among `workers`."""
+    """The pushes in progress. A push is one of `copies`, between `workers`."""
 
     def __init__(self, workers: Mapping[str, WorkerState], copies: CacheCopies) -> None:
         self._workers = workers
@@ -45,8 +45,8 @@ class StreamPushes:
         """Pushes that have landed."""
 
     def advance(self, request: OpenRequest, now: float) -> Iterator[Send]:
-        """Push what has been computed of an open prompt stream since the last push, if it is enough. The tail
-        of the prompt is not pushed: it will move."""
+        """Push the blocks of an open prompt stream that were computed since the last push, if they are
+        enough. The tail of the prompt is not pushed: it will move."""
         opened, arriving = request.opened, request.arriving
         writer, owner = request.worker, request.decode
         if not (opened.open and writer and owner) or opened.answer_early or request.isolated:
@@ -69,8 +69,8 @@ class StreamPushes:
         yield send
 
     def ended(self, name: str, landed: bool, now: float) -> Iterator[Send]:
-        """Record that a copy has landed or was dropped; the next push of its stream may follow. One that was
-        dropped is tried again only after the next edit."""
+        """Record that a copy has landed or was dropped; then the next push of its stream may follow. A
+        dropped push is tried again only after the next edit."""
         push = self._pushes.pop(name, None)
         if push is None:
             return
@@ -84,7 +84,7 @@ class StreamPushes:
             yield from self.advance(push.request, now)
 
     def sweep(self, requests: Mapping[str, OpenRequest]) -> Iterator[Send]:
-        """Drop the pushes of streams that are not among the open `requests` any more, or have begun another
+        """Drop the pushes of streams that are no longer among the open `requests`, or have begun another
         attempt."""
         for name, push in list(self._pushes.items()):
             if not push.current or requests.get(push.request.name) is not push.request:

@@ -1,5 +1,5 @@
 """The worker supervisor: which workers of a server are ready, match the others' KV format, died or are stuck,
-and when a dead one is restarted. What happens to its requests is decided by the Fleet.
+and when a dead worker is restarted. The Fleet decides what happens to its requests.
 
     Ready, Failed, WorkerLost, Tick  ──▶  WorkerSupervisor  ──▶  Start, Kill
 """
@@ -16,30 +16,33 @@ from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
 
 MISFIT_STARTS = 3
-"""Starts with another model after which its files count as replaced for good: they may be being copied."""
+"""Starts in a row with another model after which the model's files count as replaced. Before that, they may
+be in the middle of being copied."""
 
 MAX_STANDSTILL = 10.0
-"""Seconds for which a worker's steps may compute nothing although a sequence could be computed."""
+"""Limit of the seconds for which a worker's steps may compute nothing although a sequence could be
+computed."""
 
 
 class WorkerSupervisor:
-    """The workers of one server. One that shows no progress for `stuck_after` seconds counts as stuck."""
+    """The workers of one server. A worker that shows no progress for `stuck_after` seconds counts as
+    stuck."""
 
     def __init__(self, topology: Topology, stuck_after: float) -> None:
         self.workers = {name: WorkerState() for name in topology.names}
         self.availability = Availability(topology, self.workers, stuck_after)
         self.deaths = 0
         self.adopted = 0
-        """Workers that served another head before."""
+        """Number of workers that served another head before."""
         self.served: Ready | None = None
-        """What the worker that joined last has loaded, which is the same in all of them."""
+        """The message of the worker that joined last: all workers have loaded the same model."""
         self.ended: Report | None = None
-        """The counters of workers that have ended: the sums of a fleet never fall."""
+        """Sum of the counters of workers that have ended: the fleet's sums must never fall."""
         self._policy = SupervisionPolicy(stuck_after)
         self._watch = Watch()
         self._was_ready = False
         self._next: dict[str, int] = {}
-        """The next incarnations of workers that were removed."""
+        """The next incarnation of each removed worker."""
 
     def start(self, now: float) -> list[Start]:
         """Return the commands that start the workers."""
@@ -48,8 +51,11 @@ class WorkerSupervisor:
         return [Start(name, worker.incarnation) for name, worker in self.workers.items()]
 
     def add(self, names: Collection[str], now: float) -> Iterator[Start]:
-        """Add workers; yield the commands that start them. A name that a worker had before goes on with its
-        incarnations, so that messages of that one are not taken for the new one's."""
+        """Add workers; yield the commands that start them.
+
+        A reused name continues the incarnations of the earlier worker, so that late messages of the earlier
+        worker are not taken for messages of the new worker.
+        """
         self.availability.arrange(self.availability.topology.joined_by(names))
         for name in names:
             self.workers[name] = worker = WorkerState(self._next.get(name, 1))
@@ -79,8 +85,8 @@ class WorkerSupervisor:
         return self.workers[name]
 
     def join(self, name: str, ready: Ready, now: float) -> bool:
-        """Record that a worker has loaded its model. A worker whose KV format differs from the others' is
-        failed; returns False then."""
+        """Record that a worker has loaded its model. If its KV format differs from the others', the worker is
+        failed and False is returned."""
         mismatch = _mismatch(name, ready, self.workers)
         if mismatch:
             self.fail(name, mismatch)
@@ -92,18 +98,20 @@ class WorkerSupervisor:
         return True
 
     def expected(self, name: str) -> str:
-        """Return the fingerprint of the model that a worker has to load: that of the others, if one is
-        ready."""
+        """Return the fingerprint of the model that a worker has to load: the model of the other workers; ""
+        if none is ready."""
         ready = (worker.ready for other, worker in self.workers.items() if other != name and worker.ready)
         return next((each.model.fingerprint for each in ready), "")
 
     def fail(self, name: str, failure: Failed) -> None:
-        """Record that a worker cannot serve its model. This is final if no request could be served yet."""
+        """Record that a worker cannot serve its model. The failure is final if the server has not been able
+        to serve yet."""
         self.workers[name].fail(failure, final=not self._was_ready)
 
     def outdated(self, now: float) -> Iterator[Kill]:
-        """Kill the workers that serve, if they cannot do so without one that loads another model again and
-        again: all have to load the new one then."""
+        """Kill the workers that serve, if the files of the model were replaced: a worker repeatedly loads
+        another model than they have, and they cannot serve without it. All workers then load the new
+        model."""
         workers = self.workers
         misfits = [name for name, worker in workers.items() if worker.misfit]
         if not any(workers[name].failed_starts >= MISFIT_STARTS - 1 for name in misfits):
@@ -112,14 +120,17 @@ class WorkerSupervisor:
             return
         for name, worker in workers.items():
             if worker.ready:
-                reason = f"the files of the model were replaced, and it cannot serve without {misfits[0]}"
+                reason = (
+                    "the model's files were replaced, and this worker cannot serve without "
+                    f"{misfits[0]}, which has the new model"
+                )
                 if worker.condemn(reason, now, self._policy, "outside"):
                     yield Kill(name, reason)
 
     def lose(self, name: str, reason: str, now: float, blamed: bool = False) -> list[Start]:
         """Record the end of a worker's process and return the commands that restart it. The restart has no
-        back-off if a request is `blamed`. A worker that never became ready is not restarted while no request
-        could be served yet, and one that is leaving is not restarted at all."""
+        back-off if a request is `blamed`. A leaving worker is not restarted, and neither is a worker that was
+        never ready, if the server has not been able to serve yet."""
         worker = self.workers[name]
         self.deaths += 1
         self._keep_counters(worker)
@@ -127,7 +138,7 @@ class WorkerSupervisor:
         return [] if wait is None or worker.leaving else [Start(name, worker.incarnation, wait)]
 
     def _keep_counters(self, worker: WorkerState) -> None:
-        """Add the counters of a worker's last report to those of workers that have ended."""
+        """Add the counters of a worker's last report to the sum for ended workers."""
         if worker.report is not None:
             self.ended = total(report for report in (self.ended, counted(worker.report)) if report)
         worker.report = None
@@ -135,9 +146,9 @@ class WorkerSupervisor:
     def tick(
         self, now: float, beats: Mapping[tuple[str, int], Heartbeat], waiting: bool = False
     ) -> Iterator[Kill]:
-        """Mark workers that are silent or hang in a step as stuck; kill those that have work or remain so,
-        and those whose steps compute nothing although a sequence could be computed. `waiting`: whether
-        requests wait for a worker."""
+        """Mark workers that are silent or make no progress in a step as stuck. Yield commands that kill stuck
+        workers (idle ones after a longer time), and workers whose steps compute nothing although a sequence
+        could be computed. `waiting`: whether requests wait for a worker."""
         since = self._watch.look(now)
         for name, worker in self.workers.items():
             beat, busy = beats.get((name, worker.incarnation)), waiting or not worker.idle
@@ -151,7 +162,7 @@ class WorkerSupervisor:
 
 
 def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Failed | None:
-    """Return why a worker cannot exchange KV with the others, or None. Those that are ready are alike: it is
+    """Return why a worker cannot exchange KV with the others, or None. All ready workers are alike, so it is
     compared with the first."""
     there = ((other, worker.ready) for other, worker in workers.items() if other != name and worker.ready)
     other, first = next(there, ("", None))
@@ -160,17 +171,17 @@ def _mismatch(name: str, ready: Ready, workers: Mapping[str, WorkerState]) -> Fa
     own, theirs = ready.model.numerics, first.model.numerics
     if own != theirs:
         return Failed(
-            f"its numerics are {own!r}, those of worker {other} are {theirs!r}: workers share KV and "
-            "continue each other's requests, so all need the same: start the server with --numerics native "
-            "or portable",
+            f"its numerics are {own!r}, but worker {other} has {theirs!r}: workers share KV and continue "
+            "each other's requests, so all need the same numerics: start the server with --numerics "
+            "native or portable",
             1,
             misfit=True,
         )
     own, theirs = _kv_format(ready), _kv_format(first)
     if own != theirs:
         return Failed(
-            f"its KV format is {own}, that of worker {other} is {theirs}: if the files of the model were "
-            "replaced, put the old ones back, or restart the server to serve the new ones",
+            f"its KV format is {own}, but worker {other} has {theirs}: if the files of the model were "
+            "replaced, restore the old ones, or restart the server to serve the new ones",
             1,
             misfit=True,
         )

@@ -1,7 +1,7 @@
-"""The background tasks of the fleet's runtime; every failure is handled.
+"""Background tasks of the fleet's runtime. Every failure is handled:
 
-run_loop  a loop: an exception is logged, and it restarts; too many in a row are fatal
-spawn     runs once: an exception is fatal
+- `run_loop`: a loop. An exception is logged and the loop restarts; too many failures in a row are fatal.
+- `spawn`: a task that runs once. An exception is fatal.
 """
 
 import asyncio

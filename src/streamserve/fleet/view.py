@@ -10,8 +10,9 @@ from streamserve.fleet.placement import RoutingRecord
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker. `starts` counts the starts of its process; `silence` is in seconds. A `draining` one gets no
-    new requests. `host` names the machine that it runs on; empty: none now."""
+    """A worker. `starts` counts the starts of its process; `silence` is the number of seconds since its
+    last message. A `draining` worker gets no new requests. `host` names its machine; empty if it runs on
+    none now."""
 
     name: str
     ready: bool
@@ -27,8 +28,8 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class MachineView(msgspec.Struct, frozen=True):
-    """A machine with `slots` for workers (null: not limited), and those that it runs. It has been there for
-    `joined_seconds` and was last heard `silence` seconds ago."""
+    """A machine with `slots` for `workers` (null: not limited). It joined `joined_seconds` ago and was last
+    heard `silence` seconds ago."""
 
     name: str
     slots: int | None
@@ -47,7 +48,8 @@ class CandidateView(msgspec.Struct, frozen=True):
 
 
 class DecisionView(msgspec.Struct, frozen=True):
-    """Where a request went `seconds_ago`, and why: by the score, or as more of it is computed there."""
+    """The workers to which a request went `seconds_ago`, and the reason: the router's score, or another
+    reason."""
 
     request: str
     seconds_ago: float
@@ -68,7 +70,7 @@ class RouterView(msgspec.Struct, frozen=True):
 
 
 def router_view(fleet: Fleet, router: str, machines: Sequence[MachineState], now: float) -> RouterView:
-    """Return the view of a fleet on these machines, whose router is named `router`."""
+    """Return the view of a fleet on these machines. `router` is the router's name."""
     hosts = {worker: machine.name for machine in machines for worker in machine.workers}
     workers = []
     for name, worker in fleet.workers.items():

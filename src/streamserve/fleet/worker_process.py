@@ -1,5 +1,5 @@
-"""The processes of workers, their journals, and the memory for weights that they share: memory that outlives
-the process.
+"""The processes of workers, their journals, and their shared memory for weights. Both kinds of memory outlive
+a worker's process.
 
 memfd of a journal ── inherited ──▶ the worker writes its present state (protocol/journal.py)
                    ── mapped ─────▶ the server reads it: beats while the worker runs, suspects once it died
@@ -23,25 +23,29 @@ from streamserve.fleet.events import Heartbeat, Retire, Start, WorkerDead, Worke
 from streamserve.fleet.fork_server import fork_server
 from streamserve.fleet.launcher import Launch, Launched
 from streamserve.protocol.config import WorkerConfig
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, pytorch_bounds
 from streamserve.protocol.journal import JOURNAL_BYTES, Entry, read_journal
 from streamserve.protocol.lease import LEASE
-from streamserve.protocol.oom_kills import oom_kills, rose
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, pytorch_bounds
+from streamserve.system.oom_kills import oom_kills, rose
 
 STOP_SECONDS = 10.0
 LIFE_SECONDS = 2.0
-"""A worker that is to exit is killed after so long without a sign of life, which it gives four times a
+"""A worker that is exiting is killed after this many seconds without a sign of life. It gives four a
 second."""
 LOOK_SECONDS = 5.0
-"""Interval at which the kernel's counters of processes killed for want of memory are read."""
+"""Seconds between two readings of the kernel's counters of processes killed for lack of memory."""
 UNKILLABLE_SECONDS = 10.0
-"""How long a killed process may take to end before it counts as lost."""
+"""Seconds that a killed process may take to end before it counts as lost."""
 GPU_DRIVER = Path("/dev/nvidiactl")
 
 WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
-"""By default a worker's idle threads sleep. Spinning ones take the cores from the threads they wait for, this
-process included, and made steps ten times slower on a machine with other load. NumPy multiplies no large
-matrices there: a pool of threads for it, started by its import, would only be in the way of forks."""
+"""Defaults for a worker's environment:
+
+- Idle threads of OpenMP sleep. Spinning threads take the cores from the threads they wait for, this process
+  included; they made steps ten times slower on a machine with other load.
+- OpenBLAS has one thread: workers multiply no large matrices with NumPy, and a thread pool started by its
+  import would prevent forks.
+"""
 
 
 class WorkerProcess:
@@ -64,14 +68,14 @@ class WorkerProcess:
         return Heartbeat(entry.beat_at, entry.phase, entry.moved_at, entry.predicted)
 
     async def watch(self, worker: str, incarnation: int) -> WorkerLost:
-        """Wait for its end; return what it was doing then. One that was killed and does not end, as it waits
-        for a disk or a device, is lost."""
+        """Wait for the end of the process; return what it was doing then. A process that was killed but does
+        not end, because it waits for a disk or a device, is reported as lost."""
         code, out_of_memory, unkillable = await self._end()
         entry = Entry() if self._journal.closed else read_journal(self._journal)
         self._journal.close()
         reason = entry.words or f"its process ended with {status_in_words(code)}"
         if unkillable:
-            reason = "it was killed, and its process does not end: does it wait for a disk or a device?"
+            reason = "it was killed, but its process has not ended: it may be waiting for a disk or a device"
         ending = ending_of(code, out_of_memory)
         return WorkerLost(
             worker, incarnation, reason, entry.attempts, entry.phase, entry.report, not unkillable, ending
@@ -79,7 +83,7 @@ class WorkerProcess:
 
     async def _end(self) -> tuple[int | None, bool, bool]:
         """Wait for the end of the process. Return its exit status, whether the kernel killed a process for
-        want of memory in the last seconds, and whether it was killed and does not end."""
+        lack of memory in the last seconds, and whether the process was killed but does not end."""
         ended = asyncio.ensure_future(self._process.wait())
         earlier = latest = oom_kills()
         try:
@@ -92,7 +96,7 @@ class WorkerProcess:
             ended.cancel()
 
     def extend(self, until: float) -> None:
-        """Tell a process with a lease until when it may run, on this machine's clock."""
+        """Extend the lease of the process: tell it until when, on this machine's clock, it may run."""
         self._process.write(LEASE.pack(until))
 
     async def dead(self) -> None:
@@ -105,9 +109,9 @@ class WorkerProcess:
         self._process.kill()
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Wait for the end of a process that is exiting. Its standard input is closed after `grace` seconds,
-        which tells it to exit; it is killed `STOP_SECONDS` later, or once it gives no signs of life: a
-        stopped one would not exit."""
+        """Wait for the end of a process that is exiting. After `grace` seconds its standard input is closed,
+        which tells it to exit. It is killed `STOP_SECONDS` later, or once it gives no signs of life: a
+        stopped process would not exit."""
         try:
             if grace:
                 await self._ended_within(grace)
@@ -122,7 +126,7 @@ class WorkerProcess:
             self._journal.close()
 
     async def _ended_within(self, seconds: float) -> bool:
-        """Wait for the end of the process for so long; return whether it has ended."""
+        """Wait at most `seconds` for the end of the process; return whether it has ended."""
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
         except TimeoutError:
@@ -131,15 +135,18 @@ class WorkerProcess:
 
     @property
     def _silent(self) -> bool:
-        """Whether a process that gave signs of life has stopped to do so."""
+        """Whether a process that gave signs of life has stopped giving them."""
         beat = self.beat()
         return beat is not None and 0 < beat.at < time.monotonic() - LIFE_SECONDS
 
 
 class WorkerProcesses:
-    """The processes that run now. `configure` returns the configuration of a worker's next process by its
-    name and incarnation; `lost` is called with the end of each process that was not asked to end, `dead` when
-    one that was only lost is certain to be dead."""
+    """The processes that run now.
+
+    - `configure`: returns the configuration of a worker's next process, by name and incarnation.
+    - `lost`: called with the end of each process that was not asked to end.
+    - `dead`: called when a process that was only lost is certain to be dead.
+    """
 
     def __init__(
         self,
@@ -168,7 +175,7 @@ class WorkerProcesses:
         return {key: beat for key, beat in latest.items() if beat}
 
     async def run(self, start: Start) -> None:
-        """Start a process and report its end, unless it is retired; a failed start is reported as a loss."""
+        """Start a process and report its end, unless it is retired. A failed start is reported as a loss."""
         key = Retire(start.worker, start.incarnation)
         self._starting.add(key)
         try:
@@ -199,8 +206,8 @@ class WorkerProcesses:
             await self._dead(WorkerDead(worker, incarnation))
 
     async def retire(self, retire: Retire) -> None:
-        """End the process of a worker that was removed, also one that is being started, without reporting its
-        end."""
+        """End the process of a worker that was removed, even if it is just being started. Its end is not
+        reported."""
         if retire not in self._starting:
             return
         self._retired.add(retire)
@@ -222,16 +229,16 @@ class WorkerProcesses:
             self._running[worker][1].kill()
 
     async def close(self, grace: float = 0.0) -> None:
-        """Start no more processes and wait for the end of all, as `Launched.stop` does."""
+        """Start no more processes; stop all processes and wait for their ends, as `Launched.stop` does."""
         self._closing = True
         running = [process for _, process in self._running.values()]
         await asyncio.gather(*(process.stop(grace) for process in (*running, *self._leaving)))
 
 
 class SharedWeightsMemory:
-    """The memory that the workers of one server share on this host: two files without a name, for the weights
-    of the target and of a draft model. The first worker fills them (execution/weight_arena.py); their memory
-    is free when this is closed and the workers have ended, in whatever way."""
+    """The memory that the workers of one server share on this host: two unnamed files, for the weights of the
+    target and of a draft model. The first worker fills them (execution/weight_arena.py). The memory is free
+    when this object is closed and the workers have ended, in whatever way."""
 
     def __init__(self) -> None:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -243,7 +250,7 @@ class SharedWeightsMemory:
         return await start_worker(config, tuple(file.fileno() for file in self._files), fork)
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Close the files; idempotent."""
         for file in self._files:
             file.close()
 
@@ -251,8 +258,8 @@ class SharedWeightsMemory:
 async def start_worker(
     config: WorkerConfig, weights: tuple[int, ...] = (), fork: bool = True
 ) -> WorkerProcess:
-    """Start a worker, with the descriptors of memory for shared `weights`. With `fork`, it is forked where
-    that is possible. Raises OSError if it cannot be started now."""
+    """Start a worker. `weights` are the descriptors of memory for shared weights. If `fork`, the worker is
+    forked where possible. Raises OSError if it cannot be started now."""
     journal, descriptor = _journal()
     try:
         process = await start_program(
@@ -271,7 +278,8 @@ async def start_worker(
 
 @contextlib.contextmanager
 def prepared_fork_server(wanted: bool = True) -> Iterator[None]:
-    """If `wanted`, import what workers need in the background, for those that start within the block."""
+    """If `wanted`, import in the background what workers need, for workers that are started within the
+    block."""
     if not wanted:
         yield
         return
@@ -294,8 +302,8 @@ def worker_environment() -> dict[str, str]:
 
 
 def _journal() -> tuple[mmap.mmap, int]:
-    """Return the memory of a journal and its file descriptor. All of it is allocated now, as it could be
-    unavailable later."""
+    """Return the memory of a journal and its file descriptor. All of it is allocated now: later, memory may
+    be short."""
     descriptor = os.memfd_create("streamserve-journal", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, 0, JOURNAL_BYTES)
@@ -307,7 +315,7 @@ def _journal() -> tuple[mmap.mmap, int]:
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the server's settings, which include keys: a worker gets its
-    configuration on its standard input. What the processor is taken for is no setting."""
+    configuration on its standard input. The variable that chooses the kernels is kept."""
     return {
         name: value
         for name, value in environment.items()

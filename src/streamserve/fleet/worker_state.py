@@ -1,5 +1,5 @@
-"""What the fleet knows of a worker, and the topology of workers: unified ones, stream pairs, uneven pools,
-and mixed fleets."""
+"""The state of a worker as the fleet knows it, and the topology of workers: unified workers, stream pairs,
+uneven pools, and mixed fleets."""
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
+from streamserve.contracts.cost import StepCost, further_pairs
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.prompt_queue import PromptQueue, Queued
 from streamserve.protocol.config import Role
 from streamserve.protocol.messages import CostCurve, Ready
 from streamserve.protocol.reports import Report
-from streamserve.scheduling.cost import StepCost, further_pairs
 from streamserve.scheduling.routing import Costs, WorkerLoad
 
 RECENT = 0.2
@@ -24,10 +24,13 @@ MAX_CACHED_COSTS = 4096
 
 @dataclass
 class WorkerState(ProcessState[Ready]):
-    """The last known state of a worker: its process, and its requests. `prompts` wait for or are in prefill,
-    the first complete one of them since `computing_since`; `incoming` requests will decode there, `decoding`
-    ones do. It defers the reservations of those in `deferring`. A `draining` worker gets no new requests; a
-    `leaving` one will be removed.
+    """The last known state of a worker: its process, and its requests.
+
+    - `prompts`: requests that wait for prefill or are in prefill. `computing_since`: when the prefill of the
+      first complete prompt began.
+    - `incoming`: requests that will decode at this worker; `decoding`: requests that decode here.
+    - `deferring`: requests whose reservations the worker defers.
+    - `draining`: it gets no new requests; `leaving`: it will be removed.
     """
 
     report: Report | None = None
@@ -42,13 +45,13 @@ class WorkerState(ProcessState[Ready]):
     speedup: float = 1.0
 
     def join(self, ready: Ready, now: float) -> None:
-        """Record that it has loaded its model."""
+        """Record that the worker has loaded its model."""
         super().join(ready, now)
         self.costs = costs_of(ready.cost, ready.block_size) if ready.cost else None
         self.speedup = 1.0
 
     def reported(self, report: Report) -> None:
-        """Store its report, and update the speculation speedup from the difference to the previous one."""
+        """Store a report, and update the speculation speedup from its difference to the previous report."""
         recent = _speedup(self.report, report) if self.report else None
         if recent is not None:
             self.speedup += RECENT * (recent - self.speedup)
@@ -65,17 +68,18 @@ class WorkerState(ProcessState[Ready]):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is known to be here."""
+        """Whether no request is known to be at this worker."""
         return not (self.prompts or self.incoming or self.decoding)
 
     def queue(self, request: str, queued: Queued, now: float) -> None:
-        """Record that a request has been sent there."""
+        """Record that a request with a complete prompt has been sent to this worker."""
         if not self.prompts.computing:
             self.computing_since = now
         self.prompts.put(request, queued)
 
     def arrives(self, request: str, tokens: int) -> None:
-        """Record that a prompt stream has so many tokens to compute now; one that has none is idle."""
+        """Record that a prompt stream has `tokens` tokens to compute now. A stream with none counts as
+        idle."""
         self.prompts.arrives(request, tokens)
 
     def started(self, request: str, now: float) -> None:
@@ -84,33 +88,33 @@ class WorkerState(ProcessState[Ready]):
             self.computing_since = now
 
     def decodes(self, request: str) -> None:
-        """Record that a request's prompt is computed and its KV is here."""
+        """Record that a request's prompt is computed and its KV is at this worker."""
         self.incoming.discard(request)
         self.decoding.add(request)
 
     def expects(self, request: str) -> None:
-        """Record that a request will decode here, once its prompt is computed."""
+        """Record that a request will decode at this worker once its prompt is computed."""
         self.decoding.discard(request)
         self.incoming.add(request)
 
     def leave(self, request: str) -> None:
-        """Record that a request is no longer here."""
+        """Record that a request has left this worker."""
         self.prompts.remove(request)
         self.incoming.discard(request)
         self.deferring.discard(request)
         self.decoding.discard(request)
 
     def decode_seconds(self, sequences: int) -> float | None:
-        """Return the predicted time per output token if so many sequences decode here; None if step costs are
-        unknown."""
+        """Return the predicted seconds per output token if `sequences` sequences decode here; None if step
+        costs are unknown."""
         if self.costs is None:
             return None
         live = self.report.blocks_live if self.report else 0
         return self.costs.decode(sequences, live * self.block_size) / self.speedup
 
     def load(self, name: str, now: float) -> WorkerLoad:
-        """Return its load as seen by a router. Prompt streams with tokens to compute are queued, but delay no
-        complete prompt."""
+        """Return the worker's load for a router. Prompt streams with tokens to compute count as queued, but
+        delay no complete prompt."""
         report, ready, prompts = self.report, self.ready, self.prompts
         timely, until = prompts.timely(now)
         return WorkerLoad(
@@ -135,8 +139,8 @@ class WorkerState(ProcessState[Ready]):
 
 @lru_cache(maxsize=256)
 def costs_of(curve: CostCurve, block_size: int) -> Costs:
-    """Return the step costs of a worker by its own curve, shared by all workers with the same curve. Costs
-    are cached, as routers query the same few steps repeatedly."""
+    """Return the step costs of a worker from its cost curve, shared by all workers with this curve. Costs are
+    cached, because routers query the same few steps repeatedly."""
     step = StepCost(
         curve.tokens, curve.kv_bytes, curve.seconds, curve.pair_seconds, curve.token_seconds,
         curve.byte_seconds,
@@ -151,8 +155,8 @@ def costs_of(curve: CostCurve, block_size: int) -> Costs:
 
 
 def _speedup(before: Report, now: Report) -> float | None:
-    """Return the token throughput between two reports relative to plain steps: more tokens a step, less the
-    time of drafting. None if nothing was drafted, or not by a drafter."""
+    """Return the token throughput between two reports relative to plain steps: speculation yields more tokens
+    per step but takes time to draft. None if nothing was drafted, or not by a drafter."""
     if not (before.speculation and now.speculation and before.step_parts and now.step_parts):
         return None
     tokens = now.generation_tokens - before.generation_tokens
@@ -166,8 +170,9 @@ def _speedup(before: Report, now: Report) -> float | None:
 
 @dataclass(frozen=True)
 class Topology:
-    """The workers by role: `unified`, `prefill` and `decode`. With as many prefill as decode workers, they
-    form pairs in order; uneven pools are combined freely. Raises ValueError if no request could be served."""
+    """The workers by role: `unified`, `prefill` and `decode`. Equal numbers of prefill and decode workers
+    form pairs in order; unequal numbers (uneven pools) are combined freely. Raises ValueError if no request
+    could be served."""
 
     unified: tuple[str, ...] = ("unified-0",)
     prefill: tuple[str, ...] = ()
@@ -183,14 +188,14 @@ class Topology:
 
     @cached_property
     def routes(self) -> tuple[tuple[str, str], ...]:
-        """The prefill and the decode worker of each route: of unified workers, which are both, then of pairs;
-        of uneven pools there are none."""
+        """The prefill and the decode worker of each route. A unified worker is both. Uneven pools have no
+        fixed routes."""
         pairs = zip(self.prefill, self.decode, strict=True) if self.paired else ()
         return (*_both(self.unified), *pairs)
 
     @cached_property
     def pools(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-        """The prefill and the decode workers, each as both workers of a route."""
+        """The prefill workers and the decode workers, each as a pair of equal names."""
         return _both(self.prefill), _both(self.decode)
 
     def joined_by(self, names: Iterable[str]) -> "Topology":
@@ -203,8 +208,8 @@ class Topology:
         return by_role(name for name in self.names if name not in names)
 
     def complete(self, names: Container[str]) -> bool:
-        """Return whether these workers include a route candidate: a unified one, a pair, or one of each
-        pool."""
+        """Return whether these workers include a route candidate: a unified worker, a pair, or one worker of
+        each pool."""
         if any(name in names for name in self.unified):
             return True
         if self.paired:
@@ -222,7 +227,8 @@ class Topology:
         return next((front for front, back in pairs if back == decode), None)
 
     def candidates(self) -> list[frozenset[str]]:
-        """Return the sets of workers that can serve a request: a unified one, a pair, or one of each pool."""
+        """Return the sets of workers that can serve a request: a unified worker, a pair, or one worker of
+        each pool."""
         unified = [frozenset((name,)) for name in self.unified]
         if self.paired:
             return unified + [frozenset(pair) for pair in zip(self.prefill, self.decode, strict=True)]
@@ -254,7 +260,7 @@ def worker_number(worker: str) -> int:
 
 
 def by_role(names: Iterable[str]) -> Topology:
-    """Return the topology of workers by the prefixes of their names, in the order of their numbers."""
+    """Return the topology of workers by role, the prefix of their names, in the order of their numbers."""
     ordered = sorted(names, key=worker_number)
     unified, prefill, decode = (
         tuple(name for name in ordered if role(name) == own) for own in ("unified", "prefill", "decode")
@@ -278,7 +284,7 @@ def unified(count: int) -> Topology:
 
 
 def mixed(unified: int, prefill: int, decode: int) -> Topology:
-    """Return a topology of so many workers of each role."""
+    """Return a topology of `unified`, `prefill` and `decode` workers of each role."""
     return Topology(
         tuple(f"unified-{number}" for number in range(unified)),
         tuple(f"prefill-{number}" for number in range(prefill)),

@@ -1,1 +1,1 @@
-"""GGUF files, as llama.cpp writes them: their header, their metadata, where their tensors lie."""
+"""GGUF files, as llama.cpp writes them: header, metadata and the positions of tensors."""

@@ -1,4 +1,4 @@
-"""Open the GGUF files of a model: one file, or several that it was split into."""
+"""Open the GGUF files of a model: one file, or all parts of a split one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class GgufModel:
-    """The metadata of a model's first file, and the tensors of all by name. `data` has each tensor's file,
-    mapped into memory: it must not be changed while the model is in use."""
+    """The metadata of a model's first file, and the tensors of all its files by name. `data` maps each
+    tensor's name to the memory-mapped file that contains it. The files must not be changed while the model is
+    in use."""
 
     path: Path
     metadata: Metadata
@@ -28,18 +29,18 @@ class GgufModel:
 
     @property
     def files(self) -> set[Path]:
-        """The files that hold the tensors."""
+        """The files that contain the tensors."""
         return {Path(str(mapped.filename)) for mapped in self.data.values() if isinstance(mapped, np.memmap)}
 
     def stored(self, name: str) -> Bytes:
-        """Return a tensor as it is stored: [rows, bytes of a row], a view of the file."""
+        """Return a tensor in its stored encoding, as a view of the file: [rows, bytes a row]."""
         info = self.tensors[name]
         flat = self.data[name][info.offset : info.offset + info.nbytes]
         return flat.reshape(-1, info.shape[-1] // info.type.numbers * info.type.nbytes)
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Return the model in the file `path` and in those that follow it, where it was split. Raises
+    """Return the model in the file `path`; the further parts of a split model are opened too. Raises
     CheckpointError for a file that is missing or damaged."""
     metadata, tensors, data = _open(path)
     count = metadata.integer("split.count", 1, minimum=0, maximum=MAX_PARTS)
@@ -62,7 +63,7 @@ def _add_part(path: Path, number: int, tensors: dict[str, TensorInfo], data: dic
         metadata.refuse("split.no", f"must be {number}")
     twice = own.keys() & tensors.keys()
     if twice:
-        raise CheckpointError(f"{path}: tensor {min(twice)!r} is in another file too")
+        raise CheckpointError(f"{path}: tensor {min(twice)!r} is in another file, too")
     tensors.update(own)
     data.update(bytes_of)
 

@@ -1,5 +1,5 @@
-"""Read the header of a GGUF file: its metadata, and where each tensor lies. Every count and every length is
-compared with the bytes that are left before anything is made of it.
+"""Read the header of a GGUF file: its metadata, and the position of each tensor. Files may be damaged or
+hostile: counts have maxima, and lengths are compared with the remaining bytes before memory is allocated.
 
     "GGUF"  version: u32  tensors: u64  entries: u64
     entry   key: string, type: u32, value                          string: length: u64, UTF-8
@@ -25,10 +25,10 @@ from streamserve.protocol.errors import CheckpointError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER = 64 << 20
-"""Bytes of a header: a vocabulary of 250,000 tokens has some ten million."""
+"""Maximum bytes of a header: a vocabulary of 250,000 tokens takes about ten million."""
 MAX_ENTRIES, MAX_TENSORS = 10_000, 200_000
 MAX_STRINGS = 4 << 20
-"""Strings in all arrays together."""
+"""Maximum number of strings in all arrays of a file together."""
 MAX_NAME = 256
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
@@ -37,13 +37,13 @@ SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8",
     12: "<f8",
 }  # fmt: skip
-"""Types of values, as numpy names them."""
+"""Types of metadata values by their number in the file, as numpy dtypes."""
 BOOLEAN, STRING, ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """How numbers are stored: in blocks of `numbers` with `nbytes`."""
+    """A storage format of numbers: blocks of `numbers` values take `nbytes` bytes."""
 
     name: str
     numbers: int
@@ -58,19 +58,19 @@ TYPES = {
     14: TensorType("Q6_K", 256, 210), 20: TensorType("IQ4_NL", 32, 18), 23: TensorType("IQ4_XS", 256, 136),
     39: TensorType("MXFP4", 32, 17),
 }  # fmt: skip
-"""Types of tensors that are read, by their number."""
+"""Supported types of tensors, by their number in the file."""
 
 UNSUPPORTED = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
     41: "Q1_0",
 }  # fmt: skip
-"""Names of those that are not."""
+"""Names of unsupported types of tensors, for messages."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's shape, its last dimension the fastest, its type, and where its bytes begin in the file."""
+    """A tensor's shape (the last dimension varies fastest), type, and byte offset from the file's begin."""
 
     shape: tuple[int, ...]
     type: TensorType
@@ -83,14 +83,14 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """The metadata by key and the tensors by name."""
+    """A parsed header: the metadata by key and the tensors by name."""
 
     entries: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
 
 class _Cursor:
-    """Reads the first bytes of a file in order. `path` is for messages."""
+    """A reader of a file's first bytes, in order. `path` is for messages."""
 
     def __init__(self, path: Path, data: bytes | memoryview) -> None:
         self.path = path
@@ -102,31 +102,32 @@ class _Cursor:
         """Raise CheckpointError for the file."""
         raise CheckpointError(f"{self.path}: {reason}")
 
-    def take(self, count: int) -> bytes | memoryview:
-        """Return the next bytes."""
+    def read(self, count: int) -> bytes | memoryview:
+        """Return the next `count` bytes."""
         if count > len(self._data) - self.position:
             self.refuse(f"the header ends after {len(self._data)} bytes, in the middle of an entry")
         self.position += count
         return self._data[self.position - count : self.position]
 
     def integer(self, code: str) -> int:
-        """Return an integer of a type of the package struct."""
-        (value,) = struct.unpack("<" + code, self.take(struct.calcsize(code)))
+        """Return the next integer; `code` is its type in the notation of `struct`."""
+        (value,) = struct.unpack("<" + code, self.read(struct.calcsize(code)))
         return int(value)
 
     def count(self, what: str, maximum: int) -> int:
-        """Return a number of things of which there may be `maximum`."""
+        """Return the next count, a u64. Raises CheckpointError if it is above `maximum`."""
         value = self.integer("Q")
         if value > maximum:
             self.refuse(f"has {value} {what}: at most {maximum} are supported")
         return value
 
     def string(self, maximum: int = MAX_HEADER) -> str:
-        """Return a string of at most `maximum` bytes."""
-        return self._decoded(self.take(self.count("bytes in a string", maximum)))
+        """Return the next string, of at most `maximum` bytes."""
+        return self._decoded(self.read(self.count("bytes in a string", maximum)))
 
     def strings(self, count: int) -> list[str]:
-        """Return so many strings. A vocabulary has hundreds of thousands: so this is one loop."""
+        """Return the next `count` strings. A vocabulary has hundreds of thousands, so `string` is not called
+        for each: one loop is faster."""
         if count > self._strings_left:
             self.refuse(f"has more than {MAX_STRINGS} strings in arrays")
         self._strings_left -= count
@@ -142,11 +143,11 @@ class _Cursor:
             at = len(data) + 1
         except UnicodeDecodeError:
             self.refuse("has a string that is not UTF-8")
-        self.take(at - self.position)
+        self.read(at - self.position)
         return texts
 
     def value(self) -> Any:
-        """Return a value with its type before it."""
+        """Return the next value, which its type precedes."""
         kind = self.integer("I")
         if kind == STRING:
             return self.string()
@@ -163,7 +164,7 @@ class _Cursor:
         if kind not in SCALARS:
             self.refuse(f"has a value of the unknown type {kind}")
         dtype = np.dtype(SCALARS[kind])
-        return np.frombuffer(self.take(count * dtype.itemsize), dtype).copy()
+        return np.frombuffer(self.read(count * dtype.itemsize), dtype).copy()
 
     def _decoded(self, data: bytes | memoryview) -> str:
         try:
@@ -173,8 +174,8 @@ class _Cursor:
 
 
 def read_header(path: Path, data: bytes | memoryview, size: int) -> Header:
-    """Return the header of a file of `size` bytes, of which `data` are the first, at most MAX_HEADER. Raises
-    CheckpointError for a header that is damaged, or that the rest of the file contradicts."""
+    """Return the header of a file of `size` bytes; `data` are its first bytes, at most MAX_HEADER. Raises
+    CheckpointError for a damaged header, and for tensors that are not within the file."""
     cursor = _Cursor(path, data)
     tensor_count, entry_count = _counts(cursor)
     entries = _by_name(cursor, "entry", entry_count, lambda: cursor.value())
@@ -192,7 +193,7 @@ def read_header(path: Path, data: bytes | memoryview, size: int) -> Header:
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
     """Return the numbers of tensors and of entries."""
-    if bytes(cursor.take(4)) != MAGIC:
+    if bytes(cursor.read(4)) != MAGIC:
         cursor.refuse("is not a GGUF file: it does not begin with GGUF")
     version = cursor.integer("I")
     if version not in VERSIONS:
@@ -203,7 +204,8 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _by_name(cursor: _Cursor, what: str, count: int, read: Callable[[], Any]) -> dict[str, Any]:
-    """Return what follows each of so many names."""
+    """Return the next `count` items by name; `read` reads the content after a name. `what` is for
+    messages."""
     found = dict[str, Any]()
     for _ in range(count):
         name = cursor.string(MAX_NAME)
@@ -216,7 +218,8 @@ def _by_name(cursor: _Cursor, what: str, count: int, read: Callable[[], Any]) ->
 
 
 def _tensor(cursor: _Cursor) -> tuple[tuple[int, ...], TensorType, int]:
-    """Return shape, type and offset of a tensor."""
+    """Return the next tensor's shape, type and offset. The file has the fastest dimension first: the shape is
+    reversed, so that it is the last."""
     dimensions = cursor.integer("I")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         cursor.refuse(f"has a tensor of {dimensions} dimensions: 1 to {MAX_DIMENSIONS} are supported")
@@ -237,7 +240,7 @@ def _tensor(cursor: _Cursor) -> tuple[tuple[int, ...], TensorType, int]:
 def _check_places(
     cursor: _Cursor, tensors: dict[str, TensorInfo], size: int, alignment: int, start: int
 ) -> None:
-    """Raise CheckpointError unless all tensors are aligned, in the file and apart from each other."""
+    """Raise CheckpointError unless all tensors are aligned, within the file and do not overlap."""
     end, before = start, ""
     for name, info in sorted(tensors.items(), key=lambda item: item[1].offset):
         if (info.offset - start) % alignment:

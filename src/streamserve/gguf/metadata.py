@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file, entry by entry, so that every error names the file and the entry."""
+"""Validated access to the metadata of a GGUF file: every error names the file and the entry."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.numbers import plain
 
 MAX_SIZE = 2**31 - 1
-"""The largest size of a dimension: kernels count in 32 bits."""
+"""Maximum size of a dimension: kernels count in 32 bits."""
 
 
 class Metadata:
@@ -29,7 +29,8 @@ class Metadata:
         raise CheckpointError(f"{self.path}: {key} {reason}")
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
-        """Return an integer in these bounds; without one `default`, which must not be None then."""
+        """Return an integer from `minimum` to `maximum`, or `default` where the entry is missing. Raises
+        CheckpointError where neither exists, or the value is another."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             self.refuse(key, f"must be an integer from {minimum} to {maximum}, not {shown(value)}")
@@ -38,7 +39,8 @@ class Metadata:
     def number(
         self, key: str, default: float | None = None, minimum: float = 1e-30, maximum: float = 1e30
     ) -> float:
-        """Return a number in these bounds; without one `default`, which must not be None then."""
+        """Return a number from `minimum` to `maximum`, or `default` where the entry is missing. Raises
+        CheckpointError where neither exists, or the value is another."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
             self.refuse(
@@ -47,14 +49,15 @@ class Metadata:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
+        """Return a boolean, or `default` where the entry is missing."""
         value = self._present(key, default)
         if not isinstance(value, bool):
             self.refuse(key, f"must be true or false, not {shown(value)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a string; without one `default`, which must not be None then."""
+        """Return a string, or `default` where the entry is missing. Raises CheckpointError where neither
+        exists, or the value is no string."""
         value = self._present(key, default)
         if not isinstance(value, str):
             self.refuse(key, f"must be a string, not {shown(value)}")
@@ -68,7 +71,7 @@ class Metadata:
         return value
 
     def numbers(self, key: str, count: int) -> NDArray[Any]:
-        """Return an array of so many finite numbers."""
+        """Return an array of `count` finite numbers."""
         value = self._present(key, None)
         if not isinstance(value, np.ndarray) or len(value) != count or not np.isfinite(value).all():
             self.refuse(key, f"must be an array of {count} finite numbers, not {shown(value)}")
@@ -82,7 +85,7 @@ class Metadata:
 
 
 def shown(value: object) -> str:
-    """Return a value as shown in messages: one line, and only the beginning of a long one."""
+    """Return a value as one line for messages; long values are truncated."""
     if isinstance(value, list | np.ndarray):
         return f"an array of {len(value)}"
     text = repr(value)

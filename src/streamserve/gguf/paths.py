@@ -1,4 +1,4 @@
-"""Find the GGUF file of a model: one file, or the first of several that it was split into."""
+"""Find the GGUF file of a model: its only file, or the first part of a split one."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,15 @@ from streamserve.protocol.errors import CheckpointError
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-"""Name, number and count of split files."""
+"""File name of one part of a split model: the model's name, the part's number and the number of parts."""
 
 
 def gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file, the first of those that were split, that `path` is or that the folder `path`
-    has; None where `path` is something else. Raises CheckpointError for a later part, and for a folder with
-    several models or one that cannot be listed."""
+    """Return the GGUF file that `path` is, or that is in the folder `path`: of a split model the first part.
+    None for any other path, and for a folder with a config.json, which is in Hugging Face layout.
+
+    Raises CheckpointError for a later part, for a folder with several models, and for a folder that cannot be
+    listed."""
     if path.is_dir():
         try:
             return None if (path / "config.json").exists() else _in_folder(path)
@@ -38,5 +40,5 @@ def _in_folder(folder: Path) -> Path | None:
 
 
 def part_name(name: str, number: int, count: int) -> str:
-    """Return the name of a split file, from 1 on."""
+    """Return the file name of part `number` of `count`; the first part has number 1."""
     return f"{name}-{number:05}-of-{count:05}{SUFFIX}"

@@ -1,1 +1,1 @@
-"""Models of the Hugging Face hub: their names, which of their files are loaded, downloads, and the cache."""
+"""Models of the Hugging Face hub: names, the choice of files to load, downloads and the local cache."""

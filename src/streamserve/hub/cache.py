@@ -1,4 +1,4 @@
-"""Models in huggingface_hub's cache: list them, find one, remove one."""
+"""List, find and remove models in huggingface_hub's cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ Files = Mapping[str, "CachedFileInfo"]
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model in the cache: a folder, or one GGUF model at its first file; `size` in bytes. `file`: the
-    first of its files, where it is a GGUF model."""
+    """A cached model of `size` bytes. `path` is its folder, or the first file of a GGUF model; `file` is that
+    file's path in the repository (None for a folder)."""
 
     name: HubName
     path: Path
@@ -39,7 +39,8 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """Return the models in the cache, by name: every revision and every GGUF model of a repository."""
+    """Return the models in the cache, sorted by name. Each revision of a repository, and each GGUF model in
+    it, is one model."""
     models = [
         model for repo in _repositories() for revision in repo.revisions for model in _models(repo, revision)
     ]
@@ -47,8 +48,8 @@ def cached_models() -> list[CachedModel]:
 
 
 def cached_path(name: HubName) -> Path | None:
-    """Return the folder of a cached model, or its GGUF file; None where the cache does not have its
-    repository or revision. Raises CheckpointError where it lacks files of it."""
+    """Return the folder of a cached model, or its first GGUF file; None if its repository or revision is not
+    in the cache. Raises CheckpointError if the cache lacks some of the model's files."""
     revision = next((each for repo in _named(name) for each in _revisions(repo, name)), None)
     if revision is None:
         return None
@@ -64,17 +65,17 @@ def cached_path(name: HubName) -> Path | None:
 
 
 def removal(name: HubName) -> "DeleteCacheStrategy":
-    """Return what to delete so that a model is not in the cache any more, and the bytes that frees: one
-    GGUF model, one revision, or without either the whole repository. Raises CheckpointError if it is not in
-    the cache."""
+    """Return the plan that removes a model from the cache; it knows the bytes that this frees. A name with a
+    quantization removes that GGUF model, a name with a revision that revision, and a name with neither the
+    whole repository. Raises CheckpointError if the model is not in the cache."""
     from huggingface_hub import scan_cache_dir
 
     info = scan_cache_dir() if _named(name) else None
     repo = next((each for each in info.repos if _is(each, name)), None) if info else None
     found = _revisions(repo, name) if repo else []
     if not (info and repo and found):
-        raise CheckpointError(f"{name} is not in the cache: streamserve models list shows what is")
-    # Copies of a repository share its commits, and a commit alone would name the revision of any of them.
+        raise CheckpointError(f"{name} is not in the cache: streamserve models list shows the cached models")
+    # Revisions are deleted by commit hash. Copies of a repository share commits: keep only this repository.
     info = replace(info, repos=frozenset([repo]))
     if name.quantization is None:
         revisions = found if name.revision else repo.revisions
@@ -105,7 +106,7 @@ def _is(repo: "CachedRepoInfo", name: HubName) -> bool:
 
 
 def _revisions(repo: "CachedRepoInfo", name: HubName) -> list["CachedRevisionInfo"]:
-    """Return the revision that `name` means, if the cache has it."""
+    """Return the cached revision that `name` refers to; an empty list if the cache does not have it."""
     wanted = name.revision or DEFAULT_BRANCH
     return [each for each in repo.revisions if wanted in each.refs or each.commit_hash == wanted]
 
@@ -134,8 +135,8 @@ def _models(repo: "CachedRepoInfo", revision: "CachedRevisionInfo") -> list[Cach
 
 
 def _named_quantizations(files: Files) -> dict[str, list[str]]:
-    """Return the files of GGUF models by what a name is to say for them: the quantization where one model
-    has it, else the file."""
+    """Return the files of each GGUF model, by the quantization that identifies the model in a `HubName`.
+    Where several models have the same quantization, their first file identifies them."""
     models = gguf_models(files)
     kinds = [quantization_of(first) for first in models]
     return {

@@ -1,4 +1,4 @@
-"""Download the files of a model that are loaded, into huggingface_hub's own cache."""
+"""Download the files that a model is loaded from, into huggingface_hub's own cache."""
 
 import glob
 import json
@@ -14,15 +14,15 @@ from streamserve.hub.names import HubName
 from streamserve.protocol.errors import CheckpointError
 
 MAX_INDEX_BYTES = 64 << 20
-"""Maximum size of an index of shards."""
+"""Maximum size of an index of shards, in bytes."""
 
 _TOKEN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True)
 class Download:
-    """What a download is to fetch: `missing` of `size` bytes, `files` in all, to the disk of `cache`, which
-    has `free` bytes."""
+    """A planned download: the model has `files` files of `size` bytes together, and `missing` bytes are not
+    in the cache yet. The disk of the folder `cache` has `free` bytes left."""
 
     name: HubName
     files: int
@@ -33,26 +33,26 @@ class Download:
 
 
 def ignore(download: Download) -> None:
-    """Show nothing before a download."""
+    """Show nothing before a download: the default `begin`."""
 
 
 def download(name: HubName, token: str | None = None, begin: Callable[[Download], None] = ignore) -> Path:
-    """Return the folder of a model, or its GGUF file, in the cache, after what is missing was downloaded;
-    `begin` is called before. `token`: None is that of the environment.
+    """Download a model's missing files; return its folder in the cache, or its first GGUF file. `begin` is
+    called before the download. Without a `token`, the environment's token is used.
 
-    Raises CheckpointError where the hub refuses or there is too little disk space, Unreachable where the hub
-    cannot be asked.
+    Raises CheckpointError if the hub refuses or the disk is too full, Unreachable if the hub cannot be
+    reached.
     """
     if token is not None and not _TOKEN.fullmatch(token):
-        raise CheckpointError("the token has characters that no token of the hub has")
+        raise CheckpointError("the token contains characters that are not valid in a token of the hub")
     with hub_errors(name):
         files = _choose(name, _listed(name, token), token)
         planned = _plan(name, files, token)
         begin(planned)
         if planned.missing > planned.free:
             raise CheckpointError(
-                f"{name}: {_gb(planned.missing)} are to be downloaded, but {_gb(planned.free)} are free at "
-                f"{planned.cache}: make space, or set HF_HOME to another disk"
+                f"{name}: the download needs {_gb(planned.missing)}, but {_gb(planned.free)} are free at "
+                f"{planned.cache}: free disk space, or set HF_HOME to another disk"
             )
         folder = _fetch(name, files, token)
     gone = [file for file in files if not (folder / file).exists()]
@@ -62,7 +62,7 @@ def download(name: HubName, token: str | None = None, begin: Callable[[Download]
 
 
 def model_path(name: HubName, folder: Path, files: list[str]) -> Path:
-    """Return the path that a model is opened by: its `folder`, or its first GGUF file."""
+    """Return the path that a model is loaded from: its `folder`, or its first GGUF file."""
     return folder / files[0] if wants_gguf(name, files) else folder
 
 
@@ -74,7 +74,8 @@ def _listed(name: HubName, token: str | None) -> list[str]:
 
 
 def _choose(name: HubName, listed: list[str], token: str | None) -> list[str]:
-    """Return the files to load. Of shards, the index is downloaded for their names."""
+    """Return the files to load, out of all files `listed` in the repository. For a sharded model this
+    downloads the index, which names the shards."""
     if wants_gguf(name, listed):
         return gguf_files(name, listed)
     files = folder_files(name, listed)
@@ -91,7 +92,7 @@ def _choose(name: HubName, listed: list[str], token: str | None) -> list[str]:
 
 
 def shards_of(index: Path) -> list[str]:
-    """Return the files that an index of shards names. Raises CheckpointError if it is damaged."""
+    """Return the shards that the file `index` names. Raises CheckpointError if the index is damaged."""
     try:
         if index.stat().st_size > MAX_INDEX_BYTES:
             raise CheckpointError(f"{index} has more than {MAX_INDEX_BYTES >> 20} MiB")
@@ -116,7 +117,7 @@ def _plan(name: HubName, files: list[str], token: str | None) -> Download:
 
 
 def _fetch(name: HubName, files: list[str], token: str | None) -> Path:
-    """Download exactly these files, with progress on standard error; return their folder."""
+    """Download the `files`, with progress on standard error; return their folder."""
     from huggingface_hub import snapshot_download
 
     patterns = [glob.escape(file) for file in files]

@@ -1,5 +1,5 @@
-"""Choose the files of a repository that are loaded: safetensors with config, tokenizer and templates, or the
-file of one GGUF model, with all parts of a split one."""
+"""Choose the files of a repository to load: safetensors with config, tokenizer and templates, or all parts of
+one GGUF model."""
 
 import re
 from collections import defaultdict
@@ -14,27 +14,27 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 TEXTS = (".json", ".jinja", ".model", ".txt")
-"""Endings of configs, tokenizers and templates."""
+"""File name suffixes of configs, tokenizers and templates."""
 
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d[A-Z0-9_]*|TQ\d_\d|MXFP4(?:_[A-Z0-9_]+)?|NVFP4|BF16|FP?16|FP?32))$"
 )
 _SHOWN = 24
-"""The most quantizations that an error message names."""
+"""Maximum number of quantizations that an error message names."""
 _NOT_MODELS = ("mmproj", "imatrix")
-"""Beginnings of names of GGUF files that are no language models: vision projectors, importance matrices."""
+"""File name prefixes of GGUF files that are no language models: vision projectors, importance matrices."""
 
 
 def folder_files(name: HubName, files: Iterable[str]) -> list[str]:
-    """Return the files of a model in Hugging Face layout, but for the shards that its index names. Raises
-    CheckpointError where the repository `name` has none that can be loaded."""
+    """Return the files of a model in Hugging Face layout, without shards: the index names these. Raises
+    CheckpointError if the repository `name` has no model that can be loaded."""
     files = set(files)
     if CONFIG not in files:
         raise CheckpointError(f"{name}: the repository has neither a {CONFIG} nor GGUF files")
     if not files & {SINGLE, INDEX}:
         raise CheckpointError(
-            f"{name}: the repository has no weights in safetensors ({SINGLE}, or shards with {INDEX}), "
-            "which are the only ones read"
+            f"{name}: the repository has no weights in safetensors ({SINGLE}, or shards with {INDEX}), the "
+            "only format that is read"
         )
     weights = {INDEX} if INDEX in files else {SINGLE}
     other_indexes = {file for file in files if file.endswith(".index.json")}
@@ -42,7 +42,8 @@ def folder_files(name: HubName, files: Iterable[str]) -> list[str]:
 
 
 def _is_text(file: str) -> bool:
-    """Return whether a file may hold config, tokenizer or template; those in folders are poolings."""
+    """Return whether a file may contain a config, tokenizer or template. In subfolders, only the config of an
+    embedding model's pooling is loaded."""
     path = PurePosixPath(file)
     if path.suffix not in TEXTS or path.name.lower().startswith(("readme", "license")):
         return False
@@ -50,7 +51,7 @@ def _is_text(file: str) -> bool:
 
 
 def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
-    """Return the GGUF models among `files`: the files of each, in order, by the first of them."""
+    """Return the GGUF models among `files`: the first file of each, mapped to all its files in order."""
     models: dict[str, list[str]] = defaultdict(list)
     for file in sorted(files):
         path = PurePosixPath(file)
@@ -61,7 +62,7 @@ def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def quantization_of(file: str) -> str:
-    """Return the quantization that the name of a GGUF file ends in, in capitals; its name where there is
+    """Return the quantization at the end of a GGUF file's name, in capitals; the file's name if it has
     none."""
     path = PurePosixPath(file)
     part = PART.fullmatch(path.name)
@@ -70,8 +71,8 @@ def quantization_of(file: str) -> str:
 
 
 def gguf_files(name: HubName, files: Iterable[str]) -> list[str]:
-    """Return the files of the GGUF model that `name` asks for, the first one first. Raises CheckpointError,
-    which lists the repository's models, unless there is exactly one."""
+    """Return the files of the GGUF model that `name` asks for, in order. Raises CheckpointError, which lists
+    the repository's models, unless exactly one model matches and all its parts are there."""
     models = gguf_models(files)
     wanted = name.quantization
     if wanted is None:
@@ -105,6 +106,6 @@ def _ambiguous(name: HubName, models: list[str], chosen: list[str]) -> str:
 
 
 def wants_gguf(name: HubName, files: Iterable[str]) -> bool:
-    """Return whether `name` is a GGUF model: it says which, or the repository has no other format."""
+    """Return whether `name` is a GGUF model: it has a quantization, or the repository only has GGUF files."""
     files = set(files)
     return bool(name.quantization) or (not files & {SINGLE, INDEX} and bool(gguf_models(files)))

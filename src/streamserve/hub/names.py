@@ -1,5 +1,5 @@
-"""Names of models on the hub: `owner/repo`, one model of a GGUF repository as `owner/repo:Q4_K_M`, and either
-of them at a revision, `owner/repo:Q4_K_M@v1`."""
+"""Names of models on the hub: `owner/repo`, or `owner/repo:Q4_K_M` for one model of a GGUF repository. A
+revision may follow: `owner/repo@v1`, `owner/repo:Q4_K_M@v1`."""
 
 import re
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class HubName:
-    """A model on the hub. `quantization`: which of a repository's GGUF models, by the quantization that their
-    names end in, or by file name. `revision`: a branch, a tag or a commit; None is the default branch."""
+    """A model on the hub. `quantization` selects one of a repository's GGUF models, by the quantization at
+    the end of its file name or by the whole file name. `revision` is a branch, a tag or a commit; None is the
+    default branch."""
 
     repo: str
     quantization: str | None = None
@@ -25,6 +26,6 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Return the hub name that `text` is; None where it has another form."""
+    """Return `text` parsed as a hub name; None if it is not one."""
     match = _NAME.fullmatch(text)
     return HubName(match[1], match[2], match[3]) if match else None

@@ -1,4 +1,4 @@
-"""The LoRA adapters that requests may name: loaded at the start or while serving, and unloaded."""
+"""The LoRA adapters that requests may name. They are loaded at the start or while serving, and unloaded."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,12 @@ from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError, RequestError
 
 LOAD_SECONDS = 120.0
-"""How long the workers may take to load an adapter while serving."""
+"""Seconds that workers may take to load an adapter while they serve."""
 
 
 class ServedAdapters:
-    """The adapters of a model with the names `models`, by their own names. At most `limit` are loaded, those
-    that open requests still need included; `config` has the limits."""
+    """The LoRA adapters, by name, of a model with the names `models`. At most `limit` adapters are loaded,
+    including removed ones that open requests still use. `config` has the limits."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class ServedAdapters:
         config: ModelConfig,
         runtime: Callable[[], FleetRuntime],
     ) -> None:
-        """Open the adapters of the start, whose folders are `given` by their names. Raises CheckpointError if
-        one cannot be read."""
+        """Open the adapters of the start: `given` maps their names to folders. Raises CheckpointError if one
+        cannot be read."""
         self._open = partial(open_adapter, max_rank=config.max_lora_rank, max_bytes=config.max_lora_bytes)
         self.by_name: dict[str, Adapter] = {name: self._open(name, path) for name, path in given.items()}
         self._models = tuple(models)
@@ -35,8 +35,8 @@ class ServedAdapters:
         self._checked = False
 
     def named(self, name: str) -> str:
-        """Return the fingerprint of an adapter; empty for an empty name. Raises RequestError (404) for
-        unknown ones."""
+        """Return the fingerprint of an adapter; "" for an empty name. Raises RequestError (404) for unknown
+        names."""
         if name and name not in self.by_name:
             names = ", ".join(self.by_name) or "none"
             raise RequestError(
@@ -47,8 +47,8 @@ class ServedAdapters:
         return self.by_name[name].fingerprint if name else ""
 
     async def until_loaded(self) -> None:
-        """Wait until all workers have the adapters of the start. Raises CheckpointError if one cannot be
-        served."""
+        """Wait until all workers have loaded the adapters of the start. Raises CheckpointError if one cannot
+        be served."""
         if self._checked:
             return
         for adapter in list(self.by_name.values()):
@@ -78,7 +78,7 @@ class ServedAdapters:
             if len(runtime.adapters | {adapter.fingerprint}) > self._limit:
                 raise RequestError(
                     f"{len(runtime.adapters)} adapters are loaded, which is the limit (max_loras): unload "
-                    "one, whose open requests must have ended",
+                    "an adapter, and wait until its open requests have ended",
                     status=409,
                 )
             refusal = await self._load(adapter)
@@ -89,8 +89,8 @@ class ServedAdapters:
             return adapter
 
     async def _load(self, adapter: Adapter) -> str:
-        """Load an adapter; return why it cannot be served. Raises RequestError (503) if the workers do not
-        answer."""
+        """Load an adapter; return why it cannot be served, or "". Raises RequestError (503) if the workers do
+        not answer in time."""
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 return await self._runtime().load_adapter(adapter)
@@ -101,8 +101,8 @@ class ServedAdapters:
             ) from None
 
     async def unload(self, name: str) -> None:
-        """Serve an adapter no longer: requests that name it are refused, open ones run to completion. Raises
-        RequestError (404) if there is none of this name."""
+        """Stop serving an adapter: requests that name it are refused, open ones run to completion. Raises
+        RequestError (404) if there is no adapter with this name."""
         async with self._changing:
             self.named(name)
             if not name:
@@ -110,6 +110,6 @@ class ServedAdapters:
             await self._forget(self.by_name.pop(name))
 
     async def _forget(self, adapter: Adapter) -> None:
-        """Unload what no name needs any more."""
+        """Unload an adapter's files, unless another name uses the same files."""
         if adapter.fingerprint not in {other.fingerprint for other in self.by_name.values()}:
             await self._runtime().unload_adapter(adapter.fingerprint)

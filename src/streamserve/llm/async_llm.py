@@ -32,37 +32,37 @@ from streamserve.llm.items import Item, read_items
 from streamserve.llm.prompt_stream import EnginePromptStream
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
-from streamserve.protocol.crashes import crash_folder
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.field_errors import InvalidField, mismatch_of
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.kept import digest_of
 from streamserve.protocol.messages import ModelInfo, Ready
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams, check_sampling
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.checkpoints import root_name
 from streamserve.settings.embedding import read_embedding
 from streamserve.settings.options import Settings, SettingsError
 from streamserve.settings.resolve import check_router, topology, worker_bound
 from streamserve.settings.sampling import recommended_sampling
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.crashes import crash_folder
+from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import GrammarCheck, compiler
 from streamserve.text.latency import Stopwatch
 from streamserve.text.reranker import scoring
 from streamserve.text.tokenizer import Tokenizer
 
 STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
-"""Limits that a prefill and a decode worker may set separately: prefill_max_chunk and so on."""
+"""Limits that can be set separately for prefill and decode workers: prefill_max_chunk and so on."""
 
 
 @dataclass(frozen=True)
 class Health:
     """Whether requests are being served.
 
-    If not, `detail` is the reason, and `retry_after` the expected number of seconds until they are. If they
-    are, `missing` says which workers do not serve although they should, and why.
+    If not, `detail` is the reason, and `retry_after` is the expected number of seconds until they are. If
+    they are, `missing` names the workers that should serve but do not, and why.
     """
 
     ready: bool
@@ -75,7 +75,7 @@ class AsyncLLM:
     """A model served by worker processes, for use in one event loop. Start with `start`, end with `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Load the tokenizer and the chat template; `start` starts the workers.
+        """Load the tokenizer and the chat template. `start` starts the workers.
 
         Raises CheckpointError if the folder's tokenizer, chat template or recommended sampling values cannot
         be read, SettingsError if the timeline file cannot be written.
@@ -99,7 +99,7 @@ class AsyncLLM:
         self._runtime = self._new_runtime()
 
     def _new_runtime(self) -> FleetRuntime:
-        """Return the fleet of the settings, not started."""
+        """Return a new fleet with these settings, not started."""
         settings, server = self.settings, self.settings.server
         fleet = fleet_config(settings, tuple(self._adapters.by_name.values()))
         return FleetRuntime(
@@ -125,7 +125,7 @@ class AsyncLLM:
         await self._adapters.until_loaded()
 
     async def until_failed(self) -> None:
-        """Wait for a failure of the server itself, from which it cannot recover. Raises FleetError."""
+        """Wait for an unrecoverable failure of the server itself. Raises FleetError."""
         await self._runtime.until_failed()
 
     async def close(self) -> None:
@@ -135,15 +135,15 @@ class AsyncLLM:
         await self._runtime.close()
 
     async def unload(self) -> None:
-        """Stop the workers, which frees their memory; `start` starts new ones. Open requests end with an
+        """Stop the workers, which frees their memory. `start` starts new ones. Open requests end with an
         error."""
         runtime, self._runtime = self._runtime, self._new_runtime()
         await runtime.close()
 
     @property
     def ready(self) -> Ready:
-        """The startup report of the worker that was ready last, which may be restarting now: requests wait
-        for it. Raises RequestError (503) if none was ready yet."""
+        """The startup report of the worker that became ready last. It may be restarting now; requests wait
+        for it. Raises RequestError (503) if no worker has been ready."""
         ready = self._runtime.fleet.supervisor.served
         if ready is None:
             health = self.health()
@@ -171,8 +171,8 @@ class AsyncLLM:
         return self._runtime.incidents()
 
     def report(self) -> Report | None:
-        """Return the total of the workers' latest reports and of what ended ones had counted, with what the
-        fleet itself withdrew; None if no worker has reported."""
+        """Return the total of the workers' latest reports, of the counters of ended workers, and of the
+        tokens that the fleet made void. None if no worker has reported."""
         fleet = self._runtime.fleet
         reports = [fleet.supervisor.ended, *(worker.report for worker in fleet.workers.values())]
         report = total(report for report in reports if report)
@@ -183,13 +183,13 @@ class AsyncLLM:
         return msgspec.structs.replace(report, streams=streams)
 
     def routing(self) -> RouterView:
-        """Return the current state of the workers, and the reasons for recent routing decisions."""
+        """Return the present state of the workers, and recent routing decisions with their reasons."""
         machines, now = self._runtime.machines(), time.monotonic()
         return router_view(self._runtime.fleet, self.settings.server.router, machines, now)
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
-        """The LoRA adapters that requests may have, by name."""
+        """The LoRA adapters that requests may use, by name."""
         return self._adapters.by_name
 
     async def load_adapter(self, name: str, path: str) -> None:
@@ -200,23 +200,23 @@ class AsyncLLM:
         await self._adapters.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """Serve a LoRA adapter no longer; its open requests run to completion.
+        """Stop serving a LoRA adapter; its open requests run to completion.
 
-        Raises RequestError (404) if there is none of this name.
+        Raises RequestError (404) if there is no adapter with this name.
         """
         await self._adapters.unload(name)
 
     async def drain(self, worker: str, draining: bool) -> int:
         """Drain a worker (send it no new requests), or resume it.
 
-        Returns the number of requests open on it or on its prefill/decode peer. Raises RequestError (404) if
-        there is no such worker.
+        Returns the number of open requests at the worker or at its partner in a stream pair. Raises
+        RequestError (404) if there is no such worker.
         """
         return await self._runtime.drain(worker, draining)
 
     async def add_workers(self, role: AddedRole, count: int = 1) -> tuple[str, ...]:
-        """Start so many workers of a role, or pairs; return their names. They get requests once they are
-        ready. Raises RequestError if they cannot be added: `max_workers` bounds their number."""
+        """Start `count` workers of a role, or pairs; return their names. They get requests once they are
+        ready. Raises RequestError if they cannot be added: `max_workers` limits their number."""
         scaling = self._runtime.fleet.scaling
         names = scaling.free_names(role, count)
         self._check_router(scaling.after_adding(names))
@@ -224,10 +224,10 @@ class AsyncLLM:
         return names
 
     async def remove_workers(self, name: str, within: float = inf) -> Removal:
-        """Remove a worker, or with pair-N a pair, once it has no requests; those that it still has `within`
-        so many seconds continue elsewhere. May be repeated while it is leaving.
+        """Remove a worker (pair-N: a pair) once it has no requests. Requests that it still has after `within`
+        seconds continue at other workers. May be repeated while the worker is leaving.
 
-        Raises RequestError (404) if there is no such worker, (409) if the others could not serve.
+        Raises RequestError (404) if there is no such worker, (409) if the other workers could not serve.
         """
         scaling = self._runtime.fleet.scaling
         names = scaling.named(name)
@@ -267,8 +267,8 @@ class AsyncLLM:
         idempotency_key: str = "",
     ) -> AsyncGenerator[Item, None]:
         """Yield the items of a request as they are generated; the last is a Usage. `adapter` is the name of
-        its LoRA adapter, if it has one. With an `idempotency_key` workers of other machines keep its outputs
-        for a next head, where the same request with the same key begins with them.
+        its LoRA adapter, if it has one. With an `idempotency_key`, workers on other machines keep its outputs
+        for a next head: a repeated request with this key begins with them there.
 
         Closing the iterator cancels the request. Raises RequestError before the first item if the request is
         refused, or later if it is lost.
@@ -282,7 +282,7 @@ class AsyncLLM:
         if params.grammar is not None:
             await self.check_grammar(params.grammar, "grammar")
         if params.pooling and params.pooling.kind == "mean":
-            cache_salt = f"{cache_salt}\0{request_id}"  # of a shared prefix there would be no hidden states
+            cache_salt = f"{cache_salt}\0{request_id}"  # a cached prefix would have no hidden states
         fingerprint = self._adapters.named(adapter)
         keep = b""
         if self.settings.server.launcher == "join":
@@ -306,7 +306,7 @@ class AsyncLLM:
         adapter: str = "",
         expected_tokens: int = 0,
     ) -> EnginePromptStream:
-        """Open a prompt stream, empty at first, with the LoRA adapter of this name, if any. It is routed as a
+        """Open a prompt stream, empty at first, with the LoRA adapter `adapter`, if any. It is routed as a
         prompt of at least `expected_tokens`.
 
         Unless `answer_early` is set, only `params.n` has an effect before the prompt is finished. Raises
@@ -335,7 +335,7 @@ class AsyncLLM:
     def complete(self, prompt: list[int], params: SamplingParams) -> SamplingParams:
         """Return `params` with a seed, and with a `max_tokens` that fits in the context.
 
-        Raises RequestError for a prompt or parameters that cannot be served.
+        Raises RequestError if the prompt or the parameters cannot be served.
         """
         model = self.model
         self._check_served(params)
@@ -357,13 +357,14 @@ class AsyncLLM:
         if limit < 0 or (limit == 0 and params.max_tokens != 0):
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, but the model's context is limited to "
-                f"{model.max_model_len}, with the output: shorten the prompt",
+                f"{model.max_model_len}, including the output: shorten the prompt",
                 field="prompt",
             )
         if params.max_tokens is not None and params.max_tokens > limit:
             raise RequestError(
-                f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only {limit} "
-                f"are left of the model's context of {model.max_model_len}: lower it or shorten the prompt",
+                f"max_tokens is {params.max_tokens}, but after a prompt of {len(prompt)} tokens only "
+                f"{limit} tokens are left of the model's context of {model.max_model_len}: lower it or "
+                "shorten the prompt",
                 field="max_tokens",
             )
         return msgspec.structs.replace(
@@ -373,7 +374,8 @@ class AsyncLLM:
         )
 
     def _check_served(self, params: SamplingParams) -> None:
-        """Raise RequestError unless the model does what a request asks for, in so many choices."""
+        """Raise RequestError if the model's task does not match the request, or if the request has too many
+        choices."""
         if (params.pooling is None) != (self.task == "generate"):
             does = "generates text" if self.task == "generate" else "generates no text"
             raise RequestError(f"the model {does}: its task is {self.task} (--task)", field="model")
@@ -402,7 +404,8 @@ class AsyncLLM:
 
 
 def fleet_config(settings: Settings, adapters: tuple[Adapter, ...] = ()) -> FleetConfig:
-    """Return the configuration of the fleet that the settings ask for, with LoRA adapters from the start."""
+    """Return the fleet's configuration from the settings. `adapters` are LoRA adapters that are loaded from
+    the start."""
     server = settings.server
     return FleetConfig(
         topology=topology(server),
@@ -418,12 +421,13 @@ def fleet_config(settings: Settings, adapters: tuple[Adapter, ...] = ()) -> Flee
 
 
 def worker_model(settings: Settings, worker: str) -> ModelConfig:
-    """Return one worker's model settings: its share of the CPU cores, and its role's step limits.
+    """Return one worker's model settings: its share of the CPU cores, and its role's limits of a step.
 
-    Prefill workers do not draft. A separate draft model still runs on them, as its KV is transferred too.
+    Prefill workers do not draft. A separate draft model still runs on them, because its KV is transferred,
+    too.
     """
     model, own_role = settings.model, role(worker)
-    # Machines that join know their processors themselves.
+    # Agents of other machines determine the threads of their workers.
     local = settings.server.launcher == "local"
     threads = threads_of_worker(model, worker_bound(settings.server)) if local else model.threads
     draft = "none" if own_role == "prefill" and not is_draft_model(model.draft) else model.draft
@@ -433,13 +437,13 @@ def worker_model(settings: Settings, worker: str) -> ModelConfig:
 
 
 def max_choices(settings: Settings) -> int:
-    """Return how many choices of a prompt run at once, on workers of any role."""
+    """Return the maximum number of choices of a prompt that run at once, on workers of any role."""
     one_of_each = {role(worker): worker for worker in topology(settings.server).names}
     return min(worker_model(settings, worker).max_num_seqs for worker in one_of_each.values())
 
 
 def threads_of_worker(model: ModelConfig, workers: int) -> int:
-    """Return how many threads each of so many workers has: by default its share of the processors."""
+    """Return the threads of each of `workers` workers: by default, its share of the processors."""
     return model.threads or max(1, usable_processors().threads // workers)
 
 

@@ -1,4 +1,4 @@
-"""The launcher that the settings ask for, and the epoch of a head."""
+"""The launcher for the settings, and the epoch of a head."""
 
 import logging
 import os
@@ -17,14 +17,14 @@ from streamserve.fleet.worker_process import may_use_gpu
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import KeyPair, read_key_pair
 from streamserve.protocol.kv_network import KVNetwork
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.cluster import allowed_keys, ray_resources
+from streamserve.settings.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
 
 def make_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
-    """Return what makes the launcher of a server of this model."""
+    """Return a function that creates the launcher of a server of this model."""
     if server.launcher == "local":
         return partial(LocalLauncher, fork=server.fork_workers and not may_use_gpu(model.device))
     key = server.join_key
@@ -39,17 +39,17 @@ def make_launcher(server: ServerConfig, model: ModelConfig) -> MakeLauncher:
 
 
 def _ray_launcher(join: JoinConfig, server: ServerConfig, model: ModelConfig) -> MakeLauncher:
-    """Return what makes a launcher by Ray. Its agents have a key of their own, new at each start."""
+    """Return a function that creates a launcher by Ray. Its agents have a separate key, new at each start."""
     from streamserve.cluster.ray_launcher import RayConfig, RayLauncher
 
     agents = _new_pair()
     join = replace(
         join,
         allowed={**join.allowed, agents.public.hex(): "ray"},
-        offer="Ray places an agent where there is space",
+        offer="Ray places a worker's agent where there is space",
     )
     if server.listen == ServerConfig().listen:
-        join = replace(join, endpoint="")  # at the address that Ray knows this machine by
+        join = replace(join, endpoint="")  # empty: at the address by which Ray knows this machine
     gpus = model.tensor_parallel_size if model.device.startswith("cuda") else 0
     resources = ray_resources(server.ray_resources)
     return partial(
@@ -74,8 +74,9 @@ def kv_network(server: ServerConfig) -> KVNetwork | None:
 
 
 def next_epoch(key: Path, clock: float | None = None) -> int:
-    """Return the epoch of a new head, and store it next to its key file: above all earlier ones there, and in
-    the order of time among heads on several machines. Where it cannot be stored, the time alone decides."""
+    """Return the epoch of a new head, and store it next to its key file. It is above all earlier epochs
+    stored there, and heads on several machines are ordered by time. If it cannot be stored, it is the time
+    alone."""
     file = key.with_name(f"{key.name}.epoch")
     stored = file.read_text().strip() if file.exists() else "0"
     now = int(1000 * (time.time() if clock is None else clock))
@@ -85,5 +86,7 @@ def next_epoch(key: Path, clock: float | None = None) -> int:
         temporary.write_text(f"{epoch}\n")
         temporary.replace(file)
     except OSError as error:
-        logger.warning("%s cannot be written (%s): the head's epoch is its start time", file, error.strerror)
+        logger.warning(
+            "%s cannot be written (%s): the head uses its start time as its epoch", file, error.strerror
+        )
     return epoch

@@ -1,4 +1,4 @@
-"""Convert a request's events from the fleet into text deltas, and a Usage at the end."""
+"""Converts a request's events from the fleet to text deltas, and a Usage at the end."""
 
 import time
 from collections.abc import AsyncIterable, AsyncIterator
@@ -34,7 +34,7 @@ async def read_items(
 ) -> AsyncIterator[Item]:
     """Yield the items of `steps`, a request's events, timed by `stopwatch`.
 
-    A choice that ends by a stop string is cancelled in the fleet. Raises RequestError if a choice ends with
+    A choice that ends at a stop string is cancelled in the fleet. Raises RequestError if a choice ends with
     an error.
     """
     choices = {choice: ChoiceText(tokenizer, params, choice) for choice in range(params.n)}
@@ -46,7 +46,7 @@ async def read_items(
                 continue
             if not isinstance(event, Token | Finished):
                 if not (isinstance(event, DraftVerified) and choices[event.choice].finished):
-                    counts.take(event)
+                    counts.apply(event)
                 continue
             delta = _delta(choices[event.choice], event)
             if delta is None:
@@ -68,8 +68,8 @@ async def read_items(
 
 @dataclass
 class _Counts:
-    """What events without text say of a request. `accepted`: the draft tokens that were delivered; of each
-    choice, so many of the `coming` tokens are draft tokens."""
+    """Counts from events without text. `accepted`: the delivered draft tokens. `coming`: for each choice, how
+    many of its next tokens are draft tokens."""
 
     admitted: bool = False
     cached: int = 0
@@ -78,7 +78,7 @@ class _Counts:
     accepted: int = 0
     coming: dict[int, int] = field(default_factory=dict)
 
-    def take(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         if isinstance(event, Admitted) and not self.admitted:  # later ones follow a preemption
             self.admitted, self.cached, self.queued = True, event.cached, event.queued
         elif isinstance(event, DraftVerified):
@@ -86,7 +86,7 @@ class _Counts:
             self.coming[event.choice] = event.accepted
 
     def delivered(self, delta: Delta) -> None:
-        """Count the draft tokens of a delta. Tokens after a stop string have no delta."""
+        """Count the draft tokens of a delta. Tokens after a stop string have no delta and are not counted."""
         accepted = min(len(delta.tokens), self.coming.get(delta.choice, 0))
         self.accepted += accepted
         self.coming[delta.choice] = self.coming.get(delta.choice, 0) - accepted

@@ -1,4 +1,4 @@
-"""Offline library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's shape."""
+"""Library for scripts: `LLM("embedded").generate(["Hello"])`, with results in vLLM's format."""
 
 import asyncio
 import operator
@@ -29,7 +29,7 @@ from streamserve.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 CLOSE_SECONDS = 60.0
-"""Upper bound on the time a worker takes to stop or to be killed, in seconds."""
+"""Upper bound of the seconds that a worker takes to stop or to be killed."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _cancel_all() -> None:
-    """Cancel the tasks that interrupted calls left in the loop."""
+    """Cancel the tasks that interrupted calls have left in the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -89,8 +89,8 @@ async def _cancel_all() -> None:
 def _shut_down(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     """Stop the workers, then the loop.
 
-    The wait is bounded: the thread that garbage-collects an LLM may be the loop's thread, or hold a lock that
-    the loop needs. Does nothing in a forked process, which does not have the loop's thread.
+    The wait is bounded: an LLM may be garbage-collected in the loop's thread, or in a thread that holds a
+    lock which the loop needs. Does nothing in a forked process, which does not have the loop's thread.
     """
     if not thread.is_alive():
         return
@@ -139,8 +139,8 @@ class LLM:
         except BaseException:
             _shut_down(self._llm, self._loop, thread)
             raise
-        # At interpreter exit finalizers run newest first: this one before the one that frees the socket it
-        # needs.
+        # At interpreter exit, finalizers run newest first. This one needs the socket, so it must run before
+        # the finalizer that closes the socket, and is created after it.
         self._shut_down = weakref.finalize(self, _shut_down, self._llm, self._loop, thread)
 
     @property
@@ -154,12 +154,12 @@ class LLM:
     @property
     def default_sampling(self) -> Mapping[str, Any]:
         """The sampling values that the checkpoint's generation_config.json recommends: fields of
-        SamplingParams. They apply to calls without `params`, as they do to the server's requests; for others
-        give `SamplingParams(**llm.default_sampling, max_tokens=64)`."""
+        SamplingParams. They apply to calls without `params`, as they do to the server's requests. To use them
+        with other values, pass `SamplingParams(**llm.default_sampling, max_tokens=64)`."""
         return self._llm.default_sampling
 
     def report(self) -> Report | None:
-        """Return the worker's latest report."""
+        """Return the workers' latest report."""
         return self._llm.report()
 
     def generate(
@@ -175,9 +175,10 @@ class LLM:
 
         With `use_tqdm`, standard error shows the progress of several prompts.
 
-        `params`, `priority` (lower is served first) and `lora` (the name of a LoRA adapter, empty for none)
-        are one value for all prompts, or one per prompt. Without `params`, `default_sampling` applies; given
-        ones are complete, so the checkpoint's values are not used.
+        `params`, `priority` (lower is served first) and `lora` (the name of a LoRA adapter, "" for none) are
+        one value for all prompts, or one per prompt. Without `params`, `default_sampling` applies; if
+        `params` are given, the checkpoint's values are not used.
+
         Raises RequestError for the first prompt that is refused, or that repeatedly crashes its worker;
         StartError while no worker can be started.
         """
@@ -199,7 +200,7 @@ class LLM:
         future = self._run(self._generate(requests, use_tqdm))
         try:
             return future.result()
-        except BaseException:  # on Ctrl-C too, cancel all requests of this call
+        except BaseException:  # on any error, including Ctrl-C, cancel all requests of this call
             future.cancel()
             raise
 
@@ -214,7 +215,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for one or several conversations, rendered with the chat template; see `generate`.
 
-        Without `params`, an output may have as many tokens as the context holds.
+        Without `params`, an output may fill the context.
         """
         chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.render(chat) for chat in chats]  # type: ignore[arg-type]
@@ -224,7 +225,7 @@ class LLM:
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True
     ) -> list[Floats]:
-        """Return the embeddings of texts or lists of token ids, in the order of `prompts`; of each the first
+        """Return the embeddings of texts or lists of token ids, in the order of `prompts`. Each has its first
         `dimensions` numbers (None: all).
 
         Raises RequestError if the model does not embed (task), and as `generate` does.
@@ -238,9 +239,8 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, lora: str = ""
     ) -> Generator[Delta, None, None]:
-        """Yield deltas of one prompt's output, by the LoRA adapter `lora` if given, as they are generated.
-
-        Without `params`, `default_sampling` applies.
+        """Yield deltas of one prompt's output as they are generated. `lora` is the name of a LoRA adapter, ""
+        for none. Without `params`, `default_sampling` applies.
 
         Leaving the loop early cancels the request.
         """
@@ -275,7 +275,7 @@ class LLM:
         self._run(self._llm.load_adapter(name, path)).result()
 
     def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter. Raises RequestError if there is none of this name."""
+        """Unload a LoRA adapter. Raises RequestError if there is no adapter with this name."""
         self._run(self._llm.unload_adapter(name)).result()
 
     def render(self, chat: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -284,7 +284,7 @@ class LLM:
         return prompt if isinstance(prompt, list) else self._encode_text(prompt, add_special_tokens=False)
 
     def close(self) -> None:
-        """Stop the worker and free all resources. Idempotent."""
+        """Stop the workers and free all resources. Idempotent."""
         self._shut_down()
 
     def __enter__(self) -> "LLM":
@@ -304,7 +304,7 @@ class LLM:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a text, or given ids (any integer type).
+        """Return the token ids of a text, or the given ids (any integer type).
 
         Raises TypeError for anything else.
         """
@@ -316,7 +316,7 @@ class LLM:
             raise TypeError(f"a prompt must be a text or token ids, not {type(prompt).__name__}") from None
 
     def _encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text. Raises RequestError for one that is not Unicode."""
+        """Return the token ids of a text. Raises RequestError if it is not valid Unicode."""
         try:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError:
@@ -348,7 +348,7 @@ class LLM:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(generate_one(*request)) for request in requests]
             except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the others were cancelled because of this one
+                raise errors.exceptions[0] from None  # the other errors are cancellations
         return [task.result() for task in tasks]
 
     async def _collect(
@@ -399,7 +399,9 @@ class LLM:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt or several as a list. Token ids may be any Integral type, such as numpy's."""
     if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
-        raise TypeError(f"prompts must be a string, token ids, or a list of these, not {prompts!r:.80}")
+        raise TypeError(
+            f"prompts must be a string, token ids, or a list of strings or of token ids, not {prompts!r:.80}"
+        )
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Ask for the memory of several models in a process that loads torch and ends."""
+"""Computes the memory of several models in a process that imports torch and then ends."""
 
 import asyncio
 import os
@@ -18,9 +18,9 @@ from streamserve.settings.several import served_names
 
 
 async def plan_memory(models: Sequence[Settings], budget: int | None) -> MemoryPlan:
-    """Return the memory of each of the models in a `budget` of bytes (None: derived from the machine's).
+    """Return the memory of each model within a `budget` in bytes (None: derived from the machine's memory).
 
-    Raises CheckpointError naming the model that cannot be served in it, StartError if the process fails.
+    Raises CheckpointError naming a model that cannot be served within it, StartError if the process fails.
     """
     request = MemoryRequest(tuple(_planned(settings) for settings in models), budget)
     status, output = await _run("memory_plan", msgspec.msgpack.encode(request))
@@ -57,8 +57,8 @@ def _planned(settings: Settings) -> PlannedModel:
 
 
 def with_planned_pool(settings: Settings, num_blocks: int) -> Settings:
-    """Return settings with a KV cache of the planned size, and no host pool that was not asked for: its
-    memory would be another model's."""
+    """Return settings with a KV cache of the planned size. A host pool exists only if the settings ask for
+    one: by default, it would take memory of another model."""
     swap_space = settings.model.swap_space or 0.0
     model = msgspec.structs.replace(
         settings.model, num_blocks=num_blocks, kv_cache_bytes=None, swap_space=swap_space

@@ -1,4 +1,4 @@
-"""Models that are loaded for requests, within a budget of memory, and unloaded when others need it.
+"""Models that are loaded for requests within a memory budget, and unloaded when other models need the memory.
 
            acquire                ready                 no request, and idle or another
 not loaded ───────▶ loading ─────────────▶ loaded ─────────────────────────────────────▶ unloading
@@ -22,9 +22,9 @@ State = Literal["not loaded", "loading", "loaded", "unloading"]
 LOAD_TIMEOUT = 120.0
 """Default seconds that a request waits for its model."""
 MEMORY_TIMEOUT = 10.0
-"""Default seconds of these in which models in use may free the memory that it needs."""
+"""Default for the part of the load timeout in which busy models may become idle, in seconds."""
 RETRY_SECONDS = 10.0
-"""Seconds after a failed load in which requests get its error and no further load is tried."""
+"""Seconds after a failed load in which requests get its error, and no further load is attempted."""
 
 _BUSY_RETRY = 5.0
 
@@ -32,25 +32,27 @@ _log = logging.getLogger(__name__)
 
 
 class Loadable(Protocol):
-    """A model that can be loaded and unloaded again and again."""
+    """A model that can be loaded and unloaded repeatedly."""
 
     async def start(self) -> None:
-        """Load it. Raises CheckpointError, StartError or FleetError if that fails."""
+        """Load the model. Raises CheckpointError, StartError or FleetError if that fails."""
 
     async def unload(self) -> None:
-        """Free its memory; a no-op if it is not loaded."""
+        """Free the model's memory; a no-op if it is not loaded."""
 
     async def until_failed(self) -> None:
-        """Wait until it has failed for good while it is loaded. Raises FleetError."""
+        """Wait until the loaded model has failed for good. Raises FleetError."""
 
 
 @dataclass(eq=False)
 class PooledModel:
-    """One model of a pool: how to load it, what it takes, and its state.
+    """One model of a pool: how to load it, its size, and its state.
 
-    `size` is in bytes. After `idle_seconds` without a request it is unloaded (None: only for others). `users`
-    counts the requests and prompt streams that need it; `waiting` are those that wait for it, with the time
-    since when, oldest first.
+    - `size`: in bytes.
+    - `idle_seconds`: seconds without a request after which it is unloaded; None: only if other models need
+      its memory.
+    - `users`: number of requests and prompt streams that use it.
+    - `waiting`: requests that wait for it, with the times at which they began to wait; the oldest first.
     """
 
     name: str
@@ -82,7 +84,8 @@ class ModelPool:
         memory_timeout: float = MEMORY_TIMEOUT,
         max_waiting: int = 1024,
     ) -> None:
-        """`max_waiting` bounds the requests that wait for one model. Each model must fit the budget."""
+        """Create a pool. Each model must fit `budget` bytes. `max_waiting` limits the requests that wait for
+        one model."""
         self.models = {model.name: model for model in models}
         self.budget = budget
         self._load_timeout = load_timeout
@@ -94,14 +97,14 @@ class ModelPool:
 
     @property
     def used(self) -> int:
-        """The bytes of all models that have memory."""
+        """The bytes of all models that are not unloaded."""
         return sum(model.size for model in self.models.values() if model.state != "not loaded")
 
     async def acquire(self, name: str, patient: bool = False) -> None:
         """Wait until a model is loaded, and keep it loaded until `release`.
 
-        Raises RequestError: 429 if too many wait for it; 503 if it cannot be loaded, or not in time, unless
-        `patient`.
+        Raises RequestError: 429 if too many requests wait for it; 503 if it cannot be loaded, or not in time
+        (`patient`: without a time limit).
         """
         model = self.models[name]
         self._refuse(model)
@@ -117,30 +120,33 @@ class ModelPool:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.release(name)  # it was loaded in the moment in which this ended
+                self.release(name)  # the model was loaded just when this call was cancelled
             raise
         finally:
             model.waiting.pop(waiter, None)
 
     async def _in_time(self, model: PooledModel, waiter: asyncio.Future[None]) -> None:
-        """Wait for `waiter`. Raises RequestError (503) if there is no memory in time, or no model."""
+        """Wait for `waiter`. Raises RequestError (503) if memory does not become free in time, or if loading
+        takes too long."""
         await asyncio.wait({waiter}, timeout=min(self._memory_timeout, self._load_timeout))
         if waiter.done():
             return
         if model.state == "not loaded" and not self._unloading:
             busy = ", ".join(each.name for each in self.models.values() if each.users)
-            text = f"its memory is taken by models in use for {self._memory_timeout:g} seconds: {busy}"
+            text = (
+                f"models that are in use have taken its memory for {self._memory_timeout:g} seconds: {busy}"
+            )
         else:
             await asyncio.wait({waiter}, timeout=max(0.0, self._load_timeout - self._memory_timeout))
             if waiter.done():
                 return
-            text = f"it takes longer than {self._load_timeout:g} seconds (load_timeout)"
+            text = f"loading takes longer than {self._load_timeout:g} seconds (load_timeout)"
         raise RequestError(
             f"the model {model.name!r} is not loaded: {text}", status=503, retry_after=_BUSY_RETRY
         )
 
     def release(self, name: str) -> None:
-        """End what `acquire` began."""
+        """End one `acquire` of a model."""
         model = self.models[name]
         model.users -= 1
         model.last_used = time.monotonic()
@@ -163,7 +169,7 @@ class ModelPool:
         self.release(name)
 
     async def close(self) -> None:
-        """Unload all models, and refuse the requests that wait."""
+        """Unload all models, and refuse the waiting requests."""
         self._closing = True
         for model in self.models.values():
             self._refuse_waiting(model, _shutting_down)
@@ -177,7 +183,7 @@ class ModelPool:
         await asyncio.gather(*(model.model.unload() for model in models))
 
     def _refuse(self, model: PooledModel) -> None:
-        """Raise RequestError if requests for a model cannot wait now."""
+        """Raise RequestError if requests cannot wait for a model now."""
         if self._closing:
             raise _shutting_down()
         left = model.failed_at + RETRY_SECONDS - time.monotonic()
@@ -191,9 +197,11 @@ class ModelPool:
             )
 
     def _advance(self) -> None:
-        """Load the models that requests wait for, the oldest request's first, and unload idle ones for them.
+        """Load the models that requests wait for, in the order of their oldest requests. Unload idle models
+        for them.
 
-        A model for which not enough others are idle waits, and those after it may pass.
+        A model waits if not enough others are idle; later models in this order may then be loaded before
+        it.
         """
         if self._closing:
             return
@@ -208,7 +216,8 @@ class ModelPool:
                 promised += model.size
 
     def _unload_idle(self, missing: int) -> bool:
-        """Unload idle models so that so many bytes become free. Returns False if they are not enough."""
+        """Unload idle models so that `missing` bytes become free. Return False, without unloading any, if
+        they are not enough."""
         coming = sum(each.size for each in self.models.values() if each.state == "unloading")
         idle = [
             Idle(each.name, each.size, each.last_used)
@@ -240,7 +249,7 @@ class ModelPool:
         self._advance()
 
     async def _give_up(self, model: PooledModel, error: Exception) -> None:
-        """End a load that failed, and refuse the requests that waited for it."""
+        """End a failed load, and refuse the requests that wait for the model."""
         expected = isinstance(error, CheckpointError | StartError | FleetError | OSError)
         _log.error("%s cannot be loaded: %s", model.name, error, exc_info=None if expected else error)
         await model.model.unload()
@@ -248,7 +257,7 @@ class ModelPool:
         self._refuse_waiting(model, partial(_cannot_load, model, RETRY_SECONDS))
 
     def _admit(self, model: PooledModel) -> None:
-        """Let the requests begin that wait for a model."""
+        """Start the requests that wait for a model."""
         for waiter in model.waiting:
             if not waiter.done():
                 model.users += 1
@@ -281,7 +290,8 @@ class ModelPool:
                 self._failed.set_exception(error)
 
     def _expire_later(self, model: PooledModel) -> None:
-        """Check whether to unload a model when it may have been idle for long enough."""
+        """Schedule a check of a model for the time at which it may have been idle for long enough to unload
+        it."""
         if model.idle_seconds is None or model.expiry is not None or self._closing:
             return
         left = max(0.0, model.last_used + model.idle_seconds - time.monotonic())

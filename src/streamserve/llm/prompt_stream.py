@@ -1,6 +1,7 @@
-"""A prompt stream in the engine: edits are synced to it, and it prefills the prompt while it arrives.
+"""A prompt stream in the engine: edits are synced to the engine, which prefills the prompt while it arrives.
 
-With early answers it generates from the first tokens on; an edit that changes the prompt voids the answer.
+With early answers, it generates from the first tokens on; an edit that changes the prompt makes the answer
+void.
 """
 
 import asyncio
@@ -22,9 +23,11 @@ from streamserve.text.tokenizer import Tokenizer
 
 
 class EnginePromptStream:
-    """A request whose prompt is a prompt stream. `start` it, `edit` it, `answer` it once; always `close` it.
+    """A request whose prompt is a prompt stream. Call `start`, then `edit`, then `answer` once; always call
+    `close`.
 
-    `ids` are the token ids last synced to the engine; `computed` of them have KV, by its latest report.
+    `ids` are the token ids that were last synced to the engine. `computed` of them have KV, by its latest
+    report.
     """
 
     def __init__(self, runtime: FleetRuntime, tokenizer: Tokenizer, opened: Open) -> None:
@@ -50,7 +53,7 @@ class EnginePromptStream:
             raise
 
     async def edit(self, ids: list[int], tail: int) -> None:
-        """Replace the prompt with `ids`, of which the last `tail` are expected to stay last.
+        """Replace the prompt with `ids`. Their last `tail` tokens are expected to stay last.
 
         Raises RequestError if the request was lost meanwhile.
         """
@@ -61,9 +64,9 @@ class EnginePromptStream:
     async def answer(self, ids: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         """Finish the prompt as `ids`, and yield its output; the last item is a Usage.
 
-        `params.max_tokens` must be set. For a prompt that is answered early, yields the current answer, to
-        its end once the prompt is finished. Raises RequestError if the request is lost, PromptChanged when
-        the answer becomes void: then call this again.
+        `params.max_tokens` must be set. If the prompt is answered early, yield the current answer, to its end
+        once the prompt is finished. Raises RequestError if the request is lost, PromptChanged when the answer
+        becomes void: then call this again.
         """
         stopwatch = Stopwatch(time.monotonic())
         if not self._opened.answer_early:
@@ -116,7 +119,7 @@ class EnginePromptStream:
             yield events
 
     async def _read(self) -> None:
-        """Read the request's events: progress updates `computed`, others are queued for `answer`."""
+        """Read the request's events. Progress updates `computed`; other events are queued for `answer`."""
         error = RequestError("the stream was closed", status=409)
         try:
             async with aclosing(self._runtime.submit(self._opened)) as steps:

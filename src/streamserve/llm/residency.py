@@ -1,4 +1,4 @@
-"""Which models to unload for another one: a decision on plain data."""
+"""The choice of models to unload in favour of another one: a pure function of plain data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Idle:
-    """A loaded model that no request uses: its bytes, and when the last one ended."""
+    """A loaded model that no request uses: its size in bytes, and when its last request ended."""
 
     name: str
     size: int
@@ -14,9 +14,10 @@ class Idle:
 
 
 def to_unload(needed: int, idle: Iterable[Idle]) -> list[Idle] | None:
-    """Return the models to unload so that at least `needed` bytes become free; None if all are not enough.
+    """Return the models to unload so that at least `needed` bytes become free; None if all of them are not
+    enough.
 
-    They are the least recently used ones, without those that the others make unnecessary.
+    The least recently used models are chosen, except those that the other chosen ones make unnecessary.
     """
     chosen: list[Idle] = []
     freed = 0

@@ -1,1 +1,1 @@
-"""Data exchanged between processes: messages, sampling parameters and configuration, as msgspec structs."""
+"""What processes agree on: messages, sampling parameters, the settings that workers receive, keys, errors."""

@@ -1,5 +1,5 @@
-"""LoRA adapters as processes name them: by their content. A name in the API belongs to one adapter at a time,
-but blocks, transfers and requests carry the hash of its files."""
+"""LoRA adapters, identified between processes by the hash of their files. A name in the API belongs to one
+adapter at a time, but blocks, transfers and requests carry the hash."""
 
 import os
 import stat
@@ -17,23 +17,23 @@ from streamserve.protocol.tensor_header import MAX_HEADER_BYTES, read_tensor_hea
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 RANKED = ".lora_A.weight"
-"""The last part of the names of matrices [rank, inputs]."""
+"""The last part of the names of matrices with shape [rank, inputs]."""
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_WEIGHT_BYTES = 16 << 30
-"""Maximum size of an adapter's weights, before the limits of a server are known."""
+"""Maximum size of an adapter's weights, while the limits of a server are not known yet."""
 
 FILE_FACTOR = 2
-"""A file may hold float32 numbers where the model computes in 16 bits."""
+"""A file may hold float32 numbers for a model that computes in 16 bits."""
 
 MAX_WIDTH = 1 << 20
-"""Maximum inputs and outputs of an adapted module: more than any model's has."""
+"""Maximum inputs and outputs of an adapted module: more than any model has."""
 
 MAX_NAME = 256
 """Maximum length of an adapter's name, in characters."""
 
 Fingerprint = Annotated[str, msgspec.Meta(max_length=64)]
-"""The hash of an adapter's files; empty: the base model."""
+"""The hash of an adapter's files; "" stands for the base model."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -45,11 +45,11 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 def open_adapter(name: str, path: str, max_rank: int | None = None, max_bytes: int | None = None) -> Adapter:
-    """Return the adapter in the folder `path`, whose files are read to hash them. `max_bytes`: of its
-    matrices as they are computed.
+    """Return the adapter in the folder `path`, whose files are read to hash them. `max_bytes` limits its
+    matrices, in the data type that the model computes in.
 
     Raises CheckpointError if files are missing or too large, or if the header of the weights has sizes that
-    no adapter of up to `max_rank` has: such weights are not read.
+    no adapter of up to `max_rank` has. Such weights are not read.
     """
     folder = folder_of(path)
     files = _files(folder, MAX_WEIGHT_BYTES if max_bytes is None else file_limit(max_bytes))
@@ -58,7 +58,8 @@ def open_adapter(name: str, path: str, max_rank: int | None = None, max_bytes: i
 
 
 def file_limit(max_bytes: int) -> int:
-    """Return the largest size of a file of weights whose matrices, as they are computed, take `max_bytes`."""
+    """Return the maximum size of a file of weights whose matrices take `max_bytes` in the model's data
+    type."""
     return FILE_FACTOR * max_bytes + MAX_HEADER_BYTES
 
 
@@ -68,8 +69,8 @@ def folder_of(path: str) -> Path:
 
 
 def read_files(path: str, max_weight_bytes: int) -> tuple[bytes, bytes, str]:
-    """Return the content of an adapter's configuration and weights, and its hash. Raises CheckpointError
-    where a file is missing or too large."""
+    """Return the content of an adapter's configuration and weights, and its hash. Raises CheckpointError if a
+    file is missing or too large."""
     config, weights = (b"".join(_pieces(file)) for file in _files(Path(path), max_weight_bytes))
     return config, weights, _digest(((config,), (weights,)))
 
@@ -101,14 +102,14 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class _File:
-    """A file of an adapter, of which at most `limit` bytes are read."""
+    """A file of an adapter, and the maximum number of bytes to read of it."""
 
     path: Path
     limit: int
 
 
 def _files(folder: Path, max_weight_bytes: int) -> list[_File]:
-    """Return an adapter's two files. Raises CheckpointError unless they are there and within their limits."""
+    """Return an adapter's two files. Raises CheckpointError if one is missing or exceeds its limit."""
     files = [
         _File(folder / CONFIG_FILE, MAX_CONFIG_BYTES),
         _File(folder / WEIGHTS_FILE, min(max_weight_bytes, MAX_WEIGHT_BYTES)),
@@ -129,7 +130,8 @@ def _files(folder: Path, max_weight_bytes: int) -> list[_File]:
 
 
 def _pieces(file: _File) -> Iterator[bytes]:
-    """Yield the content of a file. Raises CheckpointError if it cannot be read, or has grown too large."""
+    """Yield the content of a file in pieces. Raises CheckpointError if it cannot be read, or has grown too
+    large."""
     size = 0
     try:
         with file.path.open("rb") as opened:
@@ -143,7 +145,7 @@ def _pieces(file: _File) -> Iterator[bytes]:
 
 
 def _digest(contents: Iterable[Iterable[bytes]]) -> str:
-    """Return the hash of several contents, each in pieces."""
+    """Return one hash of several contents, each given in pieces."""
     whole = blake2b(digest_size=16)
     for pieces in contents:
         digest = blake2b(digest_size=16)
@@ -164,7 +166,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def check_name(name: str, taken: frozenset[str]) -> str:
-    """Return why an adapter cannot have a name; empty if it can. `taken`: names of models and adapters."""
+    """Return why an adapter cannot have a name; "" if it can. `taken`: names of models and adapters."""
     if not name or len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
         return f"a name has 1 to {MAX_NAME} printable characters, without spaces around it: {name!r:.80}"
     return f"the name {name!r} is in use" if name in taken else ""

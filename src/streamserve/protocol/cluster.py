@@ -6,8 +6,8 @@
           ◀─ Welcome ────           a session, its lease
           ══ Packet, Alive ══       numbered messages; what was received, which renews the lease
 
-After the connection was lost, `Resume` continues a session whose lease has not ended. `Refused` says why
-something is not done. Packets carry the commands of the launcher and the messages of workers, encoded.
+After a lost connection, `Resume` continues a session whose lease has not ended. `Refused` says why a request
+is not fulfilled. Packets carry the encoded commands of the launcher and messages of workers.
 """
 
 from typing import Annotated, Literal
@@ -18,9 +18,9 @@ from streamserve.protocol.config import WorkerConfig
 
 CLUSTER_VERSION = 1
 MAX_CLUSTER_BYTES = 64 << 20
-"""Bytes of a message between head and agent; a connection that sends a larger one is closed."""
+"""Maximum bytes of a message between head and agent. A connection that sends a larger message is closed."""
 MAX_SMALL_BYTES = 4096
-"""Bytes of a message of a peer that is not registered."""
+"""Maximum bytes of a message from a peer that is not registered."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
 WorkerName = Annotated[str, msgspec.Meta(max_length=64)]
@@ -39,16 +39,23 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
 
 
 class Challenge(msgspec.Struct, tag=True, frozen=True):
-    """Register with this number, once. The head with the highest `epoch` is the present one."""
+    """Register with this number, which is valid once. The head with the highest `epoch` is the present
+    one."""
 
     nonce: Token
     epoch: Number
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """An agent's machine: `name` for people; processes with an equal `identity` can share memory. Other
-    machines reach it at `address`. It runs at most `slots` workers. It has `kept` these of another head, and
-    ends them where a worker of this one needs the slot."""
+    """An agent's machine.
+
+    - `name`: for people.
+    - `identity`: processes with equal identities can share memory.
+    - `address`: where other machines reach it.
+    - `slots`: the maximum number of workers.
+    - `kept`: workers of an earlier head that it still runs. It ends them if a worker of this head needs the
+      slot.
+    """
 
     name: Name
     identity: Annotated[str, msgspec.Meta(max_length=128)]
@@ -65,8 +72,8 @@ class Register(msgspec.Struct, tag=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """The agent is registered. It has to renew its session every `lease` seconds; if it cannot, its workers
-    leave the head, or end."""
+    """The agent is registered. It must renew its session every `lease` seconds; otherwise its workers leave
+    the head, or end."""
 
     session: Token
     lease: Annotated[float, msgspec.Meta(gt=0)]
@@ -79,7 +86,8 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """Not done, and why. "session": that session is over; "connection": this connection has none, resume."""
+    """A request is not fulfilled, and why. "session": the session has ended. "connection": this connection
+    has no session; resume one."""
 
     reason: Reason
     text: Text
@@ -93,9 +101,13 @@ class Packet(msgspec.Struct, tag=True, frozen=True):
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
-    """Sent by the agent several times a lease, and answered. The sender has sent `sent` packets and received
-    `received` without a gap; `missing` asks for the later ones again. `at` is the agent's clock when it
-    asked, the same in the answer; `clock` is the head's in the answer."""
+    """Sent by the agent several times a lease, and answered by the head.
+
+    - `sent`: packets that the sender has sent; `received`: packets that it has received without a gap.
+    - `missing`: the packets after `received` should be sent again.
+    - `at`: the agent's clock when it asked, repeated in the answer; `clock`: the head's clock, in the
+      answer.
+    """
 
     sent: Number
     received: Number
@@ -109,7 +121,7 @@ FromHead = Challenge | Welcome | Refused | Packet | Alive
 
 
 class Launch(msgspec.Struct, tag=True, frozen=True):
-    """Start a worker with this configuration; the agent adds what only its machine knows."""
+    """Start a worker with this configuration. The agent adds the values that only its machine knows."""
 
     config: WorkerConfig
 
@@ -140,7 +152,7 @@ class Started(msgspec.Struct, tag=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):
-    """A worker's last sign of life, `age` seconds ago. It made its last progress `still` seconds ago."""
+    """A worker's last sign of life, `age` seconds ago. Its last progress was `still` seconds ago."""
 
     worker: WorkerName
     age: float
@@ -150,7 +162,8 @@ class Beat(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ended(msgspec.Struct, tag=True, frozen=True):
-    """A worker's process has ended, or could not be started: events.WorkerLost, of another machine."""
+    """A worker's process has ended, or could not be started: a fleet.events.WorkerLost from another
+    machine."""
 
     worker: WorkerName
     reason: Text
@@ -175,20 +188,20 @@ def encode(message: FromAgent | FromHead | ToMachine | FromMachine) -> bytes:
 
 
 def decode_from_agent(data: bytes) -> FromAgent:
-    """Decode a message on the head's side. Raises msgspec.DecodeError on anything else."""
+    """Decode a message at the head. Raises msgspec.DecodeError for anything else."""
     return _from_agent.decode(data)
 
 
 def decode_from_head(data: bytes) -> FromHead:
-    """Decode a message on the agent's side. Raises msgspec.DecodeError on anything else."""
+    """Decode a message at the agent. Raises msgspec.DecodeError for anything else."""
     return _from_head.decode(data)
 
 
 def decode_to_machine(data: bytes) -> ToMachine:
-    """Decode a packet's body on the agent's side. Raises msgspec.DecodeError on anything else."""
+    """Decode a packet's body at the agent. Raises msgspec.DecodeError for anything else."""
     return _to_machine.decode(data)
 
 
 def decode_from_machine(data: bytes) -> FromMachine:
-    """Decode a packet's body on the head's side. Raises msgspec.DecodeError on anything else."""
+    """Decode a packet's body at the head. Raises msgspec.DecodeError for anything else."""
     return _from_machine.decode(data)

@@ -1,7 +1,7 @@
-"""Settings: plain structs, complete and validated before anything starts.
+"""Settings of models and workers: plain structs, complete and validated before anything starts.
 
-The descriptions and bounds here are the only ones: flags, environment variables, TOML files, the arguments of
-`LLM` and `--help` are made from these fields (settings/options.py).
+Descriptions and bounds are written only here and in settings/server_config.py: flags, environment variables,
+TOML files, the arguments of `LLM` and `--help` are derived from these fields (settings/options.py).
 """
 
 from typing import Annotated, Literal
@@ -10,8 +10,6 @@ import msgspec
 
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.kv_network import KVNetwork
-from streamserve.protocol.logs import LogFormat
-from streamserve.protocol.server_config import KVTransport, LogLevel
 from streamserve.protocol.setting_types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -31,36 +29,9 @@ SpeculationMode = Literal["coupled", "rejection"]
 Order = Literal["slo", "chunked", "prefill-first", "fcfs", "stta", "arrival", "lcas", "mcps"]
 Role = Literal["unified", "prefill", "decode", "draft"]
 Eviction = Literal["recompute", "swap", "cost"]
-
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Resolved limits of one engine's step and cache: the result of a model's configuration on this machine.
-
-    `num_blocks` is the size of the KV pool in blocks of `block_size` tokens. `max_num_batched_tokens` is the
-    step's budget of query tokens over all requests; `max_chunk` limits one prompt's share of it.
-    `preempt_every` k preempts the lowest-ranked running sequence every k steps (for tests; 0: never).
-    `draft_nodes` limits the draft tokens for one request in a step, if there is a drafter. `order` and
-    `prefill_share` set the order and the share of prompts in a step (baselines/orders.py,
-    scheduling/prefill.py); with `slo_admission`, requests whose latency targets are infeasible are refused
-    (scheduling/feasibility.py). `eviction` selects what happens to the KV of preempted sequences, with
-    `swap_blocks` blocks in the host pool. With `check` every step is checked (engine/invariants.py).
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    max_model_len: int = 2048
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    max_chunk: int = 512
-    enable_prefix_caching: bool = True
-    preempt_every: int = 0
-    draft_nodes: int = 32
-    order: Order = "slo"
-    prefill_share: float | None = None
-    eviction: Eviction = "cost"
-    swap_blocks: int = 0
-    slo_admission: bool = False
-    check: bool = False
+KVTransport = Literal["auto", "shm", "tcp", "nixl"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,12 +46,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "an embedding model, else generate"
         ),
     ] = "auto"
-    dtype: Annotated[DType, about("data type of weights and KV cache; auto: that of the checkpoint")] = "auto"
+    dtype: Annotated[
+        DType, about("data type of weights and KV cache; auto: the data type of the checkpoint")
+    ] = "auto"
     kv_cache_dtype: Annotated[
         KVCacheDType,
         about(
-            "data type of the KV cache: int8, with a scale for each token's key and value of a head; auto: "
-            "that of the model"
+            "data type of the KV cache; int8 has one scale for each token, head, and key or value; auto: "
+            "the data type of the model"
         ),
     ] = "auto"
     device: Annotated[
@@ -89,8 +62,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tensor_parallel_size: Annotated[
         int,
         about(
-            "GPUs that each worker divides the model among, the device's and those after it: a process each; "
-            "with --backend device, processes on the CPU",
+            "number of GPUs among which each worker divides the model, with one process for each GPU, "
+            "beginning with the GPU of --device; with --backend device: number of processes on the CPU",
             ge=1,
             le=64,
         ),
@@ -98,45 +71,48 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     backend: Annotated[
         Backend,
         about(
-            "implementation of the model on a CPU: native (C++ kernels), reference (plain PyTorch), device "
-            "(the GPUs' in plain PyTorch, for tests); auto: native where its kernels are available, else "
-            "reference"
+            "implementation of the model on a CPU: native (C++ kernels), reference (plain PyTorch), "
+            "device (the code for GPUs in plain PyTorch, for tests); auto: native where its kernels are "
+            "available, else reference"
         ),
     ] = "auto"
     kernel_path: Annotated[
         KernelPath,
         about(
-            "instructions that the native kernels use; auto: those with which this processor multiplies "
-            "fastest, measured once; the variable STREAMSERVE_KERNEL_PATH bounds all models instead: the "
-            "machine is taken for one without later instructions"
+            "instruction set that the native kernels use; auto: the fastest one on this processor, "
+            "measured once. The environment variable STREAMSERVE_KERNEL_PATH applies to all models "
+            "instead: it sets the latest instruction set that they may use, as on an older processor"
         ),
     ] = "auto"
     numerics: Annotated[
         NumericsClass,
         about(
-            "class of bits that the native kernels compute, for machines that serve together: native (AVX2 "
-            "and AVX-512, not AMX), portable (any processor, slow); auto: that of --kernel-path"
+            "numerics class of the native kernels; kernels of one class compute the same bits, so "
+            "machines that serve together need the same class: native (AVX2 and AVX-512, not AMX), "
+            "portable (any processor, slow); auto: the class of --kernel-path"
         ),
     ] = "auto"
     quantization: Annotated[
         str,
         about(
-            "round the weights of all layers while loading: int8, int4, or int8:GROUP, int4:GROUP with a "
-            "scale for each GROUP (32, 64, 128) of inputs; w8a8: 8 bits with one scale an output; none: as "
-            "they are"
+            "round the weights of all layers while loading: int8 or int4 with one scale for each group of "
+            "128 or 64 inputs, int8:GROUP or int4:GROUP with one for each GROUP (32, 64, 128) of inputs, "
+            "w8a8 (8 bits with one scale for each output), or none"
         ),
     ] = "none"
     head_quantization: Annotated[
         Literal["auto", "int8", "none"],
         about(
-            "the matrix of the logits: int8: in 8 bits; none: in the model's data type; auto: as a GGUF file "
-            "has it, in 8 bits with --quantization, else in the model's data type"
+            "precision of the output head, the matrix that computes the logits: int8 (8 bits), none (the "
+            "model's data type); auto: the precision in a GGUF file, 8 bits with --quantization, else the "
+            "model's data type"
         ),
     ] = "auto"
     max_loras: Annotated[
         int,
         about(
-            "maximum number of LoRA adapters that are loaded at the same time; 0: as many as --lora gives",
+            "maximum number of LoRA adapters that are loaded at the same time; 0: the number of --lora "
+            "adapters",
             ge=0,
             le=4096,
         ),
@@ -145,15 +121,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_lora_bytes: Annotated[
         PositiveInt | None,
         about(
-            "memory of a worker for the matrices of all LoRA adapters; by default enough for --max-loras of "
-            "--max-lora-rank"
+            "memory of each worker for the matrices of all LoRA adapters; by default enough for "
+            "--max-loras adapters of rank --max-lora-rank"
         ),
     ] = None
     threads: Annotated[
         NonNegativeInt,
         about(
-            "CPU threads of a worker; 0: the processors of affinity mask and CPU quota, divided among the "
-            "workers"
+            "CPU threads of each worker; 0: the processors that affinity mask and CPU quota allow, "
+            "divided among the workers"
         ),
     ] = 0
     max_model_len: Annotated[
@@ -207,9 +183,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     swap_space: Annotated[
         NonNegativeFloat | None,
         about(
-            "GiB of host memory for swapped KV blocks, in addition to the KV cache; by default, where copies "
-            "were measured (--profile) and --eviction is cost, what the KV cache lacks for all sequences, up "
-            "to its own size and to a quarter of the memory that is left"
+            "GiB of host memory for swapped KV blocks, in addition to the KV cache; by default, with "
+            "--eviction cost and a profile that contains copy times (--profile): the KV of all sequences "
+            "beyond the KV cache, at most the size of the KV cache and a quarter of the remaining memory; "
+            "otherwise 0"
         ),
     ] = None
     profile: Annotated[
@@ -219,7 +196,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = True
     preempt_every: Annotated[
-        NonNegativeInt, about("for tests: preempt a sequence every so many steps; 0: never")
+        NonNegativeInt,
+        about("for tests: number of steps between forced preemptions; 0: no forced preemptions"),
     ] = 0
     check: Annotated[
         bool, about("for debugging: check the invariants of blocks and sequences after every step")
@@ -246,22 +224,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         SpeculationMode,
         about(
             "verification of draft tokens of sampled requests: coupled (the same text as without "
-            "speculation), rejection (rejection sampling: another text of the same distribution)"
+            "speculation), rejection (rejection sampling: a different text from the same distribution)"
         ),
     ] = "coupled"
     speculation_policy: Annotated[
         str,
         about(
-            "how many tokens are drafted: goodput (what latency targets require, then what increases "
-            "throughput), off, fixed:DEPTH, fixed-tree:WIDTHxDEPTH; for comparison adaserve, "
-            "adaserve-as-published, equal-greedy, global-greedy, specustream, specustream-as-published, "
-            "specustream-equations, threshold, specinfer-tree"
+            "how many tokens are drafted: goodput (first the draft tokens that latency targets require, "
+            "then draft tokens that increase throughput), off, fixed:DEPTH, fixed-tree:WIDTHxDEPTH; for "
+            "comparison adaserve, adaserve-as-published, equal-greedy, global-greedy, specustream, "
+            "specustream-as-published, specustream-equations, threshold, specinfer-tree"
         ),
     ] = "goodput"
 
 
 DRAFTERS = ("none", "ngram")
-"""Values of `draft` that are not models; there are also auto, self:K and draft services."""
+"""Values of `draft` that name no model, besides auto, self:K and draft services."""
 
 
 def is_draft_model(draft: str) -> bool:
@@ -270,17 +248,24 @@ def is_draft_model(draft: str) -> bool:
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration that a worker process reads from its standard input, as msgpack. `worker` is its
-    name, with the number of times it was started; it is number `host_number` of the `host_workers` of its
-    machine, which share memory and GPUs evenly. It `reports_prefixes` that it has cached if requests can also
-    go to other workers. With `trace` it reports what it does and when. With `leased` it reads from there,
-    after this, until when it may run. Its times are those of the server, `clock_offset` seconds later than
-    this machine's. `journal`: the inherited descriptor of the memory for its journal; -1: none. `weights`:
-    those of the memory that all workers of the host share, for the weights of the target and of a draft
-    model; without them it has its own copy. `host` names its machine; `kv_network` is how KV goes over TCP.
-    `crash_folder` is the folder for its crash report; without it none is written. `peer` is its name at the
-    endpoint, if that is another one: it stays the same for all heads that a worker serves. `expected` is the
-    fingerprint of the model that the others have loaded; empty: none has."""
+    """The configuration that a worker process reads from its standard input, as msgpack.
+
+    - `worker`: its name, with the number of times it was started. `peer`: its name at the endpoint, if that
+      differs; it stays the same for all heads that the worker serves.
+    - `host`: the name of its machine. It is number `host_number` of `host_workers` workers there, which share
+      memory and GPUs evenly.
+    - `reports_prefixes`: report cached prefixes, because requests can also go to other workers.
+    - `kv_network`: how KV goes over TCP.
+    - `trace`: report lifecycle events and steps with their times.
+    - `leased`: read from standard input, after this configuration, until when the worker may run.
+    - `clock_offset`: seconds by which the server's clock, in which the worker reports times, is ahead of this
+      machine's.
+    - `journal`: inherited descriptor of the memory for its journal; -1: none.
+    - `weights`: inherited descriptors of the memory for the weights of the target and of a draft model,
+      shared by all workers of the host; empty: the worker keeps a separate copy.
+    - `crash_folder`: the folder for its crash report; empty: none is written.
+    - `expected`: fingerprint of the model that the other workers have loaded; empty: none has.
+    """
 
     worker: str
     role: Role

@@ -45,7 +45,7 @@ class Endpoint:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether it is reachable from this machine only."""
         name = self.host.strip("[]")
         if name == "localhost":
             return True
@@ -64,7 +64,8 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def parse_endpoints(text: str) -> list[Endpoint]:
-    """Parse a comma-separated list of addresses. Raises ValueError if one is invalid, or there is none."""
+    """Parse a comma-separated list of addresses. Raises ValueError if one is invalid, or if the list is
+    empty."""
     return [parse_endpoint(part.strip()) for part in text.split(",")]
 
 
@@ -86,8 +87,8 @@ def write_key_pair(path: str | Path, pair: KeyPair) -> None:
 
 
 def read_clients(path: str | Path) -> Mapping[bytes, str]:
-    """Return the clients' names by public key. Raises ValueError for a line without a key, or without any
-    key."""
+    """Return the clients' names by public key. Raises ValueError for a line without a key, and for a file
+    without keys."""
     clients = {}
     for number, line in enumerate(_lines(path), start=1):
         key, _, name = line.partition(" ")

@@ -1,13 +1,13 @@
-"""Messages between a target's worker and a draft service. Each is a tagged msgspec struct, encoded as
-msgpack.
+"""Messages between a target's worker and a draft service: tagged msgspec structs, encoded as msgpack.
 
 target  → service   Hello, then with the tag it received: DraftRequests, Ping, Bye
 service → target    Welcome, Refused or Busy; then Drafts, Lost, Busy, Pong, Unknown
 
 A sequence's tokens are synced as deltas. Delta number n builds on number `base`: the service accepts it if it
-has the sequence at least up to `base` and not yet up to n. A delta it has already seen is answered again or
-dropped. A delta it cannot build on is answered with Lost, and the sequence is synced again from base 0. So
-neither network faults nor a restart can make the two disagree about the prefix that a tree was drafted for.
+has applied `base` or a later delta, but not yet n. A delta that it has already applied is answered again or
+dropped. A delta that it cannot build on is answered with Lost, and the sequence is synced again from base 0.
+So neither network faults nor a restart can make target and service disagree about the prefix that a tree was
+drafted for.
 """
 
 from typing import Annotated, Literal
@@ -20,9 +20,9 @@ from streamserve.protocol.sampling import SamplingParams
 
 DRAFT_VERSION = 1
 MAX_MESSAGE_BYTES = 4 << 20
-"""The default limit of a message to a service, in bytes. Well beyond it the connection is closed."""
+"""The default limit of a message to a service, in bytes. The connection is closed only far above it."""
 MAX_REPLY_BYTES = 2 << 20
-"""The limit of a message to a target, in bytes. Beyond it the connection is closed."""
+"""The limit of a message to a target, in bytes. The connection is closed above it."""
 MAX_NAME = 64
 MAX_DELTAS = 4096
 MAX_RELEASED = 1 << 16
@@ -34,7 +34,7 @@ Reason = Literal[
     "version", "tokenizer", "vocabulary", "key", "channel", "size", "unreadable", "internal",
     "rate", "bytes", "memory", "nodes", "in-flight", "sessions", "targets", "drafting",
 ]  # fmt: skip
-"""Why a service refuses. The reasons on the second line may change with time: these come with seconds to
+"""Why a service refuses. The reasons on the second line may pass with time: they come with seconds to
 wait."""
 
 Text = Annotated[str, Meta(max_length=256)]
@@ -42,17 +42,17 @@ Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Secret = Annotated[bytes, Meta(max_length=64)]
 Expansion = Annotated[tuple[int, ...], Meta(max_length=MAX_DEPTH)]
 Nodes = Meta(max_length=MAX_NODES + 1)
-"""Lengths are checked when a message is decoded, before the elements are."""
+"""Lengths are checked when a message is decoded, before its elements are decoded."""
 
 
 def printable(text: str, limit: int = MAX_NAME) -> str:
-    """Return untrusted text in a form that may be logged or label a metric: truncated to `limit` characters,
-    with a question mark for each unprintable one."""
+    """Return untrusted text in a form that may be logged or may label a metric: truncated to `limit`
+    characters, with a question mark for each unprintable character."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:limit])
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A target asks for a session. `tokenizer` and `vocabulary` are fingerprints; `nonce` identifies this
+    """A target asks for a session. `tokenizer` and `vocabulary` are fingerprints. `nonce` identifies this
     Hello in the answer."""
 
     version: int
@@ -63,9 +63,10 @@ class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A session is open. Every further message has its `tag` and the secret `channel`. The session ends
-    `lease` seconds after the last message. `model` is the fingerprint of the draft model, whose context is
-    `max_model_len` tokens. Messages may have `max_bytes` bytes."""
+    """A session is open. Every further message must have its `tag` and the secret `channel`. The session ends
+    `lease` seconds after the target's last message. `model` is the fingerprint of the draft model, with a
+    context of `max_model_len` tokens. `max_bytes` is the limit of a message to the service. `active` is the
+    number of targets."""
 
     nonce: Id
     tag: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -78,7 +79,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """The service refuses, now and later. `nonce` is that of a Hello, 0 for anything else."""
+    """The service refuses, now and later. `nonce` is the nonce of the refused Hello, 0 for other messages."""
 
     nonce: Id
     reason: Text
@@ -86,9 +87,12 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class Busy(msgspec.Struct, tag=True, frozen=True):
-    """Another target would slow the others down too much, or this one asks for more than its share: retry in
-    `retry` seconds. `nonce` is that of a Hello, 0 if the session of `tag` stays open. Both are 0 if the
-    message was not decoded because of its size or the message rate. `reason` is a Reason."""
+    """The service refuses for now: retry in `retry` seconds. Another target would slow the others down too
+    much, or this target requests more than its share. `reason` is a Reason.
+
+    `nonce` is the nonce of the refused Hello, or 0 if the session of `tag` stays open. Both are 0 if the
+    message was not decoded because of its size or the message rate.
+    """
 
     nonce: Id
     tag: Id
@@ -97,13 +101,14 @@ class Busy(msgspec.Struct, tag=True, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """A request for a tree after a sequence's committed tokens: the first `retained` tokens of number `base`,
-    followed by `tokens`. `params` come with every delta of base 0. The other fields are those of
-    engine.plan.DraftRequest. `hidden` is reserved for hidden states of the target, and empty in version 1.
-    With `depth` 0 the service reads the tokens, ahead of a request for a tree, and does not answer.
-    The next token is due in `need` seconds, if the request has a target for the time per output token.
+    """A request for a tree after a sequence's committed tokens: the first `retained` tokens of delta `base`,
+    followed by `tokens`. `params` come with every delta of base 0. Fields not described here have the same
+    meaning as in contracts.plan.DraftRequest.
 
-    A larger `epoch` says that the sequence was edited or preempted; within an epoch it only grows.
+    - `epoch`: larger after the sequence was edited or preempted; within an epoch the sequence only grows.
+    - `depth`: with 0, the service only reads the tokens ahead of a request for a tree, and does not answer.
+    - `need`: seconds until the next token is due, if the request has a target for the time per output token.
+    - `hidden`: reserved for hidden states of the target; empty in version 1.
     """
 
     sequence: int
@@ -125,8 +130,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 class DraftRequests(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The draft requests of one step of a target, and the sequences it has `released`. The target waits
-    `need` seconds for the trees. Since the last trees came it worked for `verify` seconds; a step without any
-    takes `plain` seconds; both are 0 as long as they are unknown."""
+    `need` seconds for the trees. It worked for `verify` seconds since the last trees came; a step without
+    trees takes `plain` seconds. Both are 0 while they are unknown."""
 
     tag: Id
     channel: Secret
@@ -146,14 +151,14 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class Bye(msgspec.Struct, tag=True, frozen=True):
-    """The session is over."""
+    """The target ends the session."""
 
     tag: Id
     channel: Secret
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
-    """A policy.tree.TokenTree; its root is the sequence's last token."""
+    """A speculation.tree.TokenTree; its root is the sequence's last token."""
 
     tokens: Annotated[tuple[int, ...], Nodes]
     parents: Annotated[tuple[int, ...], Nodes]
@@ -162,7 +167,8 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Draft(msgspec.Struct, frozen=True, array_like=True):
-    """The result of delta `number` of a sequence; no tree if it exceeds the draft model's context."""
+    """The result of delta `number` of a sequence. No tree if the sequence exceeds the draft model's
+    context."""
 
     sequence: int
     epoch: int
@@ -171,8 +177,8 @@ class Draft(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Drafts(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """Trees. They waited `waited` seconds in the queue, and took `seconds`; a request now would wait about
-    `queue` seconds."""
+    """Trees. The request waited `waited` seconds in the queue, and the batch took `seconds`. A request made
+    now would wait about `queue` seconds."""
 
     tag: Id
     drafts: Annotated[list[Draft], Meta(max_length=MAX_DELTAS)]
@@ -190,8 +196,8 @@ class Lost(msgspec.Struct, tag=True, frozen=True):
 
 
 class Pong(msgspec.Struct, tag=True, frozen=True):
-    """The answer to a Ping `sent` at that time of the target's clock: a request now would wait about `queue`
-    seconds for trees that take `seconds`; `active` targets are being drafted for."""
+    """The answer to the Ping that was `sent` at that time of the target's clock. A request made now would
+    wait about `queue` seconds for trees that take `seconds`. The service drafts for `active` targets."""
 
     tag: Id
     sent: float
@@ -201,7 +207,7 @@ class Pong(msgspec.Struct, tag=True, frozen=True):
 
 
 class Unknown(msgspec.Struct, tag=True, frozen=True):
-    """There is no such session (any more): send a Hello."""
+    """The session does not exist, or no longer: send a Hello."""
 
     tag: Id
 
@@ -220,15 +226,15 @@ def encode(message: ToService | ToTarget) -> bytes:
 
 
 def decode_to_service(data: bytes | memoryview) -> ToService:
-    """Decode a message at the service. Raises msgspec.DecodeError on anything else."""
+    """Decode a message at the service. Raises msgspec.DecodeError for anything else."""
     try:
         return _to_service.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(type(error).__name__) from error
 
 
-def decode_to_target(data: bytes) -> ToTarget:
-    """Decode a message at the target. Raises msgspec.DecodeError on anything else."""
+def decode_to_target(data: bytes | memoryview) -> ToTarget:
+    """Decode a message at the target. Raises msgspec.DecodeError for anything else."""
     try:
         return _to_target.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:
@@ -246,11 +252,18 @@ class DraftReady(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class DraftSums(msgspec.Struct):
-    """Sums since a service's start. Seconds: `busy` drafting, `idle`, `waited` by requests, and of rounds
-    between two answers to one target. Draft passes, the seconds they took, and the sum of the squares of each
-    one's. Draft tokens that targets tested, and `accepted` ones. Sequences whose KV was `rebuilt` after an
-    eviction. Requests that followed an answer (`returns`), and the seconds until each; dummy passes, which
-    kept the model warm; refusals by reason."""
+    """Sums since a service's start.
+
+    - Work: `batches`, `requests` of targets in them, `trees` sent, draft `passes`.
+    - Seconds: `busy` drafting, `idle`, `waited` by requests; of draft passes (`pass_seconds`, and the sum of
+      their squares `pass_squares`).
+    - Draft tokens that targets tested (`draft_tokens`), and `accepted` ones.
+    - `rebuilt`: sequences whose KV was computed again after an eviction.
+    - `rounds`: answers that followed another answer to the same target, with the seconds between
+      (`round_seconds`).
+    - `returns`: requests that followed an answer, with the seconds between (`away_seconds`).
+    - `warm_passes`: dummy passes that keep the model warm. `refused`: refusals by reason.
+    """
 
     batches: int = 0
     requests: int = 0
@@ -273,12 +286,16 @@ class DraftSums(msgspec.Struct):
 
 
 class DraftReport(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A service's state at time `at` of its clock, in seconds and counts. First moving means: of a draft pass
-    (t_s) and of drafting a batch (S, with its variance), its depth, targets in a batch, the time from an
-    answer to the next request (Z), the verification (t_v) and communication (t_c) in it, a target's plain
-    step, acceptance, tokens of a round. Then N_full and N_max, and the model's predictions for `active`
-    targets. Last, the seconds of an answer per tree level after an idle gap, without and with keeping warm, 0
-    if unknown, and whether the model is kept warm."""
+    """A service's state at time `at` of its clock. Times are in seconds.
+
+    - Moving means: `pass_seconds` (t_s), `batch_seconds` (S) and their variance, `depth` of trees, `batch`
+      (targets in a batch), `return_seconds` from an answer to the next request (Z), `verify_seconds` (t_v)
+      and `communication_seconds` (t_c) in it, `plain_seconds` of a target's step without draft tokens, `beta`
+      (acceptance), `progress` (tokens of a round).
+    - Predictions of the model for `active` targets: N_full, N_max, round, idle time, load.
+    - `cold_seconds`, `warm_seconds`: of an answer per tree level after an idle gap, without and with dummy
+      passes; 0 if unknown. `keeping_warm`: whether dummy passes are made.
+    """
 
     at: float
     targets: int
@@ -319,5 +336,5 @@ def encode_report(message: FromDrafting) -> bytes:
 
 
 def decode_report(data: bytes) -> FromDrafting:
-    """Decode a message of `encode_report`. Raises msgspec.DecodeError on anything else."""
+    """Decode a message from `encode_report`. Raises msgspec.DecodeError for anything else."""
     return _from_drafting.decode(data)

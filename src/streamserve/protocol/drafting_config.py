@@ -49,10 +49,10 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_warm: Annotated[
         Literal["auto", "always", "never"],
         about(
-            "run dummy passes in short idle gaps, after which real ones are faster; auto: only if that is "
-            "measured to help"
+            "run dummy passes in short idle gaps, which make the next draft passes faster; auto: only if "
+            "measurements show that it helps"
         ),
     ] = "auto"
-    metrics: Annotated[str | None, about("HOST:PORT for Prometheus metrics; by default there are none")] = (
-        None
-    )
+    metrics: Annotated[
+        str | None, about("HOST:PORT at which Prometheus metrics are served; by default they are not served")
+    ] = None

@@ -5,8 +5,8 @@ MAX_LINE = 1000
 
 
 class RequestError(Exception):
-    """A request that is refused. `field` names the offending parameter, `status` is the appropriate HTTP
-    status, `retry_after` (seconds) is set when the same request may succeed later."""
+    """A request that is refused. `field` names the invalid parameter, `status` is the HTTP status.
+    `retry_after` (seconds) is set if the same request may succeed later."""
 
     def __init__(
         self, message: str, *, field: str | None = None, status: int = 400, retry_after: float | None = None
@@ -19,13 +19,13 @@ class RequestError(Exception):
 
 
 class PromptChanged(Exception):
-    """The output so far is withdrawn: the prompt it belongs to has changed since."""
+    """The output so far is void: its prompt has changed since."""
 
 
 class CheckpointError(Exception):
-    """A model folder that cannot be served. The message names the file and the field; exit code 2.
+    """A model folder that cannot be served. The message names the file and the field; the exit code is 2.
 
-    The message is one short line of printable text, whatever the files contain.
+    The message is shortened to one line of printable text, whatever the files contain.
     """
 
     def __init__(self, message: str) -> None:
@@ -34,7 +34,7 @@ class CheckpointError(Exception):
 
 
 class OtherModelError(CheckpointError):
-    """A model folder whose files are not those that the other workers have loaded."""
+    """A model folder whose files differ from what the other workers have loaded."""
 
 
 class FleetError(Exception):

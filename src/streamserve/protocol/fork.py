@@ -4,37 +4,27 @@ They go over a stream socket: four bytes of length (little endian), then msgpack
 come with its first byte.
 """
 
-import fcntl
-import os
-import resource
 import socket
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 MAX_BYTES = 4 << 20
-"""Largest message: an environment may have up to 2 MiB."""
+"""Maximum size of a message: an environment may have up to 2 MiB."""
 MAX_DESCRIPTORS = 16
 OWN_DESCRIPTORS = 4
-"""Descriptors of each request before those that it numbers: standard input, output and error, and the pidfd
+"""Descriptors at the start of each request, without numbers: standard input, output and error, and the pidfd
 of the requesting process."""
 
-LATE_VARIABLES = frozenset({"TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"})
-"""Environment variables that a program reads after it was forked. Interpreter, loader and libraries may read
-any other one while they are imported."""
-RESOURCE_LIMITS = 16
-"""Number of resource limits that Linux has."""
-
 Program = Literal["worker", "memory_plan"]
-"""A program that can be forked: the module of that name in streamserve.workers, "worker" for its main one."""
+"""A program that can be forked: the module with this name in streamserve.workers; "worker" is the main
+module."""
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Start a program with these arguments. `command` is the command line that would start it, as lists of
-    processes show it. It runs in `folder` with this environment, file mode mask and these processors.
-    `descriptors` are the numbers that further descriptors get in it."""
+    """Start a program with these arguments. `command` is the command line that would start it: lists of
+    processes show it. The program runs in `folder` with this environment, file mode mask and these
+    processors. `descriptors` are the numbers that the further descriptors get in the program."""
 
     program: Program
     arguments: tuple[str, ...]
@@ -53,8 +43,8 @@ class Wait(msgspec.Struct, frozen=True, tag=True):
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """The server can fork now. `libraries` are the native ones that it has loaded, by path, with the identity
-    of each file."""
+    """The server can fork now. `libraries` are the native libraries that it has loaded: path, and identity of
+    the file."""
 
     libraries: dict[str, tuple[int, ...]] = {}
 
@@ -93,8 +83,8 @@ def send(connection: socket.socket, message: Request | Reply, descriptors: tuple
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return the next message, not decoded, and its descriptors, which the caller must close; empty when the
-    other side has ended. Raises OSError."""
+    """Return the next message, not decoded, and its descriptors, which the caller must close. The message is
+    empty if the other side has ended. Raises OSError."""
     header, descriptors, _, _ = socket.recv_fds(connection, 4, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     header += _read(connection, 4 - len(header)) if header else b""
     size = int.from_bytes(header, "little")
@@ -107,42 +97,3 @@ def _read(connection: socket.socket, size: int) -> bytes:
     while len(data) < size and (more := connection.recv(size - len(data))):
         data += more
     return data
-
-
-def above_streams(connection: socket.socket) -> socket.socket:
-    """Return a socket whose descriptor is not that of a standard stream, as it may be where one is closed."""
-    if connection.fileno() > 2:
-        return connection
-    with connection:
-        return socket.socket(fileno=fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
-
-
-def identity(file: Path) -> tuple[int, ...]:
-    """Return what changes when a file is replaced; empty if there is none. Not its time, which uses of the
-    library renew."""
-    try:
-        status = file.stat()
-    except OSError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size
-
-
-def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
-    """Return what a new child process of this one inherits and cannot change later, or that libraries read
-    while they are imported: one forked from an earlier child has that one's."""
-    early = {name: value for name, value in environment.items() if name not in LATE_VARIABLES}
-    limits = tuple(resource.getrlimit(limit) for limit in range(RESOURCE_LIMITS))
-    groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-    users = os.geteuid(), os.getegid()
-    return early, limits, groups, own_status("SigIgn"), os.getpriority(os.PRIO_PROCESS, 0), users
-
-
-def file_mode_mask() -> int:
-    """Return this process's umask."""
-    return int(own_status("Umask") or "022", 8)
-
-
-def own_status(name: str) -> str:
-    """Return a line of what the kernel says of this process; empty if there is none."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")), "")

@@ -1,7 +1,7 @@
 """Grammars that constrain outputs: as given in requests, validated, and converted for the llguidance library.
 
 The library's parsers recurse: chains of a few thousand rules or references overflow the stack and crash the
-process. So depth is limited here, before the library is called, on the server's side and in the worker.
+process. So depth is limited here, before the library is called, in the server and in the worker.
 """
 
 import json
@@ -32,12 +32,17 @@ _DIRECTIVE = re.compile(r"%\s*(json|lark)\b")
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The form of an output. `text` is, by `kind`: a JSON Schema; a regular expression in Rust's syntax; a
-    JSON list of strings; a grammar in llguidance's dialect of Lark, whose first rule is `start`; one that
-    refers to JSON Schemas by name, as {"lark": "start: … @call …", "schemas": {"call": …}}.
+    """The form of an output. `text` is, by `kind`:
+
+    - json: a JSON Schema.
+    - regex: a regular expression in Rust's syntax.
+    - choice: a JSON list of strings.
+    - lark: a grammar in llguidance's dialect of Lark; its first rule is `start`.
+    - lark_json: a grammar that refers to JSON Schemas by name: {"lark": "start: … @call …", "schemas":
+      {"call": …}}.
 
     `after`: the text, or the special token, after which the grammar applies; the text before it is free (a
-    model's reasoning). `opening`: what that free part must begin with; without it the grammar applies at
+    model's reasoning). `opening`: the free part must begin with this; if it does not, the grammar applies at
     once.
     """
 
@@ -48,8 +53,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 
 def check_size(value: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
-    """Raise ValueError, naming the limit, for parsed JSON that is larger than `max_bytes` as text. The time
-    is bounded by `max_bytes`."""
+    """Raise ValueError, naming the limit, if parsed JSON is larger than `max_bytes` as text. Takes time in
+    proportion to `max_bytes` at most."""
     left, parts = max_bytes, [value]
     while parts:
         part = parts.pop()
@@ -64,8 +69,8 @@ def check_size(value: Any, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
 
 
 def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
-    """Raise ValueError, naming the limit, for a grammar that is too large or too deep to compile."""
-    size = len(grammar.text)  # oversized text is measured in characters, without encoding it
+    """Raise ValueError, naming the limit, if a grammar is too large or too deep to compile."""
+    size = len(grammar.text)  # measured in characters first, so that an oversized text is not encoded
     if size <= max_bytes:
         size = len(grammar.text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
@@ -88,7 +93,7 @@ def check_grammar(grammar: Grammar, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
 
 
 def to_llguidance(grammar: Grammar) -> str:
-    """Return the library's own JSON form of a grammar that `check_grammar` accepted."""
+    """Return the library's JSON form of a grammar that `check_grammar` accepted."""
     body: dict[str, Any]
     named: list[dict[str, Any]] = []
     if grammar.kind == "json":
@@ -137,7 +142,7 @@ def _mark(mark: str | int) -> str:
 
 
 def _parts(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the grammar and the named schemas of a `lark_json`."""
+    """Return the grammar and the named schemas of a `lark_json` text."""
     parsed = _loads(text)
     lark, schemas = (parsed.get("lark"), parsed.get("schemas")) if isinstance(parsed, dict) else (None, None)
     if not isinstance(lark, str) or not isinstance(schemas, dict):
@@ -155,7 +160,7 @@ def _loads(text: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """Return a Lark string literal, whose escapes are JSON's."""
+    """Return a Lark string literal: its escapes are JSON's."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -166,7 +171,7 @@ def _in_slashes(regex: str) -> str:
 
 
 def _with_blanks(schema: Any) -> Any:
-    """Return `schema` with limited whitespace, unless it sets that itself."""
+    """Return `schema` with limited whitespace, unless it sets its whitespace itself."""
     if not isinstance(schema, dict):
         return {"allOf": [schema]}
     return {"x-guidance": {"whitespace_pattern": BLANKS}, **schema}
@@ -180,7 +185,7 @@ def _check_choices(choices: Any) -> None:
 
 
 def _check_operators(*patterns: str) -> None:
-    """Raise ValueError for too many operators: compiling takes time in proportion to their square."""
+    """Raise ValueError for too many operators: compile time grows with their square."""
     operators = sum(pattern.count(sign) for pattern in patterns for sign in _OPERATORS)
     if operators > MAX_OPERATORS:
         raise ValueError(f"has {operators} operators (( [ {{ * + ? |); at most {MAX_OPERATORS} are allowed")
@@ -213,8 +218,8 @@ def _check_schema(schema: Any) -> None:
 
 
 def _patterns(node: Any) -> Iterator[str]:
-    """Yield the regular expressions of a schema, which `_height` found to be of a bounded depth. Names that a
-    value has in data, not as a keyword, count too."""
+    """Yield the regular expressions of a schema, whose depth `_height` has checked. Data in the schema with
+    the name of such a field also counts."""
     if isinstance(node, dict):
         yield from (node[name] for name in _PATTERNS if isinstance(node.get(name), str))
         several = node.get("patternProperties")
@@ -224,7 +229,7 @@ def _patterns(node: Any) -> Iterator[str]:
 
 
 def _height(node: Any, schema: Any, heights: dict[int, int]) -> int:
-    """Return the levels of `node` and below, following references; a cycle ends where it closes."""
+    """Return the number of levels of `node` and below, following references. A cycle ends where it closes."""
     if not isinstance(node, dict | list):
         return 0
     if id(node) not in heights:

@@ -1,12 +1,14 @@
-"""What a worker is doing, in memory that it shares with the server: readable however the worker ended.
+"""A worker's journal: its current work, in memory that it shares with the server.
+
+The server can read it even if the worker has crashed.
 
     64 B  beat        times of the worker's last sign of life and of the step's last progress
-    2 x   slot        checksum of what follows, number, phase, count of attempts, when the phase began,
+    2 x   slot        checksum of the rest, number, phase, count of attempts, when the phase began,
                       predicted seconds, attempts
-    512 B last words  why the worker gives up, and the name of its crash report
+    512 B last words  why the worker ends, and the name of its crash report
 
-The two slots are written alternately, so a worker that dies while it writes leaves the entry before intact.
-Writing one takes some microseconds. Times are of the clock that all processes of a machine share
+The two slots are written alternately: if a worker dies while it writes one, the other is intact. Writing a
+slot takes some microseconds. Times are of the clock that all processes of a machine share
 (time.monotonic).
 """
 
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 MAX_ATTEMPTS = 4096
-"""Attempts that an entry can list; with more it says "all"."""
+"""Maximum number of attempts in an entry. An entry of more attempts says "all"."""
 
 _BEAT = struct.Struct("<dd")
 _HEAD = struct.Struct("<QIidd")
@@ -30,16 +32,16 @@ _LAST_WORDS_OFFSET = _HEADER_BYTES + 2 * _SLOT_BYTES
 JOURNAL_BYTES = _LAST_WORDS_OFFSET + _LAST_WORDS_BYTES
 
 PHASES = ("", "message", "plan", "draft", "run", "verify", "swap", "commit", "transfer")
-"""The phases of a worker; the empty one is waiting."""
+"""The phases of a worker. The empty one is waiting."""
 
 _CODES = {phase: code for code, phase in enumerate(PHASES)}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A worker's state: a phase since `began`, with these attempts (None: all). `predicted`: the seconds of
-    its longest part that shows no progress. `beat_at` and `moved_at`: its last signs of life and of progress.
-    `words`: its last words; `report`: its crash report."""
+    """A worker's state: a phase since `began`, with these attempts (None: all). `predicted`: seconds of the
+    longest part of the phase that shows no progress. `beat_at` and `moved_at`: its last signs of life and of
+    progress. `words`: why it ended, as it wrote itself. `report`: the name of its crash report."""
 
     phase: str = ""
     attempts: frozenset[int] | None = frozenset()
@@ -70,11 +72,11 @@ class JournalWriter:
         self._memory[offset : offset + _CHECK.size + len(entry)] = _CHECK.pack(crc32(entry)) + entry
 
     def beat(self, now: float, moved_at: float) -> None:
-        """Record a sign of life, and the time of the step's last progress, `moved_at`."""
+        """Record a sign of life at `now`, and the time `moved_at` of the step's last progress."""
         _BEAT.pack_into(self._memory, 0, now, moved_at)
 
     def say(self, words: str, report: str) -> None:
-        """Write last words and the name of a crash report."""
+        """Write why the worker ends (its last words), and the name of a crash report."""
         text = f"{report}\n{words}".encode()[:_LAST_WORDS_BYTES]
         self._memory[_LAST_WORDS_OFFSET : _LAST_WORDS_OFFSET + len(text)] = text
 
@@ -96,7 +98,7 @@ def read_journal(memory: mmap.mmap) -> Entry:
 
 
 def _slot(memory: mmap.mmap, number: int) -> tuple[int, str, frozenset[int] | None, float, float] | None:
-    """Return the contents of a slot; None if it was not, or not completely, written."""
+    """Return the contents of a slot; None if it was never written, or not completely."""
     check_at = _HEADER_BYTES + number * _SLOT_BYTES
     head_at = check_at + _CHECK.size
     written, code, count, began, predicted = _HEAD.unpack_from(memory, head_at)

@@ -1,5 +1,5 @@
 """API keys as SHA-256 digests: the key itself is never stored, compared or printed. An entry of a list of
-keys is a digest, alone or followed by the name of the key's tenant."""
+keys is a digest, optionally followed by the name of the key's tenant."""
 
 import hashlib
 import hmac
@@ -13,10 +13,10 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 def digest(key: str) -> str:
-    """Return `key` as "sha256:" and 64 hexadecimal digits. A digest in that form is returned unchanged.
+    """Return `key` as "sha256:" and 64 hexadecimal digits. A digest in this form is returned unchanged.
 
-    Raises ValueError, which does not quote the key, if it is empty, longer than 1024 characters, or could not
-    be sent in a header.
+    Raises ValueError, which does not quote the key, if the key is empty, longer than 1024 characters, or
+    could not be sent in a header.
     """
     if key.startswith(PREFIX):
         if not _DIGEST.fullmatch(key):
@@ -30,7 +30,8 @@ def digest(key: str) -> str:
 def entry(text: str) -> str:
     """Return `KEY` or `KEY TENANT`, a line of a key file, with the digest in place of the key.
 
-    Raises ValueError, which quotes neither, as `digest` does, and if the tenant's name is not valid.
+    Raises ValueError for an invalid key, as `digest` does, or an invalid name of a tenant. The message quotes
+    neither.
     """
     key, *tenant = text.split(maxsplit=1) or [""]
     if tenant and not _TENANT.fullmatch(tenant[0]):
@@ -41,8 +42,8 @@ def entry(text: str) -> str:
 
 
 def tenants(entries: Iterable[str]) -> dict[str, str]:
-    """Return the tenant of each key by the key's digest. Without a name it is the digest itself: each
-    such key is a separate tenant. Raises ValueError if a key has two tenants."""
+    """Return the tenant of each key by the key's digest. A key without a tenant's name is a separate tenant,
+    named by its digest. Raises ValueError if a key has two tenants."""
     found: dict[str, str] = {}
     for each in entries:
         key, _, name = each.partition(" ")
@@ -52,7 +53,7 @@ def tenants(entries: Iterable[str]) -> dict[str, str]:
 
 
 def matches(shown: str, digests: Collection[str]) -> bool:
-    """Return whether `shown` is one of the keys, in time independent of which one it is, or none. A digest is
-    not accepted as a key."""
+    """Return whether `shown` is one of the keys. The time does not depend on which key it is, or whether it
+    is one. A digest is not accepted as a key."""
     shown_digest = PREFIX + hashlib.sha256(shown.encode("utf-8", "surrogateescape")).hexdigest()
     return sum(hmac.compare_digest(shown_digest, known) for known in digests) > 0

@@ -1,4 +1,4 @@
-"""Messages between a worker that sends KV over TCP and the one that owns the blocks.
+"""Messages between a worker that sends KV over TCP and the worker that owns the blocks.
 
 writer DEALER ── Write, one frame for each row ──▶ ROUTER owner     both with the fleet's key, by CURVE
               ◀── Written ────────────────────────
@@ -9,18 +9,18 @@ from typing import Annotated
 import msgspec
 
 MAX_ROWS = 64
-"""Rows of a Write, each in a frame."""
+"""Maximum number of rows in a Write; each row is one frame."""
 MAX_FRAME_BYTES = 4 << 20
 MAX_WRITE_BYTES = 1 << 20
-"""Bytes of a Write, unless a single block of a row has more."""
+"""Maximum bytes of a Write, unless one block of a row has more."""
 MAX_HEADER_BYTES = 256 << 10
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class KVNetwork(msgspec.Struct, frozen=True):
-    """How workers reach each other's KV over TCP: a worker listens at its `address`. The key pair, as bytes,
-    is that of the fleet, and new with each of its starts. `always` sends over TCP within a machine too."""
+    """How workers reach each other's KV over TCP. A worker listens at its `address`. The fleet's key pair, as
+    bytes, is new at each start of the fleet. `always`: send over TCP within a machine, too."""
 
     address: str
     public: bytes
@@ -32,8 +32,8 @@ class KVNetwork(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True, array_like=True):
-    """Write rows from `first` on of the `blocks` of a reservation, in the memory of that `incarnation`.
-    `number` is the writer's own."""
+    """Write rows into the `blocks` of a reservation, from row `first` on, in the memory of this
+    `incarnation`. `number` identifies the Write for its writer."""
 
     incarnation: Annotated[str, msgspec.Meta(max_length=64)]
     reservation: Annotated[str, msgspec.Meta(max_length=256)]
@@ -43,7 +43,7 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True):
-    """A Write was done, or with an `error` not."""
+    """A Write was done; with an `error` it was not."""
 
     number: Index
     error: Annotated[str, msgspec.Meta(max_length=500)] = ""

@@ -1,4 +1,5 @@
-"""The lease of a worker's process: until when it may run, as its parent writes it to its standard input."""
+"""The lease of a worker's process: the time until which it may run. Its parent writes it to its standard
+input."""
 
 import struct
 
@@ -7,8 +8,8 @@ LEASE = struct.Struct("<d")
 
 
 class Lease:
-    """The end of a lease that was written last, from the bytes that have arrived so far; None before the
-    first. The next head's may be shorter."""
+    """The end of the latest lease that has arrived completely; None before the first. A next head may give a
+    shorter lease."""
 
     def __init__(self) -> None:
         self.until: float | None = None
@@ -23,5 +24,5 @@ class Lease:
         self._rest = data[whole:]
 
     def is_over(self, now: float) -> bool:
-        """Return whether it has ended."""
+        """Return whether the lease has ended."""
         return self.until is not None and now > self.until

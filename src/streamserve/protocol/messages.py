@@ -1,6 +1,6 @@
-"""Messages between the control process and a worker. Each is a tagged msgspec struct, encoded as msgpack.
+"""Messages between the control process and a worker: tagged msgspec structs, encoded as msgpack.
 
-control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release, Hold (transfers.py); of
+control → worker    Submit, Edit, Cancel, Stop; in stream pairs Push, Join, Release, Hold (transfers.py); for
                     LoRA adapters LoadAdapter, UnloadAdapter
 worker  → control   Ready, Failed, Events, Transfers, Traced, Report, AdapterLoaded, KeptOutputs
 agent   → worker    Leave, Adopt: between two heads; answered by Left
@@ -33,9 +33,13 @@ MAX_MESSAGE_BYTES = 256 << 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Phase = Literal["both", "prefill", "decode", "return"]
-"""The part of a request that a worker does: all of it; the prompt and the next token, for another worker;
-decoding, after another worker has sent the KV; or sending the KV of all these tokens, which it has cached, as
-a cache copy."""
+"""The part of a request that a worker computes:
+
+- both: all of it.
+- prefill: the prompt and the next token; another worker continues.
+- decode: the output, after another worker has sent the KV.
+- return: nothing; it sends the cached KV of all these tokens as a cache copy.
+"""
 
 
 class RequestKind(Enum):
@@ -49,26 +53,24 @@ class RequestKind(Enum):
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """Generate. `outputs` maps each requested choice to the tokens it has already emitted: none for a fresh
-    request, some when it resumes after the loss of a worker; `began` is the time of the first token of each
-    such choice. `params.seed` and `params.max_tokens` are set.
+    """Generate. `outputs` maps each requested choice to its tokens so far: none for a new request, some if it
+    continues after the loss of a worker. `began` is the time of the first token of each choice that has one.
+    `params.seed` and `params.max_tokens` are set.
 
     An `open` prompt, which may be empty, is a prompt stream: its KV is computed as far as the prompt is
     known, and nothing is sampled until an Edit finishes it. Its last `tail` tokens are expected to stay last
-    (a query after a growing context): they are computed when nothing else can run. With `answer_early` the
-    present prompt is answered, and the tokens are withdrawn when it changes. `version` is the prompt's
-    version.
+    (a query after a growing context): they are computed when nothing else can run. With `answer_early`, the
+    present prompt is answered, and its tokens become void when it changes. `version` is the prompt's version.
 
     `phase`: a prefill worker computes the prompt and the next token, and sends its KV. A decode worker
-    reserves blocks for that KV and continues once it has arrived. With `hold` a prefill worker computes the
-    last token of the prompt, which gives the first one, only when it has the reservation.
+    reserves blocks for this KV and continues once it has arrived. With `hold`, a prefill worker computes the
+    last token of the prompt, and so the first output token, only when it has the reservation.
 
-    `keep`: the digest under which the worker keeps the outputs for a next head (protocol/kept.py); empty: it
-    does not.
-
-    `adapter`: the LoRA adapter that computes it, which was loaded by a LoadAdapter before; empty: none.
-    `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt. `kind`: what the
-    request is for.
+    - `keep`: the digest under which the worker keeps the outputs for a next head (protocol/kept.py); empty:
+      it keeps none.
+    - `adapter`: the LoRA adapter to compute with, loaded by an earlier LoadAdapter; empty: none.
+    - `rescheduled`: whether a worker has scheduled the request before, in an earlier attempt.
+    - `kind`: what the request is for.
     """
 
     request: str
@@ -93,9 +95,9 @@ class Submit(msgspec.Struct, tag=True, frozen=True):
 
 
 class Edit(msgspec.Struct, tag=True, frozen=True):
-    """Edit a prompt stream: it becomes its first `retained` tokens, followed by `tokens`; the last `tail` of
-    all are as in Submit. `finish` completes the prompt, and sampling begins, with `params` if given. The edit
-    came at `arrival`. Edits of unknown or finished prompts, or of other attempts, are ignored."""
+    """Edit a prompt stream: its first `retained` tokens stay, and `tokens` follow them. `tail` is as in
+    Submit. `finish` completes the prompt: sampling begins, with `params` if given. The edit came at
+    `arrival`. Edits of unknown or finished prompts, and of other attempts, are ignored."""
 
     request: str
     attempt: AttemptNumber
@@ -109,22 +111,22 @@ class Edit(msgspec.Struct, tag=True, frozen=True):
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
-    """Stop a request, or one choice of it, and free its resources. Unknown ids are ignored."""
+    """Stop a request, or one of its choices, and free its resources. Unknown ids are ignored."""
 
     request: str
     choice: int | None = None
 
 
 class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Load the LoRA adapter in the folder `path`, whose files must have the hash `fingerprint`; AdapterLoaded
-    answers. An adapter that is loaded already is not loaded again."""
+    """Load the LoRA adapter in the folder `path`, whose files must have the hash `fingerprint`. AdapterLoaded
+    answers. A loaded adapter is not loaded again."""
 
     fingerprint: Fingerprint
     path: str
 
 
 class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Free a LoRA adapter's memory: no open request needs it any more."""
+    """Free a LoRA adapter's memory: no open request uses it."""
 
     fingerprint: Fingerprint
 
@@ -134,28 +136,28 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """The lease of the head is about to end: remove all requests, write to no other worker's memory any more,
-    keep weights and prefix cache, and answer Left."""
+    """The head's lease is about to end: remove all requests, stop writing to other workers' memory, keep
+    weights and prefix cache, and answer Left."""
 
 
 class Adopt(msgspec.Struct, tag=True, frozen=True):
-    """Serve another head with this configuration, after Left; Ready answers. `closed` is the time of this
-    machine until which blocks stay closed that workers of the head before could still write."""
+    """Serve another head with this configuration, after Left. Ready answers. Workers of the earlier head
+    could still write some blocks: these stay closed until the time `closed` of this machine."""
 
     config: WorkerConfig
     closed: float
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of a list of most likely tokens."""
+    """A token of a list of most likely tokens, and its log-probability."""
 
     token: int
     logprob: float
 
 
 class Token(msgspec.Struct, tag=True, frozen=True, array_like=True, gc=False):
-    """Output token number `index` of choice `choice`. `finish` is set on the last one; with "stop" the token
-    itself (end of text, or a stop id) is not part of the text."""
+    """Output token number `index` of choice `choice`. `finish` is set on the last token; with "stop", this
+    token (end of text, or a stop id) is not part of the text."""
 
     request: str
     attempt: AttemptNumber
@@ -168,7 +170,7 @@ class Token(msgspec.Struct, tag=True, frozen=True, array_like=True, gc=False):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability and rank (1 = most likely) of one prompt token given those before it."""
+    """Log-probability and rank (1 = most likely) of one prompt token, given the tokens before it."""
 
     token: int
     logprob: float
@@ -194,7 +196,7 @@ class Pooled(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A choice was scheduled, `queued` seconds after its request came: its first chunk is in this step, and
+    """A choice was scheduled `queued` seconds after its request came: its first chunk is in this step.
     `cached` of its tokens were found in the prefix index. Sent again after a preemption."""
 
     request: str
@@ -205,8 +207,8 @@ class Admitted(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class DraftVerified(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A step verified `drafted` draft tokens of a choice, and `accepted` of them became outputs: the next
-    tokens of that choice."""
+    """A step verified `drafted` draft tokens of a choice. `accepted` of them are outputs: the next tokens of
+    the choice."""
 
     request: str
     attempt: AttemptNumber
@@ -216,8 +218,8 @@ class DraftVerified(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A choice ended without a further token (nothing to generate, cancelled, or refused with `error`). A
-    refusal has an HTTP `status`, and `retry_after` seconds if a later retry may succeed."""
+    """A choice ended without a further token: nothing to generate, cancelled, or refused with an `error`. A
+    refusal has an HTTP `status`, and `retry_after` (seconds) if a later attempt may succeed."""
 
     request: str
     attempt: AttemptNumber
@@ -229,8 +231,9 @@ class Finished(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """The KV of `computed` of the `tokens` tokens of a prompt stream's version is computed. Sent when an edit
-    has been applied, when everything computable is computed, and periodically in between."""
+    """The KV of the first `computed` tokens of a prompt stream's version, which has `tokens` tokens, is
+    computed. Sent when an edit has been applied, when everything computable is computed, and periodically in
+    between."""
 
     request: str
     attempt: AttemptNumber
@@ -240,8 +243,8 @@ class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """The prompt became `version`, different from the one that was answered: the tokens of all choices so far
-    are void, and the following ones begin at index 0 again."""
+    """The prompt became `version`, which differs from the version that was answered. The tokens of all
+    choices so far are void; the following tokens begin at index 0 again."""
 
     request: str
     attempt: AttemptNumber
@@ -266,36 +269,37 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     """How the weights of the layers were rounded."""
     head_quantization: str = "none"
-    """How those of the head were."""
+    """How the output head's weights were rounded."""
     hidden_size: int = 0
-    """How many numbers a pooled hidden state has."""
+    """Size of a pooled hidden state."""
     kv_cache_dtype: str = "auto"
     """Data type of the KV cache; auto: `dtype`."""
     backend: str = ""
-    """What computes it: implementation and instructions."""
+    """Implementation and instructions that compute it."""
     notice: str = ""
-    """What users should know of the model; empty if there is nothing."""
+    """A notice about the model for users; empty if there is none."""
     numerics_class: str = ""
-    """The name that backends share which compute the same bits; by default the backend's."""
+    """Name shared by backends that compute equal bits; by default the backend's name."""
 
     @property
     def numerics(self) -> str:
-        """What the bits of a step depend on besides weights, configuration and, where plain torch computes,
-        the host. Workers share KV, and take over each other's requests, only if it is equal."""
+        """The properties on which the bits of a step depend, besides weights and configuration (and the
+        host, if plain torch computes). Workers share KV and continue each other's requests only if these
+        are equal."""
         return f"{self.numerics_class or self.backend}, {self.precision}, streamserve {__version__}"
 
     @property
     def kv_name(self) -> str:
-        """The name of the model in those of its KV: KV of another one is never used."""
+        """The model's name in the names of its KV: KV under another name is never used."""
         return f"{self.fingerprint}/{self.numerics}"
 
     @property
     def system_fingerprint(self) -> str:
-        """OpenAI's field: a request with a seed has the same text while it is equal."""
+        """OpenAI's field: as long as it is equal, a request with a seed has the same text."""
         return self.fingerprint_with("")
 
     def fingerprint_with(self, adapter: str) -> str:
-        """Return the system fingerprint of requests with a LoRA adapter, given by its fingerprint."""
+        """Return the system fingerprint of requests with the LoRA adapter that has this fingerprint."""
         name = f"{self.kv_name}/{adapter}" if adapter else self.kv_name
         return f"fp_{blake2b(name.encode(), digest_size=6).hexdigest()}"
 
@@ -313,8 +317,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured cost of a worker's steps: the fields of scheduling/cost.StepCost. The KV of one token
-    takes `kv_token_bytes` bytes."""
+    """The measured cost of a worker's steps: the fields of contracts.cost.StepCost. `kv_token_bytes` is the
+    size of one token's KV."""
 
     kv_token_bytes: int
     tokens: tuple[int, ...]
@@ -326,10 +330,14 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The worker has loaded its model and accepts requests. `draft`: the fingerprint of the draft model whose
-    KV is stored with the target's. `cost`: present where the model has been profiled. `weights_shared`: the
-    weights are in memory that the host's other workers use too. `swap_bytes`: of host memory for swapped
-    KV. `adopted`: it served another head before, and had all of this already."""
+    """The worker has loaded its model and accepts requests.
+
+    - `draft`: the fingerprint of the draft model whose KV is stored with the target's.
+    - `cost`: step costs, if the model has been profiled.
+    - `weights_shared`: whether the weights are in memory that other workers of the host share.
+    - `swap_bytes`: host memory for swapped KV.
+    - `adopted`: whether it served another head before, and has loaded nothing now.
+    """
 
     version: int
     model: ModelInfo
@@ -347,8 +355,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The worker could not start, and why; it exits with `code` right after. A `misfit` would serve another
-    model than the others."""
+    """The worker could not start, and why; it then exits with `code`. A `misfit` would serve another model
+    than the other workers."""
 
     error: str
     code: int
@@ -370,9 +378,9 @@ class Reserved(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A worker will no longer write to a transfer reservation. Without an `error` all of its KV has arrived,
-    of the first `groups` KV cache groups: `sent` bytes, the last of them `exposed` seconds after the prompt
-    was computed. With an error of the transport it is `doubtful` whether bytes are still on the way."""
+    """A worker no longer writes to a transfer reservation. Without an `error`, the KV of the first `groups`
+    KV cache groups has arrived completely: `sent` bytes, the last of them `exposed` seconds after the prompt
+    was computed. After a failure of the transport it may be `doubtful` whether bytes are still in flight."""
 
     request: str
     attempt: AttemptNumber
@@ -385,7 +393,8 @@ class Pushed(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Deferred(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """A decode worker defers the reservation for a request: with it, latency targets would be missed."""
+    """A decode worker defers the reservation for a request: granted now, it would cause latency targets to be
+    missed."""
 
     request: str
     attempt: AttemptNumber
@@ -402,14 +411,15 @@ class Cached(msgspec.Struct, tag=True, frozen=True):
 
 
 class Transfers(msgspec.Struct, tag=True, frozen=True):
-    """Updates of transfer reservations; sent after the events that came before them."""
+    """Updates of transfer reservations; sent after the events that came before the updates."""
 
     updates: list[TransferUpdate]
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """Something that a worker did: a lifecycle event of a request (engine/observer.py) `at` a time of the
-    clock that all processes of a machine share, or a "step" over `query_tokens` tokens that began then."""
+    """An action of a worker. Either a lifecycle event of a request (engine/observer.py) at the time `at`, or
+    a "step" over `query_tokens` tokens that began at this time. Times are of the clock that all processes of
+    a machine share."""
 
     name: str
     request: str
@@ -419,18 +429,18 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AdapterLoaded(msgspec.Struct, tag=True, frozen=True):
-    """A LoRA adapter is loaded, or with an `error` it cannot be."""
+    """A LoRA adapter is loaded; with an `error` it is not."""
 
     fingerprint: Fingerprint
     error: str = ""
 
 
 class Left(msgspec.Struct, tag=True, frozen=True):
-    """The worker has done what Leave says; it sends nothing more until it is adopted."""
+    """The worker has done what Leave requires. It sends nothing more until it is adopted."""
 
 
 class KeptToken(msgspec.Struct, frozen=True, array_like=True):
-    """An output token, as in Token; without its log-probability where only its id was known."""
+    """An output token, as in Token. It has no log-probability if only its id was known."""
 
     token: int
     logprob: float | None = None
@@ -439,22 +449,22 @@ class KeptToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
-    """The first tokens of each choice of a request, known by its digest."""
+    """The first tokens of each choice of a request, which is identified by its digest."""
 
     digest: Digest
     choices: dict[int, list[KeptToken]]
 
 
 class KeptOutputs(msgspec.Struct, tag=True, frozen=True):
-    """Outputs of requests of another head that an adopted worker has kept. They are exact for the `model`
-    with this name (ModelInfo.kv_name)."""
+    """Outputs that an adopted worker has kept from another head's requests. They are exact for the model with
+    this name (ModelInfo.kv_name)."""
 
     model: str
     outputs: Annotated[list[KeptOutput], msgspec.Meta(max_length=MAX_KEPT_OUTPUTS)]
 
 
 class Traced(msgspec.Struct, tag=True, frozen=True):
-    """A worker's actions, if tracing is on; sent before the events that they led to."""
+    """A worker's actions, if tracing is on; sent before the events that they caused."""
 
     work: list[Work]
 
@@ -476,10 +486,10 @@ def encode(message: ToWorker | FromWorker) -> bytes:
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
-    """Decode a message on the worker's side. Raises msgspec.DecodeError on anything else."""
+    """Decode a message at the worker. Raises msgspec.DecodeError for anything else."""
     return _to_worker.decode(data)
 
 
 def decode_from_worker(data: bytes) -> FromWorker:
-    """Decode a message on the control side. Raises msgspec.DecodeError on anything else."""
+    """Decode a message at the control process. Raises msgspec.DecodeError for anything else."""
     return _from_worker.decode(data)

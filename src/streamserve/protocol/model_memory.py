@@ -1,5 +1,5 @@
-"""How much memory each of several models takes: what the server asks `streamserve.workers.memory_plan`, and
-its answer, both as msgpack."""
+"""The memory of several models: the server's request to `streamserve.workers.memory_plan`, and the answer,
+both as msgpack."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from streamserve.protocol.config import ModelConfig
 
 
 class PlannedModel(msgspec.Struct, frozen=True):
-    """A model, as it is named in messages, and how many workers it has."""
+    """A model and the number of its workers. `name` identifies the model in messages."""
 
     name: str
     config: ModelConfig
@@ -15,8 +15,8 @@ class PlannedModel(msgspec.Struct, frozen=True):
 
 
 class MemoryRequest(msgspec.Struct, frozen=True):
-    """The models of a server, and the bytes that those loaded at the same time may take; None: a share of
-    what is available."""
+    """The models of a server, and the maximum bytes of the models that are loaded at the same time. None: a
+    share of the available memory."""
 
     models: tuple[PlannedModel, ...]
     budget: int | None
@@ -24,7 +24,7 @@ class MemoryRequest(msgspec.Struct, frozen=True):
 
 class ModelMemory(msgspec.Struct, frozen=True):
     """The memory of one model in bytes, over all of its workers: weights (a draft model's too), KV caches,
-    host pools, and what is reserved for LoRA adapters. `num_blocks` is the size of each worker's KV cache."""
+    host pools, and reserved memory for LoRA adapters. `num_blocks` is the size of each worker's KV cache."""
 
     weights: int
     kv_cache: int
@@ -35,7 +35,7 @@ class ModelMemory(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.weights + self.kv_cache + self.swap + self.adapters
 
 
@@ -47,6 +47,6 @@ class MemoryPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class PlanRefused(msgspec.Struct, frozen=True, tag=True):
-    """Why there is no plan: a model cannot be served, or not in this memory."""
+    """Why there is no plan: a model cannot be served, or does not fit in the memory."""
 
     error: str

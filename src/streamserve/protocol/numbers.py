@@ -4,7 +4,7 @@ _EXACT = 2**63
 
 
 def plain(value: float) -> str:
-    """Return a number as text: a whole one with all its digits (2147483647, not 2.14748e+09), unless it is
+    """Return a number as text. A whole number has all its digits (2147483647, not 2.14748e+09), unless it is
     larger than any count or size."""
     whole = abs(value) <= _EXACT and value == int(value)
     return str(int(value)) if whole else f"{value:g}"

@@ -37,10 +37,15 @@ Present = Annotated[int, Merge.STATE]
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculation so far, of a worker that has a drafter. `accepted`: draft tokens that became outputs, so
-    none after an end-of-text or stop token; `accepted_at[i]`: those of depth i + 1. `expected`: accepted ones
-    as predicted before verification. `trees_by_nodes[i]` and `trees_by_depth[i]`: verified trees with i + 1
-    draft tokens, and those with i + 1 levels of them."""
+    """Speculation so far, of a worker that has a drafter.
+
+    - `drafts`, `drafted`: draft trees, and draft tokens in them; `verified`: draft tokens verified.
+    - `accepted`: draft tokens that became outputs, so none after an end-of-text or stop token.
+      `accepted_at[i]`: the accepted draft tokens of depth i + 1.
+    - `expected`: accepted draft tokens as predicted before verification.
+    - `trees_by_nodes[i]`, `trees_by_depth[i]`: verified trees with i + 1 draft tokens, and with i + 1 levels
+      of them.
+    """
 
     drafts: Count
     drafted: Count
@@ -55,13 +60,13 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Upper bounds of the histogram of tokens per step (vLLM's)."""
+"""Upper bounds of the histogram of tokens per step, equal to vLLM's."""
 
 
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Steps by their tokens: prompt tokens computed and tokens generated. `counts[i]`: steps with at most
-    `STEP_TOKENS[i]` and more than the bound before; the last count is of larger steps. `total`: all
-    tokens."""
+    `STEP_TOKENS[i]` tokens and more than the bound before; the last count has all larger steps. `total`: the
+    sum of all tokens."""
 
     counts: Counts
     total: Count
@@ -69,8 +74,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds of all steps by part: `scheduling` (step composition and selection of draft tokens),
-    `draft` (drafting) and `target` (the executor). The remainder is processing results: updating statistics
-    and making events."""
+    `draft` (drafting) and `target` (the executor). The rest of a step processes results: it updates
+    statistics and creates events."""
 
     scheduling: Seconds
     draft: Seconds
@@ -78,9 +83,9 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The evicted sequences' KV so far. Predicted seconds are those of the chosen way, at the time of the
-    choice; `swap_seconds` were spent on copies, `recompute_seconds` on recomputing dropped KV, as a share of
-    steps by query tokens."""
+    """The KV of evicted sequences so far. Predicted seconds are for the chosen way (swap or recompute), at
+    the time of the choice. `swap_seconds` were spent on copies. `recompute_seconds` were spent on recomputing
+    dropped KV: a share of each step, by query tokens."""
 
     swaps: Count
     recomputes: Count
@@ -93,9 +98,13 @@ class EvictionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt streams so far. `chunks`: edits that changed a prompt; `invalidated`: tokens whose KV an edit
-    dropped. Of the `finished` prompts' `tokens`, `computed_before` had KV when the prompt was finished;
-    `withdrawn` tokens of early answers became void."""
+    """Prompt streams so far.
+
+    - `chunks`: edits that changed a prompt; `invalidated`: tokens whose KV an edit dropped.
+    - `finished`: finished prompts, `tokens`: their tokens, `computed_before`: tokens that had KV when the
+      prompt was finished.
+    - `withdrawn`: tokens of early answers that became void.
+    """
 
     chunks: Count
     invalidated: Count
@@ -106,17 +115,22 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
-    """KV sent to other workers and received from them: of requests that decode there (`handed_over`
-    sequences, `received` ones), and by cache copies, for which no client waits: `arriving_copies` of the KV
-    of a prompt that is still arriving, and `writebacks` of finished requests; `received_copies` of both.
-    `failed`: of all.
+    """KV sent to other workers and received from them. Either a request decodes at the other worker, or it is
+    a cache copy, for which no client waits.
 
-    Of `sent_bytes`, `arriving_bytes` and `writeback_bytes` were sent by such copies.
-    `exposed_seconds`: from a prompt's end until its KV had arrived; `wire_seconds`: all the time on the wire;
-    `hidden_seconds`: what each transfer, but for write-backs, was on the wire for longer than it was exposed.
-    Of `received_tokens` of requests the `hit_tokens` were cached already and not sent; copies brought
-    `copied_tokens`. `deferred` requests had to wait for their reservation, so that latency targets could be
-    met. `refused_writes`: attempts to write into blocks whose reservation was closed."""
+    - `handed_over`, `received`: sequences of requests, sent and received.
+    - `arriving_copies`: copies sent of prompts that still arrive; `writebacks`: copies sent of finished
+      requests; `received_copies`: copies received, of both kinds.
+    - `failed`: transfers of all kinds that failed.
+    - `sent_bytes`: bytes of all kinds, of which `arriving_bytes` and `writeback_bytes` by copies of the two
+      kinds.
+    - `wire_seconds`: time on the wire; `exposed_seconds`: from a prompt's end until its KV had arrived;
+      `hidden_seconds`: by how much each transfer, except write-backs, was longer on the wire than exposed.
+    - `received_tokens`: tokens of received requests, of which `hit_tokens` were cached already and not sent;
+      `copied_tokens`: tokens brought by copies.
+    - `deferred`: requests whose reservation was deferred so that latency targets could be met.
+    - `refused_writes`: attempts to write into blocks whose reservation was closed.
+    """
 
     handed_over: Count = 0
     arriving_copies: Count = 0
@@ -138,11 +152,16 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What remote draft services contributed to a worker so far. `services`: present sessions. Their `trees`,
-    those of them that were `late` for the step they were requested for, and their `accepted` draft tokens.
-    The same for the fallback drafter, which drafts where they do not (`fallback_...`). `moves` from one
-    service to another. Answers that were `rejected`, by fault; `probations` of services that gave several of
-    these."""
+    """What remote draft services contributed to a worker so far.
+
+    - `services`: present sessions.
+    - `trees`: their trees, of which `late` ones came after the step they were requested for; `accepted`:
+      accepted draft tokens.
+    - `fallback_trees`, `fallback_accepted`: trees and accepted draft tokens of the fallback drafter, which
+      drafts if they do not.
+    - `moves`: sequences moved from one service to another.
+    - `rejected`: rejected answers, by fault; `probations`: of services that gave several such answers.
+    """
 
     services: Present
     trees: Count
@@ -157,12 +176,15 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A worker's state, sent at least every half second while it works. Counters only grow.
-    `prefix_queries` are the tokens of requests when they were scheduled for the first time, `prefix_hits`
-    those that were cached.
-    `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it has been
-    profiled. `corrupted_requests`: requests that ended because the model's outputs were not finite.
-    `standstill_seconds`: for how long its steps have computed nothing although a sequence could be computed;
-    0 after any other step."""
+
+    - `prefix_queries`: tokens of requests when they were first scheduled; `prefix_hits`: of these, cached
+      tokens.
+    - `step_floor_seconds`: the least time in which this machine could have done the steps' work, if it was
+      profiled.
+    - `corrupted_requests`: requests that ended because the model's outputs were not finite.
+    - `standstill_seconds`: how long its steps have computed nothing although a sequence could be computed; 0
+      after any other step.
+    """
 
     running: Present
     waiting: Present
@@ -189,10 +211,15 @@ class Report(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Incidents of a fleet so far. `deaths` of worker processes, including failed starts; `suspects`:
-    requests that were in a lost step and ran isolated from then on; `convicted` ones ended their worker alone
-    repeatedly, and were given up; `quarantined` ones wait for their trial, or are in it, now. Of another head
-    workers were `adopted`, and requests began with `resumed_outputs` of so many tokens."""
+    """Incidents of a fleet so far.
+
+    - `deaths`: deaths of worker processes, including failed starts.
+    - `suspects`: requests that were in a lost step and ran isolated from then on. `quarantined`: suspects
+      that wait for their trial, or are in it, now. `convicted`: requests that repeatedly ended their worker
+      alone, and were refused.
+    - `adopted`: workers taken over from another head. `resumed_outputs`, `resumed_tokens`: requests that
+      began with outputs kept from another head, and the tokens of these outputs.
+    """
 
     deaths: int = 0
     suspects: int = 0

@@ -18,16 +18,17 @@ MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_SPECULATION = 4096
 MAX_VOCABULARY = 2**31 - 1
-"""Every token id is below this; for checks without a model."""
+"""Every token id is below this limit; used for checks without a model."""
 
 MAX_ALLOWED_TOKENS = 16384
 
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
-"""Fields that must not have a fraction."""
+"""Fields that must be integers."""
 
 
 class SpeculationLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of speculation for a request: `max_depth` tokens ahead, `max_nodes` draft tokens in a step."""
+    """Limits of speculation for a request: the maximum depth of draft tokens, and the maximum number of draft
+    tokens in a step."""
 
     enabled: bool = True
     max_depth: int = 20
@@ -49,8 +50,9 @@ PoolingKind = Literal["last", "mean", "logits"]
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """What a request asks for in place of tokens: of the hidden states after the last norm, that of the last
-    token or the mean of all; or the logits of `tokens` after the last token."""
+    """Requests a vector in place of output tokens. From the hidden states after the last norm: the last
+    token's (`last`), or the mean of all (`mean`). Or the logits of `tokens` after the last token
+    (`logits`)."""
 
     kind: PoolingKind = "last"
     tokens: tuple[int, ...] = ()
@@ -61,14 +63,18 @@ class SamplingParams(
 ):
     """Sampling settings of a request; names and meanings are OpenAI's and vLLM's.
 
-    As in theirs, one `stop` may be given as a string, and lists in place of tuples; None means none.
+    As in OpenAI's API, a single `stop` may be given as a string. Lists may be given in place of tuples; None
+    means none.
 
-    `temperature` 0 is greedy. `top_k` 0 and -1 mean no limit. `seed` None gets a fresh one at admission.
-    `max_tokens` None means "as many as the context holds". `logprobs` k asks for the chosen token's
-    log-probability and the k most likely ones (0: the chosen alone). If `allowed_token_ids` is not empty,
-    only these can be chosen. `grammar`: constrains the form of the output. `speculation` limits speculation,
-    and `slo` has the latency targets; neither changes the text. With `pooling`, the request has no output
-    but a vector, of models that embed or score.
+    - `temperature`: 0 is greedy. `top_k`: 0 and -1 mean no limit.
+    - `seed`: None stands for a random seed, set at admission.
+    - `max_tokens`: None means up to the context length.
+    - `logprobs`: the log-probabilities of the chosen token and of this many most likely tokens (0: the chosen
+      token only).
+    - `allowed_token_ids`: if not empty, only these tokens can be chosen.
+    - `grammar`: constrains the form of the output.
+    - `speculation`: limits speculation; `slo`: latency targets. Neither changes the text.
+    - `pooling`: the output is a vector, of a model that embeds or scores.
     """
 
     n: int = 1
@@ -98,7 +104,7 @@ class SamplingParams(
 
     def __post_init__(self) -> None:
         """Raise InvalidField for the first field that is out of range for every vocabulary, InvalidFieldType
-        for one of another type."""
+        for a field of a wrong type."""
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
             if not isinstance(value, tuple):
@@ -120,7 +126,7 @@ class SamplingParams(
 
     @property
     def penalized(self) -> bool:
-        """Whether the choice of a token depends on earlier tokens in another way than through the model."""
+        """Whether the choice of a token depends on earlier tokens other than through the model."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
@@ -147,8 +153,8 @@ def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: tuple
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    """Raise InvalidField for the first field that is out of range whatever the vocabulary, or has a fraction
-    where it must be an integer; InvalidFieldType if one that must be a number is none."""
+    """Raise InvalidField for the first field that is out of range for every vocabulary, or that must be an
+    integer and is not; InvalidFieldType if a field that must be a number is not."""
     for name in INTEGERS:
         _whole(name, getattr(params, name))
     _between("n", params.n, 1, MAX_CHOICES)
@@ -207,7 +213,7 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_biases(count: int) -> None:
-    """Raise InvalidField for a logit_bias of too many tokens."""
+    """Raise InvalidField if a logit_bias has too many tokens."""
     if count > MAX_LOGIT_BIAS:
         raise InvalidField("logit_bias", f"may contain at most {MAX_LOGIT_BIAS} tokens, got {count}")
 
@@ -228,8 +234,8 @@ def _check_grammar(params: SamplingParams, grammar: Grammar) -> None:
 
 @lru_cache(maxsize=16)
 def _complaint(grammar: Grammar) -> str:
-    """Return what is wrong with a grammar; empty if nothing is. A large one takes milliseconds to check, and
-    each of a request's prompts has it."""
+    """Return why a grammar is invalid; "" if it is valid. Cached: checking a large grammar takes
+    milliseconds, and each prompt of a request has the same one."""
     try:
         check_grammar(grammar)
     except ValueError as error:

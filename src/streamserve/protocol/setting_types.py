@@ -1,4 +1,4 @@
-"""Types of settings, and how one is described."""
+"""Types of settings, and a function that describes a setting."""
 
 from typing import Annotated
 
@@ -14,5 +14,5 @@ Workers = Annotated[int, Meta(ge=0, le=64)]
 
 
 def about(text: str, ge: int | None = None, le: int | None = None) -> Meta:
-    """Describe a setting, with bounds that no type here has."""
+    """Return the description of a setting, with bounds that none of the types above has."""
     return Meta(description=text, ge=ge, le=le)

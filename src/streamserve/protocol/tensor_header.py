@@ -2,8 +2,8 @@
 
     length: u64, little-endian   header: JSON   data of the tensors, one after the other
 
-The header has for each tensor its dtype, its shape, and where its data begin and end, in bytes from the start
-of all data.
+For each tensor, the header has its dtype, its shape, and the begin and end of its data in bytes from the
+start of all data.
 """
 
 import json
@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from streamserve.protocol.errors import CheckpointError
 
 MAX_HEADER_BYTES = 64 << 20
-"""Maximum size of a header: that of a hundred thousand tensors has some ten million bytes."""
+"""Maximum size of a header. The header of a hundred thousand tensors has some ten million bytes."""
 
 MAX_DIMENSIONS, MAX_ELEMENTS = 8, 1 << 48
-"""Maximum numbers of dimensions and of elements of a tensor: far more than any model has."""
+"""Maximum number of dimensions, and of elements, of a tensor: far more than any model has."""
 
 LENGTH_BYTES = 8
 
@@ -31,16 +31,16 @@ _BITS = {
 """Bits of an element, by dtype as safetensors names it."""
 
 LFS_POINTER = b"version https://git-lfs.github.com/"
-"""The first bytes of a Git LFS pointer, which a clone without Git LFS has in the place of a large file."""
+"""The first bytes of a Git LFS pointer, which replaces a large file in clones without Git LFS."""
 
 MAX_POINTER_BYTES = 1024
-"""Maximum size of such a pointer, by its specification."""
+"""Maximum size of a Git LFS pointer, by its specification."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file: its dtype as safetensors names it, its shape, and its data from byte `begin` to
-    before byte `end`."""
+    """A tensor of a file: its dtype as safetensors names it, its shape, and its data, bytes `begin` to `end`
+    (exclusive)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,10 +58,10 @@ def check_lfs_pointer(path: Path, start: bytes) -> None:
 
 
 def read_tensor_header(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of a safetensors file by name. Nothing but its header is read.
+    """Return the tensors of a safetensors file by name. Only the header is read.
 
-    Raises CheckpointError naming the tensor and the field for a header that is damaged, contradicts itself,
-    or does not cover exactly the bytes of the file; OSError if the file cannot be read.
+    Raises CheckpointError naming the tensor and the field if the header is damaged, contradicts itself, or
+    does not cover exactly the bytes of the file; OSError if the file cannot be read.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -88,7 +88,7 @@ def _refuse(path: Path, reason: str) -> NoReturn:
 
 
 def _entries(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the header's JSON object, of which no name occurs twice."""
+    """Return the header's JSON object. Refuse it if a name occurs twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
@@ -99,14 +99,14 @@ def _entries(path: Path, content: bytes) -> dict[str, Any]:
     try:
         entries = json.loads(content.decode(), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        _refuse(path, f"its header is no JSON: {error}")
+        _refuse(path, f"its header is not JSON: {error}")
     if not isinstance(entries, dict):
         _refuse(path, "its header must be a JSON object")
     return entries
 
 
 def _tensor(path: Path, name: str, entry: Any) -> StoredTensor:
-    """Return a tensor from its entry. Raises CheckpointError for fields of another type or size."""
+    """Return a tensor from its header entry. Raises CheckpointError for fields of a wrong type or size."""
     fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
     values: list[Any] = [fields.get(field) for field in ("dtype", "shape", "data_offsets")]
     dtype, shape, offsets = values
@@ -136,8 +136,8 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_places(path: Path, tensors: Mapping[str, StoredTensor], size: int) -> None:
-    """Raise CheckpointError unless the tensors follow each other without gaps and end with the file, whose
-    data have `size` bytes."""
+    """Raise CheckpointError unless the tensors follow each other without gaps and end with the file. `size`
+    is the number of bytes of all data."""
     position, before = 0, ""
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin < position:

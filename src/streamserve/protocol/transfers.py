@@ -4,8 +4,8 @@
                   ◀── Join, Release ──      ◀── Pushed ──
                   ── Deferred ──────▶       ── Hold ────▶
 
-A reservation names its request, attempt and cache, so a stale or foreign one is refused instead of causing
-tokens from another prompt. Its blocks are exclusive until it is closed: by `Join`, when all its KV has
+A reservation names its request, attempt and cache: so a stale or foreign reservation is refused, and cannot
+cause tokens from another prompt. Its blocks are exclusive until it is closed: by `Join`, when all its KV has
 arrived, or by `Release`, when its writer is known to write no more.
 """
 
@@ -16,19 +16,22 @@ import msgspec
 from streamserve.protocol.adapters import Fingerprint
 
 LAYOUT_VERSION = 1
-"""Version of the layout [layer][block][k|v][head][slot][vector]; workers with different layouts do not
+"""Version of the layout [layer][block][k|v][head][slot][vector]. Workers with different layouts do not
 exchange KV."""
 
 AttemptNumber = Annotated[int, msgspec.Meta(le=2**63 - 1)]
-"""Number of an attempt of a request, unique in a fleet. Journals hold it in 64 bits with a sign."""
+"""Number of an attempt of a request, unique in a fleet. Journals store it in 64 bits with a sign."""
 
 
 class CacheAddress(msgspec.Struct, frozen=True):
-    """The location and format of a worker's KV pool. `path` opens its memory on this host, `size` bytes with
-    this `inode`. `fingerprint` covers weights, configuration, numerics, KV format, block size and layout
-    version. For NIXL: the address of the memory in its process (`base`), and its `agent`'s metadata. For
-    other machines: the identity of its `host`, the `endpoint` where it accepts writes, and which
-    `incarnation` of the memory is meant there."""
+    """The location and format of a worker's KV pool.
+
+    - `path` opens its memory on this host: `size` bytes with this `inode`.
+    - `fingerprint` covers weights, configuration, numerics, KV format, block size and layout version.
+    - `base`, `agent`: for NIXL, the address of the memory in its process, and the metadata of its agent.
+    - `host`, `endpoint`, `incarnation`: for other machines, the identity of its host, the address where it
+      accepts writes, and which incarnation of the memory is meant.
+    """
 
     path: str
     size: int
@@ -43,16 +46,16 @@ class CacheAddress(msgspec.Struct, frozen=True):
 
 
 def kv_fingerprint(model: str, block_size: int, draft: str = "") -> str:
-    """Return the fingerprint that two workers must share to exchange KV: from the name of their model
-    (ModelInfo.kv_name), and the draft model whose KV is stored with it, if any."""
+    """Return the fingerprint that two workers must share to exchange KV. `model` is the model's name
+    (ModelInfo.kv_name), `draft` the draft model whose KV is stored with it, if any."""
     return "/".join(filter(None, (model, draft, str(block_size), str(LAYOUT_VERSION))))
 
 
 class TransferReservation(msgspec.Struct, frozen=True):
-    """Write the KV of `request`'s positions from `start` to `tokens` (exclusive) into `blocks` of the pool at
-    `to`; the first block holds position `start`, a multiple of the block size. `choices`: the output choices
-    of this sequence, `adapter` the LoRA adapter that its KV must be computed with. `id` is unique in the
-    lifetime of a fleet."""
+    """Permission to write the KV of `request`'s positions `start` to `tokens` (exclusive) into `blocks` of
+    the pool at `to`. The first block holds position `start`, a multiple of the block size. `choices` are the
+    output choices of this sequence; `adapter` is the LoRA adapter that the KV must be computed with. `id` is
+    unique in the lifetime of a fleet."""
 
     id: str
     request: str
@@ -72,9 +75,9 @@ class Push(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """To the worker that issued the reservation: its KV has arrived, of the first `groups` KV cache groups.
-    Continue after `outputs` of each choice, whose first token came at `began`; without outputs, retain the KV
-    in the prefix cache."""
+    """To the worker that issued the reservation: the KV of the first `groups` KV cache groups has arrived.
+    Continue after the `outputs` of each choice, whose first token came at `began`. Without outputs, retain
+    the KV in the prefix cache."""
 
     request: str
     attempt: AttemptNumber
@@ -85,8 +88,8 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class Release(msgspec.Struct, tag=True, frozen=True):
-    """To the decode worker: this reservation is not written to any more; its blocks are free again. If that
-    is `doubtful`, as its writer was lost or its transport has failed, bytes may still be on the way: the
+    """To the decode worker: this reservation is no longer written to; its blocks are free again. If it is
+    `doubtful`, because the writer was lost or its transport has failed, bytes may still be in flight: the
     worker has to refuse them."""
 
     reservation_id: str

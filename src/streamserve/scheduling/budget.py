@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.tree import TokenTree
 
 
 def divide(
     budget: int, limits: Sequence[int], due: Sequence[int], trees: Sequence[TokenTree | None]
 ) -> list[tuple[int, TokenTree | None]]:
-    """Return, for each request in rank order, how many of its `limits[i]` committed tokens to compute, and
-    the tree to verify after them. All query tokens together stay within `budget`, as the `limits` do.
+    """Return, for each request in service order, how many of its `limits[i]` committed tokens to compute, and
+    the tree to verify after them. All query tokens together stay within `budget`; the sum of `limits` must be
+    within it.
 
-    What is `due`, and at least one token for each request, comes first, then whole trees, then longer chunks.
-    A tree only makes sense after the last token, so a request with a tree gets all of its `limits[i]` tokens
+    Each request first gets the tokens that are `due`, at least one. Then whole trees are added, then longer
+    chunks. A tree can only follow the last token: a request gets all of its `limits[i]` tokens with its tree,
     or loses the tree.
     """
     chunks = [min(limit, max(minimum, 1)) for limit, minimum in zip(limits, due, strict=True)]

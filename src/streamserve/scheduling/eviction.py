@@ -1,23 +1,25 @@
 """Eviction of a sequence's KV: recompute it, or swap it out and in (Stream2LLM).
 
-A prompt stream may change while its KV is evicted. What an edit will invalidate is copied out for nothing,
-and is neither copied back nor recomputed. So appended prompts tend to swapping, replaced ones to recomputing.
+A prompt stream may change while its KV is evicted. KV that an edit then invalidates was copied out in vain;
+it is neither copied back nor recomputed. So prompts that only grow favour swapping, and prompts that are
+replaced favour recomputing.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from streamserve.scheduling.cost import CostModel
+from streamserve.contracts.cost import CostModel
 
 Eviction = Literal["recompute", "swap", "cost"]
 
 MEMORY = 0.5
-"""Weight of the previous estimate when an edit shows which share of a prompt survived it."""
+"""Weight of the previous estimate when an edit shows the share of a prompt that survived."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether to swap, and the seconds that either way is expected to cost until the sequence continues."""
+    """The decision to swap or to recompute, and the seconds that each is expected to cost until the sequence
+    continues."""
 
     swap: bool
     swap_seconds: float
@@ -33,9 +35,9 @@ def decide(
     survival: float,
     free_host_blocks: int,
 ) -> Verdict:
-    """Decide how to evict the KV of `tokens` tokens, of which the share `survival` is expected to be needed
-    when the sequence continues. If not all blocks fit into the host pool's `free_host_blocks`, the KV is
-    recomputed, with `chunk` query tokens in a step."""
+    """Decide whether to swap or to recompute evicted KV of `tokens` tokens. The share `survival` of it is
+    expected to be needed when the sequence continues. Recomputing takes steps of `chunk` query tokens. KV
+    whose blocks do not all fit into the `free_host_blocks` is recomputed under every policy."""
     blocks = -(-tokens // block_size)
     swap = costs.swap.out(blocks) + costs.swap.back(survival * blocks)
     recompute = costs.prefill(round(survival * tokens), chunk)
@@ -44,6 +46,6 @@ def decide(
 
 
 def learn_survival(survival: float, retained: int, before: int) -> float:
-    """Return the share expected to survive the next edit, after one with `retained` of `before`
-    tokens."""
+    """Return the share of a prompt that is expected to survive its next edit, after an edit that retained
+    `retained` of `before` tokens. `survival` is the expectation so far."""
     return MEMORY * survival + (1 - MEMORY) * min(1.0, retained / before) if before else survival

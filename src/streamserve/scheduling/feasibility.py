@@ -1,7 +1,8 @@
-"""Whether a request's latency targets can be met at all at the present load.
+"""Whether a request's latency targets can be met at the present load.
 
-The forecast is the best case, so that only infeasible requests are refused: no other request arrives, those
-with later deadlines wait, and draft tokens of the request alone are accepted as often as before.
+The forecast is the best case, so that only infeasible requests are refused. No other request arrives;
+requests with later deadlines wait; only this request has draft tokens, and they are accepted as often as
+before.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,14 @@ RETRY = (1.0, 60.0)
 
 @dataclass(frozen=True)
 class Load:
-    """A worker's load: `decoding` sequences, and `queued_tokens` prompt tokens that are computed before the
-    request's, at most `max_prompt_tokens` a step. An output has `mean_output` tokens; `means` says what steps
-    cost and draft tokens yield."""
+    """A worker's load when a request arrives.
+
+    * `decoding`: decoding sequences.
+    * `queued_tokens`: prompt tokens that are computed before the request's own.
+    * `max_prompt_tokens`: maximum prompt tokens of a step.
+    * `mean_output`: mean tokens of an output.
+    * `means`: costs of steps and acceptance of draft tokens.
+    """
 
     decoding: int
     queued_tokens: int
@@ -29,7 +35,7 @@ class Load:
 
 
 def best_ttft(prompt: int, load: Load) -> float:
-    """Return the seconds until a prompt of `prompt` tokens has its first output token."""
+    """Return the least seconds until a prompt of `prompt` tokens has its first output token."""
     full_steps, remainder = divmod(load.queued_tokens + prompt, load.max_prompt_tokens)
     step = load.means.step
     return full_steps * step(load.decoding + load.max_prompt_tokens) + (
@@ -38,7 +44,7 @@ def best_ttft(prompt: int, load: Load) -> float:
 
 
 def best_tpot(load: Load) -> float:
-    """Return the seconds a token, with the number of draft tokens that is best for this request."""
+    """Return the least seconds per output token, over all lengths of the request's draft chain."""
     means, draft_seconds = load.means, load.means.draft(1)
     return min(
         (depth * draft_seconds + means.step(load.decoding + 1 + depth))
@@ -50,8 +56,8 @@ def best_tpot(load: Load) -> float:
 def infeasible(
     ttft_ms: float | None, tpot_ms: float | None, prompt: int, load: Load
 ) -> tuple[Sequence[str], float] | None:
-    """Return what could be met instead of the infeasible targets, one text each, and the seconds after which
-    to retry; None if the targets are feasible."""
+    """Return a text for each infeasible target, with the value that could be met, and the seconds after which
+    the client should retry; None if the targets are feasible."""
     best = (("ttft_ms", ttft_ms, best_ttft(prompt, load)), ("tpot_ms", tpot_ms, best_tpot(load)))
     missed = [
         f"{name} is {target:g}, and {1000 * seconds:.1f} could be met"

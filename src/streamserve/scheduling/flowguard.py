@@ -20,15 +20,20 @@ Weights = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class FlowGuard:
-    """StreamServe's router: S = a1·C + a2·(1−M) + a3·(1−Q) + a4·(1−L), the highest wins.
+    """StreamServe's router: the candidate with the highest S = a1·C + a2·(1−M) + a3·(1−Q) + a4·(1−L).
 
-    C is the share of *this* prompt that is cached. Q is the `delay` of first tokens, as a share of full
-    sequence slots with a step of prompt tokens each: with the number of queued prompts instead, one of 3000
-    tokens counts as much as one of 30. The default weights let it count most. Candidates that are overloaded
-    (M + 2 · queue depth > `overload`) or have been silent for longer than `stale` seconds are skipped; if all
-    are, the live one with the shortest delay takes the request. Equal scores: shortest queue, then in turn.
-    baselines/routers.py has the router as published. Raises ValueError unless the weights are not negative
-    and sum to 1.
+    * C: the share of *this* prompt that is cached.
+    * M: the share of KV blocks in use. L: the share of sequence slots that decode.
+    * Q: the `delay` of first tokens, divided by STEP_TOKENS times the sequence slots. The paper counts queued
+      prompts instead: then a prompt of 3000 tokens counts like a prompt of 30. The default weights give Q the
+      most weight.
+
+    Candidates are skipped if they are overloaded (M + 2 · queue depth > `overload`) or have been silent for
+    more than `stale` seconds. If all are skipped, the request goes to the candidate with the shortest delay,
+    if possible to one that is not silent. Equal scores go to the shortest queue, then in turn.
+    baselines/routers.py has the router as published.
+
+    Raises ValueError unless the weights are not negative and sum to 1.
     """
 
     weights: Weights = (0.02, 0.02, 0.94, 0.02)
@@ -39,7 +44,7 @@ class FlowGuard:
         check_weights(self.weights, self.overload, self.stale)
 
     def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
-        # Evaluated for every candidate on every request: written for speed. `score` says what it computes.
+        # Runs for every candidate of every request, so `score` is written out inline for speed.
         a1, a2, a3, a4 = self.weights
         overload, stale, prompt = self.overload, self.stale, max(arrival.prompt_tokens, 1)
         scores: list[float | None] = []
@@ -86,7 +91,7 @@ def check_weights(weights: Weights, overload: float, stale: float) -> None:
 
 
 def weighted_score(weights: Weights, cached: float, queue: float, candidate: RouteCandidate) -> float:
-    """Return FlowGuard's S of a candidate, whose C is `cached` and whose Q is `queue`."""
+    """Return FlowGuard's S of a candidate, given its C as `cached` and its Q as `queue`."""
     a1, a2, a3, a4 = weights
     load = candidate.decode.load
     return a1 * cached + a2 * (1 - candidate.memory) + a3 * (1 - queue) + a4 * (1 - load)
@@ -95,8 +100,8 @@ def weighted_score(weights: Weights, cached: float, queue: float, candidate: Rou
 def highest_score(
     candidates: Sequence[RouteCandidate], scores: Sequence[float | None], turn: int
 ) -> Decision:
-    """Choose the highest of the `scores`, of which there is at least one; among equal ones the shortest
-    queue."""
+    """Choose the candidate with the highest of `scores`, among equal ones the shortest queue. A score of None
+    is lower than all others; at least one is not None."""
     keys = [
         (-inf if score is None else score, -candidate.prefill.queued)
         for score, candidate in zip(scores, candidates, strict=True)

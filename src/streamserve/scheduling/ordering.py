@@ -1,31 +1,32 @@
-"""The orders in which an engine serves its sequences: what an order is, and the default one.
+"""The order in which an engine serves its sequences: the interface `Order`, and the default, `SLO`.
 
-In every order a lower `priority` value goes first. `rank` decides about sequence slots and memory: the last
-lose theirs to the first, so it must not change back and forth. `service_order` decides about the query tokens
-of one step. baselines/orders.py has the orders to compare with.
+In every order a lower `priority` value goes first. `rank` decides which sequences keep sequence slots and
+memory. The last lose theirs to the first, so ranks must not change back and forth. `service_order` decides
+which sequences get the query tokens of one step. baselines/orders.py has the orders to compare with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from streamserve.scheduling.request import RequestView
 from streamserve.speculation.slo import LatencyRequirement
 
 MAX_WAIT = 10.0
-"""Maximum wait in seconds: a request without a target for its first token, or with one that is missed, is
-ranked like one with a target of this many seconds. It comes after urgent requests, but is not starved."""
+"""Maximum wait in seconds. A request without a target for its first token, or with a missed one, ranks as if
+its target were this many seconds: after urgent requests, but it does not starve."""
 
 WAIT_PER_WORK = 10.0
-"""Additional seconds, as in MAX_WAIT, for each second of computing that a prompt stream still needs: requests
-with little left do not wait for those with much, and the latter still age."""
+"""Seconds by which a prompt stream ranks later, for each second of computing that it still needs. Requests
+with little left do not wait for requests with much, and requests with much left still age."""
 
 BatchCap = Callable[[Sequence[LatencyRequirement], Callable[[int], float], int], int]
-"""Takes the requirements of the decoding requests, the seconds of a step by query tokens, and the most query
-tokens of a step. Returns how many this step may have."""
+"""Takes the requirements of the decoding requests, the seconds of a step by query tokens, and the maximum
+query tokens of a step. Returns the maximum query tokens of this step."""
 
 
 def decoding_first(views: Sequence[RequestView], ranked: Sequence[int], now: float) -> list[int]:
-    """Return those `ranked`, decoding sequences before prompts."""
+    """Return the `ranked` requests, decoding sequences before prompts."""
     return sorted(ranked, key=lambda i: not views[i].decoding)
 
 
@@ -33,14 +34,15 @@ def decoding_first(views: Sequence[RequestView], ranked: Sequence[int], now: flo
 class Order:
     """An order of service.
 
-    * `key(view, now)`: the rank among requests of one priority, lowest first.
-    * `complete_first`: complete prompts rank before prompt streams, which are deferred until those are served
-      (no client waits for their output yet), and are served by edit stability.
-    * `serve(views, ranked, now)`: the order of those ranked for the query tokens of a step.
+    * `key(view, now)`: sort key among requests of one priority; the lowest ranks first.
+    * `complete_first`: complete prompts rank before prompt streams. Prompt streams are deferred until the
+      complete prompts are served, because no client waits for their output yet. Among themselves they are
+      served by edit stability.
+    * `serve(views, ranked, now)`: returns the `ranked` requests in service order.
     * `exclusive`: a step with a prompt in it decodes nothing.
     * `cap`: limits the query tokens of a step.
-    * `by_targets`: chunks and the admission of prompts follow the latency targets (scheduling/prefill.py,
-      slo_admission.py). Otherwise a chunk is as long as fits.
+    * `by_targets`: latency targets decide the chunks and the admission of prompts (scheduling/prefill.py,
+      slo_admission.py). Otherwise a chunk is as long as the budget permits.
     """
 
     key: Callable[[RequestView, float], float]
@@ -52,8 +54,9 @@ class Order:
 
 
 def rank(order: Order, views: Sequence[RequestView], now: float) -> list[int]:
-    """Return the requests' indices, highest rank first; equals stay in the given order. Idle prompt streams
-    come last in every order, whatever their priority: memory is for sequences with something to compute."""
+    """Return the requests' indices, highest rank first; requests with equal keys keep the given order. Idle
+    prompt streams come last in every order, whatever their priority: memory is for sequences with something
+    to compute."""
     key, complete_first = order.key, order.complete_first
 
     keys = [
@@ -63,15 +66,15 @@ def rank(order: Order, views: Sequence[RequestView], now: float) -> list[int]:
 
 
 def service_order(order: Order, views: Sequence[RequestView], ranked: Sequence[int], now: float) -> list[int]:
-    """Return the service order of those `ranked`, which may be some of the requests, for a step's query
-    tokens."""
+    """Return the `ranked` requests in the order in which they get a step's query tokens. `ranked` may contain
+    only some of `views`."""
     served = order.serve(views, ranked, now)
     return _edit_stable_first(views, served) if order.complete_first else list(served)
 
 
 def _edit_stable_first(views: Sequence[RequestView], ranked: Sequence[int]) -> list[int]:
-    """Reorder the prompt streams of one priority among their positions: the most edit-stable is computed
-    first."""
+    """Return `ranked` with the prompt streams of each priority reordered, the most edit-stable first.
+    Complete prompts keep their positions."""
     reordered = list(ranked)
     positions = [position for position, i in enumerate(ranked) if not views[i].complete]
     most_stable = sorted(
@@ -84,9 +87,13 @@ def _edit_stable_first(views: Sequence[RequestView], ranked: Sequence[int]) -> l
 
 
 def due(view: RequestView, now: float) -> float:
-    """Return when the request is due; with a target for its further tokens, when its prompt was complete.
-    A prompt stream that has time to spare is due later by its remaining work, as one without a target is:
-    serving by deadline alone, those with little left would wait for those with much."""
+    """Return when the request is due, on the engine's clock.
+
+    With a `tpot` target that is when its prompt was complete. Otherwise it is the deadline of the first token
+    if that can still be met, else MAX_WAIT after the prompt was complete. A prompt stream is due later in
+    proportion to its remaining work, unless its deadline is too near: by deadlines alone, requests with
+    little left would wait for requests with much.
+    """
     complete_since, work = view.complete_since, WAIT_PER_WORK * view.prefill_seconds
     if view.requirement.tpot is not None:
         return complete_since
@@ -97,5 +104,8 @@ def due(view: RequestView, now: float) -> float:
 
 
 SLO = Order(due, complete_first=True, by_targets=True)
-"""By latency target, then by arrival; one step mixes decoding and prompt chunks. Complete prompts come before
-prompt streams, as in Stream2LLM's FCFS."""
+"""The default order: by latency target, then by arrival. One step mixes decoding and prompt chunks. Complete
+prompts come before prompt streams, as in Stream2LLM's FCFS."""
+
+DEFAULT_ORDERS: Mapping[str, Order] = MappingProxyType({"slo": SLO})
+"""The orders by name that an engine has unless it is given others."""

@@ -11,16 +11,20 @@ from streamserve.scheduling.routing import Arrival, Costs, Decision, RouteCandid
 
 @dataclass(frozen=True)
 class Predictive:
-    """Predictive routing: the candidate where the fewest targets are missed, and among those the one where
-    the request finishes first.
+    """Predictive routing: the candidate where the request misses the fewest targets, among equal ones the
+    candidate where it finishes first.
 
-    TTFT = the prefill of what is not cached, in whole blocks so that few different costs are computed, after
-    all queued prompts that can still be in time (workers put off the others), less what has been done of
-    them. TPOT = a decode step of the sequences that decode, or will, with this one more, divided by the
-    present speedup of speculation there. Each candidate is predicted by the step costs of its own workers;
-    where they are not known, `fallback` chooses. A candidate whose KV is too full for the prompt, or whose
-    sequence slots are taken, counts as missing a target. `output` is the expected number of output tokens;
-    `stale` as FlowGuard's.
+    * TTFT: the prefill of the prompt's uncached tokens, after the queued prompts that can still be in time
+      (workers put off late ones). The part of these that is already computed is subtracted.
+    * TPOT: a decode step of all sequences that decode there or will, this request included, divided by the
+      present speedup of speculation there.
+    * A candidate whose free KV is too small for the request, or whose sequence slots are taken, counts as
+      missing one more target.
+    * Each candidate is predicted by the step costs of its own workers. Where one is unknown, `fallback`
+      chooses.
+
+    `output` is the expected number of output tokens. Candidates that have been silent for more than `stale`
+    seconds are only chosen if all have.
     """
 
     output: int = 128
@@ -28,7 +32,7 @@ class Predictive:
     fallback: Router = field(default_factory=FlowGuard)
 
     def __call__(self, arrival: Arrival, candidates: Sequence[RouteCandidate], turn: int) -> Decision:
-        # Evaluated for every candidate on every request: written for speed, as FlowGuard is.
+        # Runs for every candidate of every request: written for speed.
         ttft_target, tpot_target = or_inf(arrival.ttft), or_inf(arrival.tpot)
         output, stale = self.output, self.stale
         total_tokens = arrival.prompt_tokens + output
@@ -52,10 +56,10 @@ class Predictive:
     def predict(
         self, arrival: Arrival, candidate: RouteCandidate, prefill_costs: Costs, decode_costs: Costs
     ) -> tuple[float, float]:
-        """Return the predicted seconds to the first token and for each further one, by the step costs of
-        either half."""
+        """Return the predicted seconds to the first token and for each further token."""
         prefill, decode = candidate.prefill, candidate.decode
         uncached_tokens, ahead = max(arrival.prompt_tokens - candidate.cached, 1), prefill.timely_tokens
+        # Rounded up to whole blocks: fewer different costs are computed.
         blocks = (uncached_tokens - 1) // prefill_costs.block_size + 1
         waiting = (
             min(max(prefill_costs.prefill(ahead) - prefill.busy, 0.0), prefill.timely_for) if ahead else 0.0

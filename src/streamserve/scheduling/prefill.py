@@ -1,14 +1,15 @@
-"""Chunk sizes: how many tokens of which prompts go into a step, in a batch with decoding sequences.
+"""Chunk sizes: how many tokens of each prompt go into a step, in a batch with decoding sequences.
 
-First comes what is due: a prompt with a deadline for its first token gets as many tokens in each step as it
-needs to meet it. A prompt without a deadline that holds memory already gets as many as it needs to finish
-eventually.
+Due tokens come first. In each step a prompt with a deadline for its first token gets the tokens that it needs
+to meet the deadline. A prompt without a deadline that already holds memory gets the tokens that it needs to
+finish within MAX_WAIT.
 
-Beyond that, prompt tokens compete with decoding for the time of the step: a token of a prompt is worth its
-share of the expected output, a decoded token is worth one. More urgent priorities come first, and decoding
-sequences that they outrank do not compete with them, but keep their targets. Prompt streams are sent early
-for the sake of their first token: where there is one, all prompts are served in order, as fast as targets
-allow.
+Further prompt tokens compete with decoding for the time of the step. A token of a prompt is worth its share
+of the expected output, a decoded token is worth one. More urgent priorities come first. Decoding sequences of
+a less urgent priority than a prompt do not compete with it, but their targets still limit the step.
+
+Clients send prompt streams early to get the first token early. If a prompt is or was a stream, all prompts
+are served in order, as fast as the targets allow.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +22,18 @@ from streamserve.scheduling.request import RequestView
 from streamserve.speculation.slo import LatencyRequirement
 
 MARGIN = 3
-"""Steps before its deadline by which a prompt is to be done: steps may become longer than predicted."""
+"""A prompt is planned to be done this many steps before its deadline: steps may become longer than
+predicted."""
 ROUNDS = 4
-"""Iterations of computing what is due with the time of the resulting step."""
+"""Iterations between the due tokens and the time of the step that they result in."""
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-"""Numbers of prompt tokens that are compared, and the ends of prompts too: cost curves are staircases."""
+"""Numbers of prompt tokens whose rates are compared, together with the ends of prompts. Cost curves are
+staircases, so a local search could stop too early."""
 
 
 class Chunk(NamedTuple):
-    """The `tokens` of a prompt in a step; the first `due` of them are computed whatever else might be worth
+    """The `tokens` of a prompt in a step. The first `due` of them are computed even if other tokens are worth
     more."""
 
     tokens: int
@@ -38,11 +41,15 @@ class Chunk(NamedTuple):
 
 
 class DecodeBatch(NamedTuple):
-    """The decoding sequences of the step that prompts are to join, with these latency `requirements` and one
-    query token each. `step_seconds` is the time of a step by query tokens, `budget` the most query tokens of
-    the step, `max_chunk` the most of one prompt. The step begins at `now` on the engine's clock, and yields
-    `tokens_per_step` tokens for a decoding sequence on average. `priorities` are those of the decoding
-    sequences; by default all are as urgent as any prompt."""
+    """The decoding sequences of the step that prompts are to join; each has one query token.
+
+    * `requirements`: their latency requirements.
+    * `step_seconds`: seconds of a step by query tokens.
+    * `budget`: maximum query tokens of the step; `max_chunk`: maximum query tokens of one prompt.
+    * `now`: when the step begins, on the engine's clock.
+    * `tokens_per_step`: mean tokens that a step yields for a decoding sequence.
+    * `priorities`: the priorities of the decoding sequences; if empty, all are as urgent as any prompt.
+    """
 
     requirements: Sequence[LatencyRequirement]
     step_seconds: Callable[[int], float]
@@ -53,7 +60,7 @@ class DecodeBatch(NamedTuple):
     priorities: Sequence[int] = ()
 
     def competing(self, priority: int) -> int:
-        """Return how many decoding sequences a prompt of this priority does not outrank."""
+        """Return the number of decoding sequences that a prompt of this priority does not outrank."""
         if not self.priorities:
             return len(self.requirements)
         return sum(1 for other in self.priorities if other <= priority)
@@ -62,12 +69,12 @@ class DecodeBatch(NamedTuple):
 def chunks(
     prompts: Sequence[RequestView], batch: DecodeBatch, mean_output: float, share: float | None = None
 ) -> list[Chunk]:
-    """Return a chunk for each of the `prompts`, which come in order of urgency.
+    """Return a chunk for each of the `prompts`, which are in order of urgency.
 
-    Beyond what is due, prompts get the number of tokens that maximises expected output per second of the
-    step, an output having `mean_output` tokens on average; or with a `share`, this share of the budget.
-    Neither makes the step longer than the decoding sequences' targets allow. A prompt of a less urgent
-    priority gets more than its due only once the more urgent ones have as much as they can use.
+    Beyond due tokens, prompts get the number of tokens that maximises expected output per second of the step;
+    a prompt's output has `mean_output` tokens on average. With a `share`, they get this share of the budget
+    instead. In both cases the step never takes longer than the decoding sequences' targets allow. A prompt of
+    a less urgent priority gets more than its due tokens only if all more urgent prompts get their maximum.
     """
     planned = [Chunk(0, 0)] * len(prompts)
     others, satisfied = 0, True
@@ -91,8 +98,8 @@ def _with_extra(
     mean_output: float,
     share: float | None,
 ) -> list[int]:
-    """Return how many tokens each of `prompts`, which have one priority, gets in a step: at least what is
-    `due`. The step computes `others` tokens of prompts with more urgent priorities too."""
+    """Return how many tokens each of `prompts` gets in a step: its `due` tokens or more. All `prompts` have
+    one priority; the step also computes `others` tokens of prompts with more urgent priorities."""
     decoding, competing = len(batch.requirements), batch.competing(prompts[0].priority)
     remainders = [
         min(uncached(prompt), batch.max_chunk) - least for prompt, least in zip(prompts, due, strict=True)
@@ -111,6 +118,7 @@ def _with_extra(
     feasible = [0, *(size for size in sorted(sizes) if batch.step_seconds(base + size) <= longest)]
 
     def rate(size: int) -> float:
+        """Return the expected output tokens a second with `size` prompt tokens beyond the due ones."""
         gain = sum(
             values[i] * min(remainders[i], max(size - end, 0)) for i, end in zip(order, ends, strict=False)
         )
@@ -124,10 +132,10 @@ def _with_extra(
 
 
 def due_tokens(prompts: Sequence[RequestView], batch: DecodeBatch, others: int = 0) -> list[int]:
-    """Return how many tokens each of the `prompts` must get now to have its first token in time: with T the
-    time of the step with all that is due, and `others` prompt tokens, remaining * T / time left. Where the
-    budget is too small, the last get none. An infeasible deadline is not pursued: such a prompt is treated as
-    one without a deadline."""
+    """Return how many tokens each of the `prompts` must get in this step to have its first token in time:
+    remaining tokens * T / time left. T is the time of a step with all due tokens and `others` further prompt
+    tokens. If the budget is too small, the last prompts get none. A prompt with an infeasible deadline is
+    treated as a prompt without one."""
     decoding, step_seconds = len(batch.requirements) + others, batch.step_seconds
     whole = step_seconds(decoding + batch.max_chunk) / batch.max_chunk
     idle = not others and not any(prompt.running for prompt in prompts)
@@ -156,26 +164,27 @@ def due_tokens(prompts: Sequence[RequestView], batch: DecodeBatch, others: int =
 
 
 def uncached(prompt: RequestView) -> int:
-    """Return how many tokens of a prompt are left to compute, at least 1. A cached prefix need not be, but
-    only counts as computed once the prompt holds its blocks."""
+    """Return how many tokens of a prompt are left to compute, at least 1. The cached prefix of a prompt that
+    is not running yet is subtracted here: `remaining` includes it until the prompt holds its blocks."""
     return max(1, prompt.remaining - (0 if prompt.running else prompt.cached))
 
 
 def _value(prompt: RequestView, mean_output: float, now: float) -> float:
-    """Return the expected output for each token of the prompt that was not cached, which grows with its
-    waiting time."""
+    """Return the value of computing a token of the prompt: the expected output divided by the prompt's
+    uncached length. The value grows with the waiting time."""
     tokens = max(uncached(prompt), prompt.length - prompt.cached)
     return mean_output / tokens * (1 + _waited(prompt, now) / MAX_WAIT)
 
 
 def _waited(prompt: RequestView, now: float) -> float:
-    """Return the seconds since a prompt was complete; 0 while it is a stream."""
+    """Return the seconds since a prompt was complete; 0 while it is not complete."""
     return max(0.0, now - prompt.complete_since) if prompt.complete else 0.0
 
 
 def _longest_step(batch: DecodeBatch) -> float:
-    """Return the longest step that endangers no target: requests ahead of their targets have slack, those
-    that lag must not fall back further. Targets that the step would miss without any prompt are ignored."""
+    """Return the seconds of the longest step that endangers no target. Requests ahead of their target have
+    slack; requests that lag must not fall back further. Targets that a step without prompts would miss are
+    ignored."""
     alone = batch.step_seconds(len(batch.requirements))
     limits = (
         max(requirement.slack(batch.tokens_per_step), requirement.tpot * batch.tokens_per_step)

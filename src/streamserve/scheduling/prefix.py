@@ -1,12 +1,13 @@
-"""Hashes of full blocks over their tokens and all tokens before them, stable across processes and
-machines."""
+"""Hashes of full KV blocks, for the prefix index. A block's hash covers its tokens and all tokens before
+them; it is stable across processes and machines."""
 
 from array import array
 from hashlib import blake2b
 
 
 def namespace(*parts: str) -> bytes:
-    """Return the parent hash of a first block: model, adapter and cache salt keep their prefixes apart."""
+    """Return the parent hash of first blocks in the namespace `parts`: equal tokens in different namespaces
+    have different hashes."""
     digest = blake2b(digest_size=16)
     for part in parts:
         encoded = part.encode()
@@ -15,7 +16,8 @@ def namespace(*parts: str) -> bytes:
 
 
 def root_hash(model: str, salt: str, adapter: str) -> bytes:
-    """Return the parent hash of the first block of a request with a LoRA adapter (empty: none)."""
+    """Return the parent hash of a request's first block. Model, cache salt and LoRA adapter (empty: none)
+    keep prefixes apart."""
     return namespace(model, salt, adapter) if adapter else namespace(model, salt)
 
 

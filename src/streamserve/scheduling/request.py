@@ -1,4 +1,4 @@
-"""What a scheduling policy may know of a request, as plain data."""
+"""A request as scheduling policies see it, as plain data."""
 
 import msgspec
 
@@ -6,26 +6,28 @@ from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):
-    """One sequence at the beginning of a step. Times are seconds on the engine's clock. `gc=False`: a step
-    makes one for each sequence, and none refers back to another.
+    """One sequence at the beginning of a step. Times are seconds on the engine's clock.
 
-    * `remaining`: tokens that this step may compute at most, `computed` ones have KV, of `length` in all.
-    * `outputs`: those of them that were generated. `decodes_here`: more will be, on this worker.
+    * `remaining`: maximum number of tokens that this step may compute. `computed`: tokens with KV. `length`:
+      all tokens, of which the last `outputs` were generated.
+    * `decodes_here`: this worker generates its output tokens.
     * `cached`: its cached prefix length, as of the last lookup in the prefix index.
-    * `prefill_seconds`: estimated seconds to compute what is left of a prompt that is or was a stream.
+    * `prefill_seconds`: estimated seconds to compute the rest of a prompt that is or was a stream; otherwise
+      0.
     * `running`: it holds blocks. `decoding`: it lacks only the KV of its last token, and is to be sampled.
     * `complete`: all of the prompt has arrived, its latest part at `last_chunk_at`. It was complete at
       `completed_at` (None: on arrival). `streamed`: it is, or was, a prompt stream.
-    * `edit_stability`: of a prompt stream, the number of its latest edits in a row that retained the token to
-      compute next.
-    * `deadline`: when its first token is due, until that has been generated.
+    * `edit_stability`: number of a prompt stream's latest edits in a row that retained the token to compute
+      next.
+    * `deadline`: when its first token is due; None once that is generated, or without a target.
     * `tpot`: its target for the time per output token in seconds (None: no target; inf: it can no longer meet
-      its targets). From the first token on `requirement` holds the target and the progress.
+      its targets). From the first token on, `requirement` holds the target and the progress.
     * `aged_in`: it is admitted whatever the effect on other requests' targets.
+    * `idle`: it is a prompt stream that takes no memory from other sequences: it waits for more of its
+      prompt, or computes evicted KV again.
 
-    Of a sequence with nothing to compute only arrival, priority, computed tokens, times and `tpot` are known;
-    `idle` is a prompt stream that takes no memory from others: it waits for more of its prompt, or computes
-    again what was evicted meanwhile.
+    For a sequence with nothing to compute, only arrival, priority, computed tokens, times, `tpot` and `idle`
+    are set. `gc=False` because a step makes a view for each sequence, and views never refer to each other.
     """
 
     arrival: float
@@ -52,6 +54,6 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def complete_since(self) -> float:
-        """When the prompt was complete; on arrival, if it is not complete yet."""
+        """When the prompt was complete; its arrival if it is not complete yet."""
         completed_at = self.completed_at
         return self.arrival if completed_at is None or not self.complete else completed_at

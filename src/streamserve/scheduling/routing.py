@@ -1,11 +1,11 @@
-"""Routing: which stream pair a request goes to, or which prefill and which decode worker of uneven pools.
+"""Routing: choose a request's stream pair, or its prefill and its decode worker in uneven pools.
 
-    arrival, candidates ──▶ Router ──▶ Decision(candidate, score of each candidate, why)
+    arrival, candidates ──▶ Router ──▶ Decision(candidate, score of each candidate, reason)
 
-A `RouteCandidate` is a prefill worker and a decode worker; a unified worker is both halves of its candidate.
-In uneven pools each half is chosen separately, with the same idle worker as the other half of every
-candidate: so FlowGuard chooses the prefill worker by C and Q, the decode worker by M and L. Routers are pure:
-what varies from call to call (`turn`, the number of requests routed before) is an argument.
+A `RouteCandidate` has a prefill worker and a decode worker; for a unified worker both are the same. In uneven
+pools each half is chosen separately, with IDLE_WORKER as the other half of every candidate. So FlowGuard
+chooses the prefill worker by C and Q, and the decode worker by M and L. Routers are pure functions: `turn`,
+the number of requests routed before, is an argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ import msgspec
 class WorkerLoad(msgspec.Struct, frozen=True):
     """A worker's load, from its last report and the fleet's own bookkeeping.
 
-    * `queued`: requests that wait or are being prefilled, with `queued_tokens` prompt tokens to compute;
-      `long_prompts`: those of each prompt that has more than STEP_TOKENS.
-    * `timely_tokens`: those of requests whose first token can still be in time; the last of them for
-      `timely_for` more seconds.
-    * `busy`: seconds that the first of them has been computed for.
-    * `incoming`: sequences that will decode there; `decoding`: those that do.
-    * `blocks_live`: of `blocks_total` KV blocks, those that live requests hold.
+    * `queued`: requests that wait or are being prefilled. They have `queued_tokens` prompt tokens to compute.
+      `long_prompts`: the tokens to compute of each queued prompt with more than STEP_TOKENS.
+    * `timely_tokens`: queued prompt tokens of requests whose first token can still be in time. The last of
+      these requests can be in time for `timely_for` more seconds.
+    * `busy`: seconds for which the first of these requests has been computed.
+    * `incoming`: sequences that will decode there. `decoding`: sequences that decode there now.
+    * `blocks_live`: KV blocks that live requests hold, of `blocks_total`.
     * `silence`: seconds since the last report.
-    * `costs`: what its steps cost, if that is known.
-    * `speedup`: how much faster than plain steps it now generates tokens.
+    * `costs`: costs of its steps; None if unknown.
+    * `speedup`: present factor of its tokens a second over plain decoding.
     """
 
     worker: str
@@ -49,7 +49,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
     @property
     def queue(self) -> float:
-        """Q: queue depth as a share of the maximum number of running sequences."""
+        """Queue depth as a share of the maximum number of running sequences."""
         return self.queued / self.max_num_seqs
 
     @property
@@ -59,13 +59,14 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
     @property
     def load(self) -> float:
-        """L: decoding sequences as a share of the maximum number of running sequences."""
+        """FlowGuard's L: decoding sequences as a share of the maximum number of running sequences."""
         return self.decoding / self.max_num_seqs
 
 
 class RouteCandidate(msgspec.Struct, frozen=True):
-    """A route candidate. `cached` of the prompt's tokens are in the prefill worker's prefix cache; `pending`
-    ones of them only will be: they are being computed for another request."""
+    """A prefill worker and a decode worker for a request. `cached` is the number of the prompt's tokens in
+    the prefill worker's prefix cache. `pending` of these are not there yet: they are being computed for
+    another request."""
 
     prefill: WorkerLoad
     decode: WorkerLoad
@@ -74,7 +75,7 @@ class RouteCandidate(msgspec.Struct, frozen=True):
 
     @property
     def memory(self) -> float:
-        """M: the memory share of the fuller of the two workers."""
+        """FlowGuard's M: the memory share of the fuller of the two workers."""
         return max(self.prefill.memory, self.decode.memory)
 
     @property
@@ -84,8 +85,8 @@ class RouteCandidate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Arrival:
-    """The request to be routed: the number of its prompt tokens, and its targets in seconds, if it has
-    any."""
+    """The request to be routed: its number of prompt tokens, and its latency targets in seconds (None: no
+    target)."""
 
     prompt_tokens: int
     ttft: float | None = None
@@ -94,8 +95,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen candidate by its index, all scores (higher is better; None: not considered), and the
-    reason."""
+    """A routing decision: the index of the chosen candidate, the scores of all candidates (higher is better;
+    None: not considered), and the reason."""
 
     chosen: int
     scores: tuple[float | None, ...]
@@ -103,14 +104,18 @@ class Decision:
 
 
 Router = Callable[[Arrival, Sequence[RouteCandidate], int], Decision]
-"""Takes the arrival, the candidates of live workers (at least one) and the turn."""
+"""Takes the request, the candidates of live workers (at least one) and the turn."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of steps in seconds: a prefill of so many tokens, and a decode step by number of sequences and
-    the KV tokens that they hold in all; each additional KV token makes it longer by `token`. `block_size`
-    converts blocks into tokens."""
+    """Costs of a worker's steps in seconds.
+
+    * `prefill(tokens)`: the prefill of a prompt.
+    * `decode(sequences, kv_tokens)`: a decode step; `kv_tokens` is the KV of all its sequences together.
+    * `token`: additional seconds of a decode step for each additional KV token.
+    * `block_size`: tokens of a KV block.
+    """
 
     prefill: Callable[[int], float]
     decode: Callable[[int, int], float]
@@ -124,7 +129,8 @@ IDLE_WORKER = WorkerLoad(
     blocks_total=1 << 30,
     costs=Costs(prefill=lambda tokens: 0.0, decode=lambda sequences, kv_tokens: 0.0),
 )
-"""The idle other half of each candidate where the halves of uneven pools are chosen separately."""
+"""The other half of each candidate where prefill and decode worker are chosen separately: its steps cost
+nothing, and it is never full."""
 
 
 def or_inf(target: float | None) -> float:
@@ -138,14 +144,18 @@ def cached_share(arrival: Arrival, candidate: RouteCandidate) -> float:
 
 
 STEP_TOKENS = 512
-"""Query tokens of a prefill step: prompts that have no more to compute are served together."""
+"""Assumed query tokens of a prefill step: prompts with at most this many tokens to compute are served
+together."""
 
 
 def delay(arrival: Arrival, candidate: RouteCandidate) -> int:
-    """Return the prompt tokens by which first tokens are delayed at a candidate: this one by its own and by
-    what is served before it, and others by its own. Prefill workers serve short prompts before long ones, so
-    of two prompts the shorter one delays the other, by its tokens. A prompt whose prefix is pending waits for
-    the whole queue, where it is computed."""
+    """Return the sum of delays of first tokens that the request causes or has at a candidate, in prompt
+    tokens: its own tokens, the tokens served before it, and the delay that it causes to queued prompts.
+
+    Prefill workers serve short prompts before long ones, so of two prompts the shorter one delays the other,
+    by its tokens. A prompt whose cached prefix is pending waits for the whole queue, which computes that
+    prefix.
+    """
     own = max(arrival.prompt_tokens - candidate.cached, 1)
     prefill = candidate.prefill
     after_all = own + prefill.queued_tokens
@@ -156,7 +166,7 @@ def delay(arrival: Arrival, candidate: RouteCandidate) -> int:
 
 
 def best(keys: Sequence[tuple[float, ...]], turn: int) -> int:
-    """Return the index of the greatest key; equal ones take turns."""
+    """Return the index of the greatest key; candidates with equal keys take turns."""
     best = max(keys)
     equal = [index for index, key in enumerate(keys) if key == best]
     return equal[turn % len(equal)]

@@ -1,8 +1,8 @@
-"""SLO admission: which prompts may begin, so that decoding requests with a latency target can stay on it.
+"""SLO admission: decide which prompts may begin, so that decoding requests can stay on their latency targets.
 
-A computed prompt becomes a decoding request, and makes every step of the others longer. Where their targets
-and its own could not all be met from then on, it waits: so some requests meet their targets where otherwise
-none would. A request that already holds memory always continues.
+A computed prompt becomes a decoding request, and makes every step of the other requests longer. A prompt
+waits if its target and the other requests' targets could not all be met from then on: so some requests meet
+their targets where otherwise none would. A request that already holds memory always continues.
 """
 
 from collections import Counter
@@ -15,11 +15,11 @@ from streamserve.speculation.outlook import Means
 from streamserve.speculation.shapes import expected_tokens
 
 MAX_QUERY_TOKENS = 4096
-"""Most query tokens of a step that are considered."""
+"""Maximum query tokens of a step in the search of `sustainable`."""
 HEADROOM = 0.9
-"""Share of the draft tokens' expected accepted tokens that is counted on: acceptance comes in streaks."""
+"""Share of the expected accepted draft tokens that admission relies on: acceptance comes in streaks."""
 GRACE = MAX_WAIT / 10
-"""Seconds that a prompt waits at least for other requests' targets, before it is admitted at their cost."""
+"""Minimum seconds that a prompt waits for other requests' targets before it is admitted at their cost."""
 
 
 def needs_admission(view: RequestView) -> bool:
@@ -33,8 +33,8 @@ def has_begun(view: RequestView) -> bool:
 
 
 def aging_in(prompts: Sequence[RequestView], now: float) -> int | None:
-    """Return the index of the first of `prompts` that is to be aged in: it has reached the maximum wait for
-    other requests' targets, and has no deadline that it can still meet."""
+    """Return the index of the first of `prompts` to be aged in, None if there is none: it has waited longer
+    than GRACE, and has no deadline that it can still meet."""
     for i, prompt in enumerate(prompts):
         timely = prompt.deadline is not None and now <= prompt.deadline
         if not timely and now - prompt.arrival > GRACE:
@@ -43,18 +43,22 @@ def aging_in(prompts: Sequence[RequestView], now: float) -> int | None:
 
 
 def discounted_tokens(acceptance: float, depth: int) -> float:
-    """Return the tokens that a step yields for one request with a chain of `depth` draft tokens, each
-    accepted with probability `acceptance`."""
+    """Return the tokens that admission expects of a step for one request with a chain of `depth` draft
+    tokens, each accepted with probability `acceptance`; only HEADROOM of the accepted draft tokens counts."""
     return 1.0 + HEADROOM * (expected_tokens(acceptance, depth) - 1.0)
 
 
 def sustainable(
     counts: Mapping[float | None, int], means: Means, prompt_tokens: float = 0.0, prompts: float = 0.0
 ) -> bool:
-    """Whether requests with these targets meet them if they decode together: is there a step of S seconds in
-    which each has the shortest chain that yields S / tpot tokens? `counts` holds the number of requests by
-    target. A step has `prompt_tokens` of prompts, as lately, or what makes `prompts` tokens a second, which
-    are due of the prompts that have begun, whichever is more."""
+    """Whether requests that decode together can meet their targets.
+
+    They can if a step of S seconds exists in which each request has the shortest draft chain that yields
+    S / tpot tokens. `counts` holds the number of requests by target. The step also has the greater of two
+    numbers of prompt tokens: `prompt_tokens`, the recent mean, and S * `prompts`, where `prompts` is the due
+    prompt tokens a second of the prompts that have begun.
+    """
+    # A fixed point from below: longer chains lengthen the step, which may require longer chains again.
     depths = dict.fromkeys(counts, 0)
     others = float(prompt_tokens)
     while True:
@@ -86,11 +90,14 @@ def admit(
     means: Means,
     prompt_tokens: int = 0,
 ) -> list[bool]:
-    """Return which `prompts` are admitted to a batch with the requests `present`, which decode or have begun.
-    Where not all can be, those with the least to compute go first, so that the most targets are met; those
-    that can no longer meet theirs come last. To an empty batch, one is always admitted. A prompt does not
-    wait for requests of less urgent priority, nor for a target that is infeasible even alone. A step had
-    `prompt_tokens` of prompts lately."""
+    """Return, for each of `prompts`, whether it is admitted to a batch with the requests `present`, which
+    decode or have begun.
+
+    If not all can be admitted, prompts with the least to compute go first, so that the most targets are met;
+    prompts that can no longer meet theirs come last. An empty batch always gets one prompt. A prompt does not
+    wait for requests of less urgent priority, nor for a target that is infeasible even alone.
+    `prompt_tokens` is the recent mean of prompt tokens a step.
+    """
     targets = {request.tpot for request in (*present, *prompts)}
     feasible = {target: sustainable({target: 1}, means) for target in targets}
     targets_by_priority = Counter(
@@ -115,7 +122,8 @@ def admit(
 
 
 def _due_rate(prompt: RequestView, now: float) -> float:
-    """Return the prompt tokens that are due in each second; 0 without a deadline, or with a missed one."""
+    """Return the prompt tokens that are due each second until the deadline; 0 without a deadline, or with a
+    missed one."""
     deadline = prompt.deadline
     return 0.0 if deadline is None or deadline <= now else prompt.remaining / max(deadline - now, 1e-3)
 

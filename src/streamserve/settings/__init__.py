@@ -1,1 +1,1 @@
-"""Settings from flags, environment and a TOML file, and the location of checkpoints."""
+"""Settings from flags, environment and a TOML file, the HTTP server's settings, and where checkpoints are."""

@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters: their names and folders, and what they cannot be combined with."""
+"""Settings of LoRA adapters: their names and folders, and their limits."""
 
 import os
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ import msgspec
 
 from streamserve.protocol.adapters import CONFIG_FILE, check_name, folder_of
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import SettingsError
+from streamserve.settings.server_config import ServerConfig
 
 
 def adapter_paths(given: Sequence[str]) -> dict[str, str]:
-    """Return the folders of adapters by their names, from NAME=PATH. Raises SettingsError for other forms."""
+    """Return the folders of adapters by name, from NAME=PATH. Raises SettingsError for other forms."""
     paths = dict[str, str]()
     for text in given:
         name, equals, path = text.partition("=")
@@ -26,8 +26,8 @@ def adapter_paths(given: Sequence[str]) -> dict[str, str]:
 
 
 def with_adapters(model: ModelConfig, server: ServerConfig, name: str) -> ModelConfig:
-    """Return the settings of a model with the number of its adapters. Raises SettingsError for what cannot be
-    served with them."""
+    """Return the settings of a model with the number of its adapters. Raises SettingsError if the adapters
+    cannot be served with these settings."""
     paths = adapter_paths(server.lora)
     count = model.max_loras or len(paths)
     if len(paths) > count:

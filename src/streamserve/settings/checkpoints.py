@@ -1,4 +1,4 @@
-"""Locate a model: a packaged one by name, a folder, a GGUF file, or a repository of the Hugging Face hub."""
+"""Locates a model: a packaged one by name, a folder, a GGUF file, or a repository of the Hugging Face hub."""
 
 import contextlib
 import os
@@ -27,8 +27,8 @@ _MAX_NAME = 64
 def locate(model: str) -> Path:
     """Return the folder of `model`, or its GGUF file.
 
-    A hub name (`owner/name`, of GGUF repositories `owner/name:Q4_K_M`, optionally `@revision`) is downloaded
-    unless it is in the hub's cache. Raises CheckpointError if there is no such model.
+    A hub name (`owner/name`, for GGUF repositories `owner/name:Q4_K_M`, optionally with `@revision`) is
+    downloaded unless it is in the hub's cache. Raises CheckpointError if there is no such model.
     """
     if model in EMBEDDED:
         return embedded.path(model)
@@ -62,19 +62,19 @@ def locate(model: str) -> Path:
 
 
 def refuse_odd_files(files: Iterable[Path]) -> None:
-    """Raise CheckpointError where reading one of a checkpoint's `files` would not end: a pipe, a device, or a
-    file of settings or a vocabulary that is far too large; and for a Git LFS pointer in the place of a file.
-    Other files are not read."""
+    """Raise CheckpointError if reading one of a checkpoint's `files` would not end (a pipe, a device), if a
+    file of settings or a vocabulary is far too large, or if a file is a Git LFS pointer. Other files are not
+    read."""
     for file in files:
         if file.name.startswith(".") or file.suffix not in (*TEXT_SUFFIXES, *WEIGHT_SUFFIXES):
             continue
         try:
             status = file.stat()
-        except OSError:  # whoever needs it says so
+        except OSError:  # code that needs the file reports the error
             continue
         is_empty = stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or is_empty):
-            raise CheckpointError(f"{file} is no file, but a pipe, a device or a socket: remove it")
+            raise CheckpointError(f"{file} is not a file, but a pipe, a device or a socket: remove it")
         if file.suffix in TEXT_SUFFIXES and status.st_size > MAX_TEXT_BYTES:
             raise CheckpointError(f"{file} has {status.st_size} bytes: at most {MAX_TEXT_BYTES} are read")
         if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_POINTER_BYTES:
@@ -83,7 +83,8 @@ def refuse_odd_files(files: Iterable[Path]) -> None:
 
 
 def root_name(model: str, path: str) -> str:
-    """Return where to load the tokenizer of `model` from: its hub name, else the folder or file at `path`."""
+    """Return the location from which the tokenizer of `model` can be loaded: its hub name, else the folder or
+    file `path`."""
     name = parse_hub_name(model)
     local = name is None or Path(model).expanduser().exists()
     return path if local or name is None else name.repo
@@ -92,8 +93,8 @@ def root_name(model: str, path: str) -> str:
 def packaged_draft(target: Path) -> Path | None:
     """Return the packaged draft model, if it fits the checkpoint `target`.
 
-    The packaged target, and every model inflated from it, has a byte-identical tokenizer. None for the draft
-    itself and for every other model.
+    The packaged target, and every model inflated from it, has a byte-identical tokenizer. Return None for the
+    draft model itself, and for every other model.
     """
     try:
         folder = embedded.path("embedded-draft")
@@ -104,7 +105,8 @@ def packaged_draft(target: Path) -> Path | None:
 
 
 def _from_hub(name: HubName) -> Path:
-    """Return the path of a model as it is on the hub now; where the hub cannot be asked, as it is cached."""
+    """Return the path of a model in its present version on the hub, or in the cached version if the hub
+    cannot be reached."""
     try:
         return download(name)
     except Unreachable as error:

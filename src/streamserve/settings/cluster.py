@@ -1,4 +1,4 @@
-"""Settings of workers on other machines: of the server that they join, and of `streamserve worker`."""
+"""Settings of workers on other machines: for the server that machines join, and for `streamserve worker`."""
 
 import socket
 from collections.abc import Collection, Sequence
@@ -8,17 +8,18 @@ from importlib.util import find_spec
 from streamserve.protocol.cluster import Machine
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoint, read_clients, read_key_pair
-from streamserve.protocol.machine import identity
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.checkpoints import locate
 from streamserve.settings.options import SECRETS, SettingsError
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.machine import identity
 
 NEW_KEY = "create one with `streamserve keys new FILE`"
 
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """How `streamserve worker` joins a head: AgentConfig of cluster/agent.py, without the cluster package."""
+    """How `streamserve worker` joins a head. Equals AgentConfig of cluster/agent.py, without an import of the
+    cluster package."""
 
     head: Endpoint
     head_key: bytes
@@ -29,7 +30,7 @@ class JoinSettings:
 
 
 def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
-    """Refuse settings of joining machines that contradict each other. Raises SettingsError."""
+    """Check the settings of machines that join. Raises SettingsError if they contradict each other."""
     if server.launcher == "local":
         return
     try:
@@ -57,15 +58,16 @@ def check_launcher(server: ServerConfig, model: ModelConfig) -> None:
         raise SettingsError(f"launcher = {server.launcher!r}: join_key is required: {NEW_KEY}")
     if server.kv_transport == "nixl" and not server.kv_trusted_network:
         raise SettingsError(
-            "kv_transport = 'nixl': it has no keys, and whoever reaches its ports can write the memory of "
-            "workers: leave it out, or give kv_trusted_network if only they are in their network"
+            "kv_transport = 'nixl': NIXL has no keys: every program that reaches its ports can write to "
+            "the memory of workers: leave kv_transport out, or give kv_trusted_network if only the "
+            "workers can reach their network"
         )
     if model.draft.startswith("tcp://") and model.draft_key:
         raise SettingsError("draft_key: a key file is not sent to machines that join: use another drafter")
 
 
 def check_visible_keys(server: ServerConfig, flags: Collection[str]) -> None:
-    """Refuse keys among the `flags` of a command line that others can read. Raises SettingsError."""
+    """Check that no key is among the `flags` of a command line that others can read. Raises SettingsError."""
     for name in flags:
         if name in SECRETS and server.launcher == "ray":
             raise SettingsError(
@@ -84,7 +86,8 @@ def allowed_keys(server: ServerConfig) -> dict[str, str]:
 
 
 def ray_resources(given: Sequence[str]) -> dict[str, float]:
-    """Return the amounts of custom resources by name, from NAME=AMOUNT. Raises SettingsError for others."""
+    """Return the amounts of custom resources by name, from NAME=AMOUNT. Raises SettingsError for other
+    forms."""
     amounts: dict[str, float] = {}
     for text in given:
         name, _, amount = text.partition("=")
@@ -110,7 +113,7 @@ def resolve_join(
 ) -> JoinSettings:
     """Resolve the settings of `streamserve worker`.
 
-    Raises SettingsError for invalid ones, CheckpointError if the model is not found.
+    Raises SettingsError for invalid settings, CheckpointError if the model is not found.
     """
     try:
         head = parse_endpoint(join)
@@ -128,7 +131,7 @@ def resolve_join(
         machine = Machine(name or _host_name(), identity(), address or "", slots)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    # With a copy of the server's file, the server's public key is this one.
+    # With a copy of the server's key file, the server's public key is the public key of this pair.
     return JoinSettings(
         head, head.server_key or own.public, own, machine, str(locate(model)) if model else None, keep
     )

@@ -1,4 +1,4 @@
-"""Which settings act where: all of them in a server, and without one those that need no connection.
+"""Which settings have an effect in which use: all of them in a server, others only without connections.
 
 `streamserve generate`, `streamserve chat` and `LLM` have prompts and sampling parameters, `streamserve batch`
 has requests in the API's format, and `streamserve profile` loads a model and measures it.
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.options import Option, SettingsError, options
+from streamserve.settings.server_config import ServerConfig
 
 Use = Literal["serve", "batch", "llm", "profile"]
-"""What settings are for; `llm`: the library and the commands that are made of it."""
+"""The use of settings. `llm`: the library, and the commands that are built on it."""
 
 _CONNECTIONS = frozenset(
     {
@@ -25,7 +25,8 @@ _CONNECTIONS = frozenset(
         "cors_origin", "access_log",
     }
 )  # fmt: skip
-"""Settings of what only a server has: connections, keys, several models, prompt streams, and files."""
+"""Settings of features that only a server has: connections, keys, several models, prompt streams, and
+files."""
 
 _REQUESTS = frozenset(
     {
@@ -43,7 +44,7 @@ _MEASURED = frozenset(
         "block_size", "max_num_seqs", "max_num_batched_tokens", "draft", "task",
     }
 )  # fmt: skip
-"""Settings of what `streamserve profile` loads and measures."""
+"""Settings that affect how `streamserve profile` loads and measures a model."""
 
 _PLACES = {
     "serve": "`streamserve serve`",
@@ -54,7 +55,7 @@ _PLACES = {
 
 
 def acting(use: Use) -> frozenset[str]:
-    """Return the names of the settings that act in a use."""
+    """Return the names of the settings that have an effect in a use."""
     every = frozenset(ModelConfig.__struct_fields__) - {"path"} | frozenset(ServerConfig.__struct_fields__)
     return {
         "serve": every,
@@ -65,17 +66,18 @@ def acting(use: Use) -> frozenset[str]:
 
 
 def acting_options(use: Use) -> list[Option]:
-    """Return the settings that act in a use, in the order of all settings."""
+    """Return the settings that have an effect in a use, in the order of all settings."""
     return [option for option in options() if option.name in acting(use)]
 
 
 def other_options(use: Use) -> list[Option]:
-    """Return the settings that act elsewhere only."""
+    """Return the settings that have an effect only in other uses."""
     return [option for option in options() if option.name not in acting(use)]
 
 
 def refuse_idle(flags: Mapping[str, Any], use: Use) -> None:
-    """Raise SettingsError for a flag or argument that does not act in this use, with where it does."""
+    """Raise SettingsError for a flag or argument without effect in this use. The message names the uses in
+    which it has one."""
     for name in flags:
         if name not in acting(use) | {"model"}:
             raise SettingsError(f"{name}: it has no effect in {_PLACES[use]}: {_where(name)}")
@@ -83,15 +85,16 @@ def refuse_idle(flags: Mapping[str, Any], use: Use) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Settings of a file and of the environment: those that act, and the names of the others that are not
-    at their default."""
+    """Settings of a file and of the environment: `acting` have an effect; `idle` are the names of the others
+    that differ from their defaults."""
 
     acting: dict[str, Any]
     idle: tuple[str, ...]
 
 
 def split(values: Mapping[str, Any], use: Use) -> Split:
-    """Return which values act in this use; a file and the environment may be those of a server, too."""
+    """Divide values by whether they have an effect in this use. A file and the environment may also be meant
+    for a server."""
     names = acting(use) | {"model"}
     defaults = {option.name: option.default for option in options()}
     others = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
@@ -101,7 +104,7 @@ def split(values: Mapping[str, Any], use: Use) -> Split:
 
 
 def idle_text(names: tuple[str, ...], use: Use) -> str:
-    """Return what to tell about settings of a file or of the environment that do not act in this use."""
+    """Return a warning about settings of a file or of the environment that have no effect in this use."""
     return f"{', '.join(names)}: without effect in {_PLACES[use]}"
 
 

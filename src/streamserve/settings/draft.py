@@ -1,4 +1,5 @@
-"""Settings of `streamserve draft` from its flags: those of DraftingConfig, and some of a model's."""
+"""Settings of `streamserve draft` from its flags: the fields of DraftingConfig, and some settings of a
+model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ MODEL_OPTIONS = (
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """The draft model's name as given, how to load it, and how to draft."""
+    """The draft model's name as given, how to load the model, and how to draft."""
 
     name: str
     model: ModelConfig
@@ -35,7 +36,7 @@ def draft_options() -> list[Option]:
 def resolve_draft(model: str | None, flags: Mapping[str, Any]) -> DraftSettings:
     """Resolve settings from flags; None counts as not set.
 
-    Raises SettingsError for invalid ones, CheckpointError if the model is not found.
+    Raises SettingsError for invalid settings, CheckpointError if the model is not found.
     """
     values = {name: value for name, value in flags.items() if value is not None}
     drafting = convert(values, DraftingConfig)

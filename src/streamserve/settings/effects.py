@@ -1,6 +1,7 @@
-"""What settings need to have an effect: one is refused by name where it would be accepted and not obeyed.
+"""Conditions under which settings have an effect. A setting that would be accepted but not obeyed is refused
+by name.
 
-The rules are data, so that a table of the documentation and a test of every setting are made from them.
+The rules are data: a table of the documentation, and a test of every setting, are derived from them.
 """
 
 from collections.abc import Callable
@@ -15,18 +16,18 @@ from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.keys import tenants
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.commands import Use
 from streamserve.settings.options import SettingsError
+from streamserve.settings.server_config import ServerConfig
 
 NOTHING = ("none", "off")
-"""Values that ask for nothing, and so always have what they need."""
+"""Values that ask for nothing, so that their conditions always hold."""
 
 
 @dataclass(frozen=True)
 class Configured:
-    """All settings together, the workers that they ask for, and the use that they are for. `shared`: other
-    models of the server have the settings of the whole server, too."""
+    """All settings together, the workers that they ask for, and their use. `shared`: other models of the
+    server share the settings of the whole server."""
 
     model: ModelConfig
     server: ServerConfig
@@ -42,8 +43,9 @@ class Configured:
 
 @dataclass(frozen=True)
 class Need:
-    """`settings` have an effect only with others: `needed` in words, `met` in code. `because` is the reason
-    for which they are refused otherwise. It concerns only `values`; by default all that ask for something."""
+    """`settings` have an effect only under a condition: `needed` in words, `met` as code. `because` is the
+    reason of the refusal otherwise. The rule applies only to `values`; by default, to all values that ask for
+    something."""
 
     settings: tuple[str, ...]
     needed: str
@@ -52,7 +54,7 @@ class Need:
     values: tuple[Any, ...] = field(default=())
 
     def unmet(self, configured: Configured) -> list[str]:
-        """Return those of the settings that are given without what they need."""
+        """Return the given settings whose condition does not hold."""
         given = {name: configured.given(name) for name in self.settings}
         wanted = [n for n, value in given.items() if value is not None and self._is_meant(value)]
         return [] if not wanted or self.met(configured) else wanted
@@ -63,7 +65,7 @@ class Need:
 
 @cache
 def defaults() -> dict[str, Any]:
-    """Return the default of every setting but the model's path."""
+    """Return the default of every setting except the model's path."""
     fields = [field for struct in (ModelConfig, ServerConfig) for field in msgspec.structs.fields(struct)]
     return {field.name: field.default for field in fields if field.name != "path"}
 
@@ -102,7 +104,7 @@ def _generates(configured: Configured) -> bool:
 
 
 PAIRS = "`pairs`, or `prefill` and `decode`"
-NO_TEXT = "task = {model.task!r} generates no text: leave it out, or set task"
+NO_TEXT = "task = {model.task!r} generates no text: leave this setting out, or change task"
 NO_PAIRS = "give pairs, or prefill and decode"
 
 NEEDS = (
@@ -150,19 +152,19 @@ NEEDS = (
         ("kv_cache_bytes",),
         "no `num_blocks`",
         lambda configured: configured.model.num_blocks is None,
-        "num_blocks = {model.num_blocks} sets the same size: give one of them",
+        "num_blocks = {model.num_blocks} already sets the size of the KV cache: give only one of the two",
     ),
     Need(
         ("draft_key", "draft_model"),
         "a draft service",
         _has_services,
-        "it is for draft services, but draft = {model.draft!r}",
+        "only draft services use it, but draft = {model.draft!r}",
     ),
     Need(
         ("draft_key",),
         "a draft service with a key",
         _has_service_with_key,
-        "no service of draft has a key: give tcp://SERVERKEY@HOST:PORT, or leave it out",
+        "no draft service in draft has a key: give tcp://SERVERKEY@HOST:PORT, or leave draft_key out",
     ),
     Need(
         ("speculation_policy",),
@@ -179,38 +181,38 @@ NEEDS = (
     ),
     Need(
         ("draft",),
-        "another `speculation_policy` than `off`",
+        "a `speculation_policy` other than `off`",
         lambda configured: configured.model.speculation_policy != "off" or not _drafts(configured),
-        "speculation_policy = 'off' never drafts: leave one of them out",
+        "speculation_policy = 'off' never drafts: leave one of the two out",
     ),
     Need(
         ("listen", "join_key", "join_clients", "join_lease"),
         "`launcher = join` or `ray`",
         lambda configured: configured.server.launcher != "local",
-        "only machines that join need it: give launcher = 'join'",
+        "only machines that join use it: give launcher = 'join'",
     ),
     Need(
         ("fork_workers",),
         "`launcher = local`",
         lambda configured: configured.server.launcher == "local",
-        "agents of other machines start the workers: leave it out",
+        "other machines start their workers themselves: leave fork_workers out",
         values=(False,),
     ),
     Need(
         ("ray_address", "ray_resources"),
         "`launcher = ray`",
         lambda configured: configured.server.launcher == "ray",
-        "only Ray needs it: give launcher = 'ray'",
+        "only Ray uses it: give launcher = 'ray'",
     ),
     Need(
         ("kv_trusted_network",),
         "`kv_transport = nixl` and `launcher = join` or `ray`",
         lambda configured: configured.server.kv_transport == "nixl" and configured.server.launcher != "local",
-        "only NIXL between machines needs it: give kv_transport = 'nixl' and launcher = 'join'",
+        "only NIXL between machines uses it: give kv_transport = 'nixl' and launcher = 'join'",
     ),
     Need(
         ("router",),
-        "`workers` or `pairs` of 2, other pools, or `max_workers`",
+        "2 or more `workers` or `pairs`, several `prefill` or `decode` workers, or `max_workers`",
         lambda configured: len(configured.workers.candidates()) > 1
         or (configured.server.max_workers or 0) > len(configured.workers.names),
         "all requests go to the same worker or pair: give 2 workers or pairs",
@@ -263,7 +265,7 @@ NEEDS = (
         ("max_stored_response_bytes", "stored_response_ttl"),
         "`max_stored_responses` above 0",
         lambda configured: configured.server.max_stored_responses > 0,
-        "max_stored_responses = 0 keeps none",
+        "max_stored_responses = 0 stores no responses",
     ),
     Need(
         ("max_batch_file_bytes", "max_batch_folder_bytes", "max_batch_requests"),
@@ -273,7 +275,7 @@ NEEDS = (
     ),
     Need(
         ("batch_concurrency",),
-        "`batch_folder`, or in `streamserve batch`",
+        "`batch_folder`, or `streamserve batch`",
         lambda configured: configured.use == "batch" or _has_batches(configured),
         "without batch_folder there are no batches: give batch_folder",
     ),
@@ -284,11 +286,12 @@ NEEDS = (
         "it has no effect without ssl_certfile",
     ),
 )  # fmt: skip
-"""The first need of a setting that is not met is the one that its refusal names."""
+"""A refusal names the first condition of a setting that does not hold."""
 
 
 def check_effect(configured: Configured) -> None:
-    """Raise SettingsError for a setting that would have no effect with the others, with what it needs."""
+    """Raise SettingsError for a setting that would have no effect with the others. The message says what it
+    needs."""
     for need in NEEDS:
         for name in need.unmet(configured):
             because = need.because.format(model=configured.model, server=configured.server)

@@ -1,4 +1,5 @@
-"""Read whether and how a checkpoint embeds: from the files of sentence-transformers, or a GGUF file's entry.
+"""Reads whether and how a checkpoint embeds: from the files of sentence-transformers, or an entry of a GGUF
+file.
 
 modules.json                 Transformer, Pooling, and optionally Normalize
 1_Pooling/config.json        which hidden states become the embedding
@@ -10,21 +11,22 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.gguf.files import open_gguf
 from streamserve.gguf.paths import gguf_file
 from streamserve.protocol.config import Task
-from streamserve.protocol.embedding import EmbeddingConfig
 from streamserve.protocol.errors import CheckpointError
 
 MAX_BYTES = 64 << 20
 MODULES = "modules.json"
 POOLINGS: dict[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 GGUF_POOLINGS: dict[int, Literal["last", "mean"]] = {1: "mean", 3: "last"}
-"""By the entry `pooling_type`; 0 means none, 2 the first token, 4 a reranker's head."""
+"""Pooling by the entry `pooling_type`. Not supported: 0 (none), 2 (the first token), 4 (a reranker's
+head)."""
 
 
 def detect_task(path: Path) -> Task:
-    """Return what the checkpoint at `path` is for. Raises CheckpointError if its files cannot be read."""
+    """Return the task of the checkpoint at `path`. Raises CheckpointError if its files cannot be read."""
     file = gguf_file(path)
     if file is not None:
         return "embed" if _gguf_pooling(file) else "generate"
@@ -34,8 +36,8 @@ def detect_task(path: Path) -> Task:
 
 
 def read_embedding(path: Path) -> EmbeddingConfig:
-    """Return how the checkpoint at `path` embeds: last-token pooling and normalization where it does not say.
-    Raises CheckpointError for pooling that is not supported, by its name."""
+    """Return the embedding settings of the checkpoint at `path`. Defaults are last-token pooling and
+    normalization. Raises CheckpointError naming a kind of pooling that is not supported."""
     file = gguf_file(path)
     if file is not None:
         return EmbeddingConfig(pooling=_gguf_kind(file))
@@ -115,7 +117,7 @@ def _gguf_kind(file: Path) -> Literal["last", "mean"]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no file."""
+    """Return the object in a JSON file; an empty one if there is no file."""
     content = _load(file) if file.exists() else {}
     if not isinstance(content, dict):
         _refuse(file, "must hold a JSON object")

@@ -15,7 +15,7 @@ from msgspec import inspect
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.field_errors import mismatch_of
 from streamserve.protocol.numbers import plain
-from streamserve.protocol.server_config import ServerConfig
+from streamserve.settings.server_config import ServerConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -29,8 +29,8 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: `kind` is bool, int, float, str or list; `default` is the field's default. `choices` are
-    the only allowed values, if any."""
+    """One setting. `kind` is bool, int, float, str or list. `default` is the field's default. `choices` are
+    the only allowed values; empty: any."""
 
     name: str
     kind: type
@@ -41,7 +41,8 @@ class Option:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a server: the model's name as given, where and how to load it, how to serve it."""
+    """All settings of a server: the model's name as given, where and how to load the model, and how to serve
+    it."""
 
     name: str
     model: ModelConfig
@@ -49,7 +50,8 @@ class Settings:
 
 
 def options(*structs: type[msgspec.Struct]) -> list[Option]:
-    """Return every setting of `structs`, by default those of a server, except the model's name."""
+    """Return every setting of `structs` except the model's name. By default, they are the settings of a
+    server."""
     return [option for struct in structs or (ModelConfig, ServerConfig) for option in _options_of(struct)]
 
 
@@ -96,7 +98,7 @@ def is_size(name: str) -> bool:
 
 
 def size_in_bytes(text: str) -> int:
-    """Return a size such as 512, 2GB or 1.5GiB in bytes. Raises ValueError if it is none."""
+    """Return a size such as 512, 2GB or 1.5GiB in bytes. Raises ValueError if the text is not a size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2] not in _UNITS:
         raise ValueError("must be a number of bytes, or one with a unit: kB, MB, GB, TB, KiB, MiB, GiB, TiB")
@@ -114,7 +116,8 @@ _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?([smhd]?)")
 
 
 def duration_in_seconds(text: str) -> float:
-    """Return a duration such as 90, 90s, 10m or 1.5h in seconds. Raises ValueError if it is none."""
+    """Return a duration such as 90, 90s, 10m or 1.5h in seconds. Raises ValueError if the text is not a
+    duration."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError("must be a number of seconds, or one with a unit: s, m, h, d")
@@ -122,20 +125,20 @@ def duration_in_seconds(text: str) -> float:
 
 
 MAX_NUMBER = 2**63 - 1
-"""What workers are told in 64 bits."""
+"""Largest number in messages to workers, which have 64 bits for it."""
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:
-    """Raise SettingsError for a number that is not finite, or that no 64 bits hold."""
+    """Raise SettingsError for a number that is not finite, or does not fit in 64 bits."""
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name} = {value}: must be a number that is finite")
+            raise SettingsError(f"{name} = {value}: must be a finite number")
         if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
             raise SettingsError(f"{name} = {value!r:.40}: must be between {-MAX_NUMBER} and {MAX_NUMBER}")
 
 
 def _with_units(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with sizes in bytes and durations in seconds as numbers. Raises SettingsError for a
+    """Return the values with sizes and durations as numbers, in bytes and seconds. Raises SettingsError for a
     text that is neither."""
     converted = dict(values)
     for name, value in values.items():
@@ -148,7 +151,7 @@ def _with_units(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert(values: Mapping[str, Any], struct: type[S]) -> S:
-    """Convert those values that are fields of `struct`. Raises SettingsError for an invalid one."""
+    """Convert the values that are fields of `struct`. Raises SettingsError for an invalid value."""
     known = {field.name for field in msgspec.structs.fields(struct)}
     values = _with_units(values)
     try:

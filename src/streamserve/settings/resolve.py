@@ -1,6 +1,6 @@
 """Settings from flags, environment (STREAMSERVE_*) and a TOML file, in this order of precedence.
 
-All of them use the flat names of the fields in protocol/config.py; `model` names the model itself.
+All use the flat names of the fields in protocol/config.py. `model` is the name of the model itself.
 """
 
 import json
@@ -24,10 +24,6 @@ from streamserve.protocol import keys
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
-from streamserve.protocol.server_config import ServerConfig
-from streamserve.protocol.tls import tls_context
 from streamserve.settings.adapters import with_adapters
 from streamserve.settings.checkpoints import locate, packaged_draft
 from streamserve.settings.cluster import check_launcher
@@ -35,6 +31,10 @@ from streamserve.settings.commands import Use, acting, idle_text, refuse_idle, s
 from streamserve.settings.effects import Configured, check_effect
 from streamserve.settings.embedding import detect_task
 from streamserve.settings.options import SECRETS, Settings, SettingsError, convert, options
+from streamserve.settings.server_config import ServerConfig
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
+from streamserve.system.tls import tls_context
 
 PREFIX = "STREAMSERVE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -54,11 +54,11 @@ def resolve(
     use: Use = "serve",
 ) -> Settings:
     """Resolve settings from `overrides` (flags or keyword arguments; None counts as not set), the environment
-    and the file `config`. Those of the environment and the file that do not act in `use` are named in a
+    and the file `config`. Settings of the environment and the file without effect in `use` are named in a
     warning.
 
-    Raises SettingsError for invalid values, and for overrides that do not act in `use`; CheckpointError if
-    the model is not found.
+    Raises SettingsError for invalid values, and for overrides without effect in `use`; CheckpointError if the
+    model is not found.
     """
     given = gather(overrides, config, environ, use)
     if given.tables:
@@ -71,8 +71,8 @@ def resolve(
 
 @dataclass(frozen=True)
 class Given:
-    """Settings as they were given, by name; keys as digests. `tables` are those of models, by the model's
-    name, in the file `config`."""
+    """Settings as they were given, by name; keys as digests. `tables` are the tables of models, by the
+    model's name, in the file `config`."""
 
     values: Mapping[str, Any]
     tables: Mapping[str, Mapping[str, Any]]
@@ -85,10 +85,10 @@ def gather(
     environ: Mapping[str, str] | None,
     use: Use = "serve",
 ) -> Given:
-    """Return the settings that are given, as `resolve` takes them.
+    """Return the given settings from the sources of `resolve`.
 
-    Raises SettingsError for unknown names, and for overrides that do not act in `use`; CheckpointError for a
-    bound of the processor that is none.
+    Raises SettingsError for unknown names, and for overrides without effect in `use`; CheckpointError for an
+    invalid bound of the processor's instructions.
     """
     environ = os.environ if environ is None else environ
     kernel_bound(environ)
@@ -111,7 +111,8 @@ def gather(
 
 
 def _tables(tables: Any, names: set[str], config: str | Path | None) -> dict[str, dict[str, Any]]:
-    """Return the tables of models with underscored names. Raises SettingsError unless all are such tables."""
+    """Return the tables of models with underscored names. Raises SettingsError if one is not a table of
+    settings."""
     named: dict[str, dict[str, Any]] = {}
     for model, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
@@ -129,7 +130,7 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
     unresolved = convert({**values, "path": ""}, ModelConfig)
     folder = locate(name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").exists():
-        raise CheckpointError(f"{folder} has no config.json: give the folder that holds it")
+        raise CheckpointError(f"{folder} has no config.json: give the folder that contains it")
     task = detect_task(folder) if unresolved.task == "auto" else unresolved.task
     unresolved = msgspec.structs.replace(unresolved, task=task)
     model_config = msgspec.structs.replace(unresolved, path=str(folder), draft=_draft(unresolved, folder))
@@ -148,9 +149,10 @@ def settings_of(name: str, values: Mapping[str, Any], shared: bool = False, use:
 
 
 def _draft(config: ModelConfig, target: Path) -> str:
-    """Return the drafter as given, or the folder of a draft model."""
+    """Return the drafter as given, or the folder of a draft model; "none" if `auto` finds none."""
     draft = config.draft
-    divided = config.tensor_parallel_size > 1  # without a draft model, as execution/cuda/load.py says
+    # A divided model has no draft model: see execution/cuda/load.py.
+    divided = config.tensor_parallel_size > 1
     if draft == "auto" and (config.task != "generate" or config.speculation_policy == "off" or divided):
         return "none"
     if draft == "auto":
@@ -164,7 +166,7 @@ def _draft(config: ModelConfig, target: Path) -> str:
 def _check_services(config: ModelConfig) -> None:
     """Check the settings of draft services.
 
-    They receive prompts, so on other machines both sides need keys.
+    Services receive prompts, so both sides need keys if they are on different machines.
     """
     try:
         endpoints = parse_endpoints(config.draft)
@@ -199,11 +201,11 @@ def _check_addresses(server: ServerConfig) -> None:
 
 def _check_names(server: ServerConfig) -> None:
     if not all(name.strip() for name in server.served_model_name):
-        raise SettingsError("served_model_name: a name is empty: requests could not give it")
+        raise SettingsError("served_model_name: a name is empty, so no request could use it")
 
 
 def _check_tls(server: ServerConfig) -> None:
-    """Check the files of HTTPS: a server with wrong ones ends before it loads a model."""
+    """Check the files for HTTPS, so that a server with wrong files ends before it loads a model."""
     if server.ssl_certfile:
         try:
             tls_context(server.ssl_certfile, server.ssl_keyfile)
@@ -226,7 +228,8 @@ def _check_router(router: str) -> None:
 
 
 def topology(server: ServerConfig) -> Topology:
-    """Return the workers that the settings ask for. Raises SettingsError for contradictory settings."""
+    """Return the workers that the settings ask for. Raises SettingsError if the settings contradict each
+    other."""
     if server.pairs and (server.prefill or server.decode):
         raise SettingsError(
             "pairs and prefill/decode exclude each other: give either pairs, or prefill and decode"
@@ -241,7 +244,7 @@ def topology(server: ServerConfig) -> Topology:
 
 
 def worker_bound(server: ServerConfig) -> int:
-    """Return how many workers there can be at once."""
+    """Return the maximum number of workers at once."""
     return max(len(topology(server).names), server.max_workers or 0)
 
 
@@ -249,11 +252,12 @@ def _check_topology(server: ServerConfig, profile: bool) -> None:
     if server.kv_transport == "nixl" and nixl_package() is None:
         raise SettingsError(f"kv_transport = 'nixl': {NIXL_MISSING}")
     if server.router == "predictive" and not profile:
-        raise SettingsError("router = 'predictive': it needs the cost of a step: enable profile")
+        raise SettingsError("router = 'predictive' needs measured step times: enable profile")
     workers = topology(server)
     if server.max_workers is not None and server.max_workers < len(workers.names):
         raise SettingsError(
-            f"max_workers = {server.max_workers}: there are {len(workers.names)} from the start: raise it"
+            f"max_workers = {server.max_workers}: the server starts with {len(workers.names)} workers: "
+            "raise max_workers"
         )
     check_router(server.router, workers)
 
@@ -265,18 +269,19 @@ def check_router(name: str, workers: Topology) -> None:
     decode = len(workers.decode)
     if sizes and sizes != decode:
         raise SettingsError(
-            f"router = {name!r}: its classes have {sizes} decode workers, but there are {decode}: "
-            "give as many with decode or pairs"
+            f"router = {name!r}: its classes have {sizes} decode workers, but there are {decode}: set "
+            f"decode or pairs to {sizes}"
         )
     if isinstance(router, ByClass) and workers.unified and workers.prefill and (sizes or not workers.paired):
         raise SettingsError(
-            f"router = {name!r}: classes cannot be divided among unified workers and pools: give "
-            "only one of these, or as many prefill as decode workers and classes without sizes"
+            f"router = {name!r}: classes cannot be divided among unified workers and pools: use only "
+            "unified workers, only pools, or classes without sizes and equal numbers of prefill and "
+            "decode workers"
         )
 
 
 def to_toml(settings: Settings, use: Use = "serve") -> str:
-    """Return the settings that act in `use` as a file that `--config` reads back to the same settings."""
+    """Return the settings with an effect in `use` as TOML. `--config` reads it back to the same settings."""
     values: dict[str, Any] = {"model": settings.name}
     for struct in (settings.model, settings.server):
         values |= msgspec.to_builtins(struct)
@@ -286,8 +291,8 @@ def to_toml(settings: Settings, use: Use = "serve") -> str:
 
 
 def _underscored(values: dict[str, Any], config: str | Path) -> dict[str, Any]:
-    """Return the values of a file, whose names may have dashes like flags. Raises SettingsError if a setting
-    is there under both names."""
+    """Return the values of a file. Its names may have dashes, like flags. Raises SettingsError if a setting
+    is given under both names."""
     named: dict[str, Any] = {}
     for name, value in values.items():
         underscored = name.replace("-", "_")
@@ -318,7 +323,7 @@ def _from_environment(environ: Mapping[str, str], names: set[str]) -> dict[str, 
 
 
 def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return the digests of the keys given as `secret` and in its file, API keys with their tenants. No error
+    """Return the digests of the keys given as `secret` and in its file; API keys with their tenants. No error
     message contains a key."""
     value, file = values.get(secret, ()), values.get(f"{secret}_file")
     texts = [value] if isinstance(value, str) else list(value)
@@ -331,7 +336,7 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
             if not file_keys:
                 raise SettingsError(f"{secret}_file = {file!r}: the file contains no key")
         entries = list(dict.fromkeys(_entry(secret, text) for text in resolved))
-        keys.tenants(entries)  # a key has one
+        keys.tenants(entries)  # raises if a key has two tenants
         return entries
     except (TypeError, AttributeError) as error:
         raise SettingsError(f"{secret}: must be strings") from error
@@ -342,22 +347,23 @@ def _digests(secret: str, values: Mapping[str, Any], environ: Mapping[str, str])
 
 
 _WITH_TENANTS = ("api_key",)
-"""Keys that may have tenants: in their file after a key, elsewhere only after a digest."""
+"""Keys that may have tenants. In a file, a tenant may follow any key; elsewhere, only a digest."""
 
 
 def _entry(secret: str, text: str) -> str:
-    """Return a key as its digest, with its tenant if it has one. Raises ValueError for what is no key."""
+    """Return a key as its digest, with its tenant if it has one. Raises ValueError if the text is not a valid
+    key."""
     named = secret in _WITH_TENANTS and text.startswith(keys.PREFIX) and " " in text
     return keys.entry(text) if named else keys.digest(text)
 
 
 def _from_variable(secret: str, text: str, environ: Mapping[str, str]) -> str:
-    """Return the value of the variable for `env:NAME`; any other text is the key itself."""
+    """Return the value of the variable NAME for `env:NAME`; any other text is the key itself."""
     name = text.removeprefix("env:")
     if name == text:
         return text
     if name not in environ:
-        raise SettingsError(f"{secret} = {text!r}: there is no such environment variable")
+        raise SettingsError(f"{secret} = {text!r}: the environment has no such variable")
     return environ[name]
 
 

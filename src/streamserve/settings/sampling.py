@@ -20,7 +20,7 @@ RECOMMENDED = {
 def recommended_sampling(folder: Path) -> dict[str, Any]:
     """Return the sampling values that the checkpoint recommends.
 
-    Raises CheckpointError if they cannot be read, or are not valid for any request.
+    Raises CheckpointError if they cannot be read, or are invalid for every request.
     """
     path = folder / "generation_config.json"
     if not path.exists():

@@ -1,4 +1,5 @@
-"""Settings of a server with several models: those of all, and for each model the table [models.NAME]."""
+"""Settings of a server with several models: settings of all models, and for each model the table
+[models.NAME]."""
 
 import json
 import re
@@ -10,10 +11,10 @@ from typing import Any
 import msgspec
 
 from streamserve.protocol.config import ModelConfig
-from streamserve.protocol.server_config import ServerConfig
 from streamserve.settings.adapters import adapter_paths
 from streamserve.settings.options import Settings, SettingsError, convert
 from streamserve.settings.resolve import DEFAULT_MODEL, Given, gather, settings_of, to_toml
+from streamserve.settings.server_config import ServerConfig
 
 OF_MODELS = frozenset(
     {
@@ -25,31 +26,31 @@ OF_MODELS = frozenset(
     }
     | (set(ModelConfig.__struct_fields__) - {"path"})
 )  # fmt: skip
-"""The settings that a model's table may have; all others are of the whole server."""
+"""Settings that may be in a model's table. All others are settings of the whole server."""
 
 ON_DEMAND = ("models_memory_bytes", "idle_unload")
-"""Settings with which a single model is loaded on demand, too."""
+"""Settings with which even a single model is loaded on demand."""
 
 _NAMED = re.compile(r"(?P<names>[\w.:/@-]+(?:,[\w.:/@-]+)*)=(?P<model>.+)")
 
 
 @dataclass(frozen=True)
 class ServedModels:
-    """The models of a server, the default one first. With `on_demand` they are loaded for requests and
-    unloaded; otherwise there is one, which is always loaded."""
+    """The models of a server; the first is the default. With `on_demand`, they are loaded for requests and
+    unloaded; otherwise there is one model, which is always loaded."""
 
     models: tuple[Settings, ...]
     on_demand: bool
 
     @property
     def first(self) -> Settings:
-        """The default model; its settings of the server are those of all."""
+        """The default model. Its settings of the server apply to all models."""
         return self.models[0]
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A model as it is given, and the names that it is served under, if others than that."""
+    """A model as given, and the names under which it is served; without names, it is served under `model`."""
 
     model: str
     names: tuple[str, ...] = ()
@@ -61,10 +62,10 @@ def resolve_served(
     config: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ServedModels:
-    """Resolve the settings of a server of `models`, each MODEL or NAME[,NAME…]=MODEL, and of those that have
-    a table in the file; the other settings come from where `resolve` has them.
+    """Resolve the settings of a server of `models`, each MODEL or NAME[,NAME…]=MODEL, and of the models with
+    a table in the file. Other settings have the sources of `resolve`.
 
-    A model's table wins over the settings of all models. Raises SettingsError for invalid values,
+    A model's table takes precedence over the settings of all models. Raises SettingsError for invalid values,
     CheckpointError if a model is not found.
     """
     given = gather(overrides, config, environ)
@@ -81,7 +82,7 @@ def resolve_served(
 
 
 def _all_models(models: Sequence[str], given: Given) -> list[_Named]:
-    """Return the models that are given, then those of the other tables."""
+    """Return the given models, then the models of the remaining tables."""
     setting = given.values.get("model")
     if setting is not None and not isinstance(setting, str):
         raise SettingsError(f"model must be a name or a folder, got {setting!r}")
@@ -90,16 +91,21 @@ def _all_models(models: Sequence[str], given: Given) -> list[_Named]:
     for name, table in given.tables.items():
         if name in known:
             if "model" in table:
-                raise SettingsError(f"models.{name}: model is given twice, in {given.config} and outside")
+                raise SettingsError(
+                    f"models.{name}: model is given in {given.config} and outside of it: leave one of "
+                    "them out"
+                )
         elif not isinstance(table.get("model"), str):
-            raise SettingsError(f"models.{name} (in {given.config}): model is missing, a name or a folder")
+            raise SettingsError(
+                f"models.{name} (in {given.config}): model is missing: give a name or a folder"
+            )
         else:
             named.append(_Named(table["model"], (name,)))
     return named or [_Named(DEFAULT_MODEL)]
 
 
 def _named(text: str) -> _Named:
-    """Return what NAME=MODEL or MODEL means; a path that exists is no such pair."""
+    """Parse NAME=MODEL or MODEL. A path that exists is always a MODEL."""
     match = _NAMED.fullmatch(text)
     if match is None or Path(text).expanduser().exists():
         return _Named(text)
@@ -107,7 +113,7 @@ def _named(text: str) -> _Named:
 
 
 def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> None:
-    """Refuse settings that cannot be of several models, or of models that are loaded on demand."""
+    """Check settings that several models, or models loaded on demand, cannot have. Raises SettingsError."""
     if models > 1 and values.get("served_model_name"):
         raise SettingsError(
             "served_model_name: with several models give NAME=MODEL, or set it in each model's table "
@@ -115,23 +121,26 @@ def _check_common(values: Mapping[str, Any], models: int, on_demand: bool) -> No
         )
     if models > 1 and values.get("lora"):
         raise SettingsError(
-            "lora: with several models give each its adapters in its table [models.MODEL]: "
-            'lora = ["NAME=PATH"]'
+            "lora: with several models, give the adapters of each model in its table [models.MODEL]: lora "
+            '= ["NAME=PATH"]'
         )
     if models > 1 and values.get("launcher", "local") != "local":
         raise SettingsError(
-            f"launcher = {values['launcher']!r}: machines join a server of one model: start a server for "
-            "each model"
+            f"launcher = {values['launcher']!r}: machines can only join a server of one model: start a "
+            "server for each model"
         )
     if on_demand and values.get("timeline"):
-        raise SettingsError("timeline: it is written for one model that stays loaded: leave it out")
+        raise SettingsError(
+            "timeline: a timeline is only written for one model that stays loaded: leave timeline out"
+        )
     for name in ("load_timeout", "memory_timeout"):
         if not on_demand and values.get(name) is not None:
             raise SettingsError(f"{name}: a single model is loaded on demand only with idle_unload")
 
 
 def _settings_or_where(named: _Named, given: Given, shared: bool) -> Settings:
-    """Return the settings of one model. Raises SettingsError, which says where a value of its table is."""
+    """Return the settings of one model. Raises SettingsError; if the value is in the model's table, the
+    message says so."""
     try:
         return _settings(named, given, shared)
     except SettingsError as error:
@@ -142,10 +151,13 @@ def _settings_or_where(named: _Named, given: Given, shared: bool) -> Settings:
 
 
 def _settings(named: _Named, given: Given, shared: bool) -> Settings:
-    """Return the settings of one model. Raises SettingsError naming a setting that its table may not have."""
+    """Return the settings of one model. Raises SettingsError naming a setting that is not allowed in its
+    table."""
     tables = [given.tables[name] for name in named.names or (named.model,) if name in given.tables]
     if len(tables) > 1:
-        raise SettingsError(f"{','.join(named.names)}: these names of one model have several tables")
+        raise SettingsError(
+            f"{','.join(named.names)}: one model has several tables, under these names: leave only one table"
+        )
     table = tables[0] if tables else {}
     for name in table:
         if name not in OF_MODELS:
@@ -162,7 +174,7 @@ def served_names(settings: Settings) -> tuple[str, ...]:
 
 
 def _check_names(models: Sequence[Settings]) -> None:
-    """Refuse a name that two models, or adapters of theirs, have."""
+    """Raise SettingsError if two models or LoRA adapters have the same name."""
     seen: set[str] = set()
     for settings in models:
         names, adapters = served_names(settings), adapter_paths(settings.server.lora)
@@ -170,12 +182,14 @@ def _check_names(models: Sequence[Settings]) -> None:
             if name in seen and name in adapters:
                 raise SettingsError(f"lora = {name!r} of {names[0]}: another model or adapter has this name")
             if name in seen:
-                raise SettingsError(f"two models have the name {name!r}: give NAME=MODEL for one of them")
+                raise SettingsError(
+                    f"two models have the name {name!r}: give one of them another name with NAME=MODEL"
+                )
             seen.add(name)
 
 
 def served_to_toml(served: ServedModels) -> str:
-    """Return the settings as a file that `--config` reads back to the same settings."""
+    """Return the settings as TOML. `--config` reads it back to the same settings."""
     if len(served.models) == 1:
         return to_toml(served.first)
     common = msgspec.to_builtins(served.first.server)

@@ -1,2 +1,2 @@
-"""Simulation: the same Engine and Fleet on an event heap and a virtual clock, with costs instead of
+"""Simulation: the real Engine and Fleet on an event heap and a virtual clock, with costs instead of
 tensors."""

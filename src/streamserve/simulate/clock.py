@@ -1,4 +1,4 @@
-"""Virtual time: a heap of scheduled actions, and the time of the one that runs."""
+"""Virtual time: a heap of scheduled actions, and the time of the action that runs."""
 
 import heapq
 import itertools
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from math import inf
 
 Action = Callable[[], None]
-"""What happens at a time; it may schedule others."""
+"""An action that is run at a time. It may schedule others."""
 
 
 class VirtualClock:
-    """A clock that advances from one scheduled action to the next; calling it returns seconds. Actions of the
-    same time run in the order in which they were scheduled."""
+    """A clock that advances from one scheduled action to the next. Calling it returns the time in seconds.
+    Actions at the same time run in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,11 +31,11 @@ class VirtualClock:
         heapq.heappush(self._heap, (time, next(self._numbers), action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Schedule an action `seconds` from now; with 0, when the present one has returned."""
+        """Schedule an action `seconds` from now. With 0, it runs when the present action has returned."""
         self.at(self.now + seconds, action)
 
     def run(self, until: float = inf) -> None:
-        """Run all actions, or those up to the time `until`."""
+        """Run all actions, or all actions up to the time `until`."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, action = heapq.heappop(self._heap)
             action()

@@ -1,9 +1,9 @@
-"""A simulated draft model without tensors, with a KV cache group that is managed like the target's.
+"""A simulated draft model without tensors. It has a KV cache group that is managed like the target's.
 
-Each slot of its group holds the token that was written there, as in CostExecutor. The drafter reads the KV
-that counts as computed back through the block table, and raises where it differs from what it wrote: a block
-that was trimmed, shared, swapped or moved without its draft KV is detected at once. So is a sequence whose
-tokens change within an epoch.
+As in CostExecutor, each slot of its group holds the token that was written there. The drafter reads the KV
+that counts as computed back through the block table, and raises if it differs from what was written. So a
+block that was trimmed, shared, swapped or moved without its draft KV is detected at once. A sequence whose
+tokens change within an epoch is detected, too.
 """
 
 import random
@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from streamserve.engine.plan import DRAFT, DraftRequest
+from streamserve.contracts.plan import DRAFT, DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.simulate.executor import CostExecutor, Tokens, next_token, shift_of
-from streamserve.speculation.tree import TokenTree
 
 
 class SimulatedDrafter:
-    """Implements engine.plan.Drafter with KV in the DRAFT group of `executor`, whose clock its passes
+    """Implements contracts.plan.Drafter with KV in the DRAFT group of `executor`, whose clock its passes
     advance.
 
     A draft token equals the target's next token with probability `accuracy`. A tree is late with probability
-    `late`; then neither it nor its KV counts. `cost` is the seconds of a draft pass over that many query
-    tokens.
+    `late`; then neither the tree nor its KV counts. `cost` returns the seconds of a draft pass, given its
+    number of query tokens.
     """
 
     group = DRAFT
@@ -43,11 +43,11 @@ class SimulatedDrafter:
         self._seen: dict[int, tuple[int, list[int]]] = {}
         self._trees: dict[int, TokenTree] = {}
         self.trees = 0
-        """Trees that arrived in time."""
+        """Number of trees that arrived in time."""
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Read unread tokens and draft, one pass a level. Raises RuntimeError if KV that counts as computed
-        is missing, or if tokens of a known epoch have changed, and IndexError if the block table has too few
+        """Read unread tokens and draft, one pass per level. Raises RuntimeError if KV that counts as computed
+        is missing, or if tokens of a known epoch have changed; IndexError if the block table has too few
         slots."""
         self._trees = {request.id: self._draft(request) for request in requests}
         self._executor.seconds += self._cost(sum(request.length - request.computed for request in requests))
@@ -74,14 +74,15 @@ class SimulatedDrafter:
         self._seen[request.id] = request.epoch, tokens
         cached = self._executor.read(self.group, request.blocks, request.computed)
         if cached.tolist() != tokens[: request.computed]:
-            raise RuntimeError(f"the draft KV of sequence {request.id} is not that of its tokens")
+            raise RuntimeError(f"the draft KV of sequence {request.id} is not the KV of its tokens")
         tree = self._grow(request, tokens)
         start = min(request.computed, len(tokens) - 1)
         self._executor.write(self.group, request.blocks, start, tokens[start:] + list(tree.tokens[1:]))
         return tree
 
     def _grow(self, request: DraftRequest, tokens: list[int]) -> TokenTree:
-        """Grow level by level; the first child on the correct path is correct with the drafter's accuracy."""
+        """Grow a tree level by level. The first child on the correct path is correct with probability
+        `accuracy`."""
         vocabulary = self._executor.vocab_size
         tree_tokens, parents, depths = [tokens[-1]], [-1], [0]
         level, target_tokens, correct_node = [0], list(tokens), 0

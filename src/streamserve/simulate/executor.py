@@ -1,9 +1,9 @@
 """An executor without tensors: a step's time comes from a cost curve, its tokens from the KV in its blocks.
 
-Each KV slot holds the token that was written there, and the next token is a hash of everything that the block
-table refers to, so it is wrong as soon as a block is stale, foreign, or was copied too late. This makes the
-simulation a strict test of scheduling and block management as well as a clock. The same holds for swapped
-blocks: they are copied during the step, as late as allowed.
+Each KV slot holds the token that was written there. The next token is a hash of everything to which the block
+table refers, so it is wrong as soon as a block is stale, foreign, or was copied too late. So the simulation
+is not only a clock, but also a strict test of scheduling and block management. Swapped blocks are tested in
+the same way: they are copied during the step, as late as allowed.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
 from streamserve.protocol.messages import PromptLogprob, TopLogprob
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 
 Cost = Callable[[int, int], float]
 """Seconds of a step, from its query tokens and the KV tokens they attend to."""
@@ -24,15 +24,15 @@ Tokens = npt.NDArray[np.int64]
 
 
 def shift_of(adapter: str) -> int:
-    """Return what is added to the tokens in the KV that a LoRA adapter computes, so that it is of no use to
-    others; 0 without one."""
+    """Return the value that is added to the tokens in the KV that a LoRA adapter computes, so that this KV is
+    wrong for other requests; 0 without an adapter."""
     digest = blake2b(adapter.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") << 24 if adapter else 0
 
 
 def next_token(context: Tokens, params: SamplingParams, choice: int, vocab_size: int) -> int:
-    """Return the simulated model's next token: greedy text depends on the context alone, sampled text also on
-    seed and choice."""
+    """Return the simulated model's next token. Greedy text depends only on the context; sampled text depends
+    on seed and choice, too."""
     noise = b"" if params.greedy else f"{params.seed}/{choice}".encode()
     digest = blake2b(context.tobytes() + noise, digest_size=8).digest()
     return int.from_bytes(digest, "little") % vocab_size
@@ -46,7 +46,8 @@ def expected_outputs(
     vocab_size: int,
     adapter: str = "",
 ) -> list[int]:
-    """Return the first `count` tokens that any schedule must produce, with a LoRA `adapter` if given."""
+    """Return the first `count` output tokens, which every schedule must produce. `adapter` is the LoRA
+    adapter, or ""."""
     tokens = list(prompt)
     for _ in range(count):
         context = np.array(tokens, np.int64) + shift_of(adapter)
@@ -55,7 +56,7 @@ def expected_outputs(
 
 
 class CostExecutor:
-    """Runs plans on an array of token ids; `seconds` is their cost since it was last set to 0."""
+    """Runs plans on an array of token ids. `seconds` is their cost since it was last set to 0."""
 
     def __init__(
         self,
@@ -79,7 +80,8 @@ class CostExecutor:
         self._host: Tokens = np.full((groups, swap_blocks, block_size), -1, np.int64)
 
     def receive(self, source: "CostExecutor", copies: list[tuple[int, int]]) -> None:
-        """Copy blocks (block of `source`, own block) with their current contents."""
+        """Copy blocks with their present contents. `copies` are pairs: a block of `source`, and a block of
+        this executor."""
         for source_block, target_block in copies:
             self._kv[:, target_block] = source._kv[:, source_block]
 
@@ -104,8 +106,8 @@ class CostExecutor:
         self.states.clear()
 
     def _swap(self, plan: StepPlan, before: Tokens) -> None:
-        """Swap at the end of the step, the latest time allowed: earlier reads of swapped-in blocks find
-        nothing."""
+        """Swap blocks at the end of the step, the latest time allowed. So if swapped-in blocks are read too
+        early, they are empty."""
         if not np.array_equal(before, self._kv[:, [source for source, _ in plan.swap_out]]):
             raise RuntimeError("a block was written while it was copied out")
         for source, host in plan.swap_out:
@@ -130,7 +132,8 @@ class CostExecutor:
         return SpanResult(span.sequence, sampled, self._prompt_logprobs(span))
 
     def _walk(self, span: Span, context: Tokens, choice: int) -> list[int]:
-        """Descend the tree while its draft tokens are the model's tokens; return them and one more token."""
+        """Descend the tree while its draft tokens are the model's tokens. Return these tokens, and one
+        more."""
         assert span.tree is not None
         params = self.states[span.sequence].params
         node: int | None = 0
@@ -148,12 +151,12 @@ class CostExecutor:
         return [PromptLogprob(token, 0.0, 1, [TopLogprob(token, 0.0)]) for token in following]
 
     def read(self, group: int, blocks: list[int], length: int) -> Tokens:
-        """Return the tokens in a KV cache group at the first `length` positions of a block table."""
+        """Return the tokens of a KV cache group at the first `length` positions of a block table."""
         tokens: Tokens = self._kv[(group, *self._slots(blocks, 0, length))]
         return tokens
 
     def write(self, group: int, blocks: list[int], start: int, tokens: list[int]) -> None:
-        """Write the slots from position `start` of a block table on. Raises IndexError beyond its end."""
+        """Write tokens from position `start` of a block table on. Raises IndexError beyond its end."""
         self._kv[(group, *self._slots(blocks, start, start + len(tokens)))] = tokens
 
     def _slots(self, blocks: list[int], first: int, last: int) -> tuple[Tokens, Tokens]:

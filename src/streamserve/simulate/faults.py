@@ -1,4 +1,4 @@
-"""Injected crashes: at the n-th lifecycle event of some kind, and where a poison request reaches a phase."""
+"""Injected crashes: at the n-th lifecycle event of some kind, and when a poison request reaches a phase."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,18 @@ from typing import Literal
 from streamserve.engine.observer import LifecycleEvent, NoObserver
 
 PoisonPhase = Literal["prefill", "decode", "draft", "verify", "swap", "transfer"]
-"""The phase in which a poison request crashes the worker: in a chunk of the prompt, in a step for the next
-token, while it is drafted for, while draft tokens are verified, while its KV is swapped, and while its KV is
-sent to another worker."""
+"""The phase in which a poison request crashes its worker:
+
+- prefill: in a chunk of its prompt.
+- decode: in a step for its next token.
+- draft: while draft tokens are drafted for it.
+- verify: while its draft tokens are verified.
+- swap: while its KV is swapped.
+- transfer: while its KV is sent to another worker.
+"""
 
 Fail = Callable[[str, bool], None]
-"""Let the worker of this name die, or with True fall silent, when the present action has returned."""
+"""Lets the worker with this name die, or with True fall silent, when the present action has returned."""
 
 
 class InjectedCrash(Exception):
@@ -22,8 +28,8 @@ class InjectedCrash(Exception):
 @dataclass
 class FaultInjection:
     """An injected crash: when `event` occurs for the `number`-th time at any worker, the `victims` die, or
-    with `stop` are silent from then on. The worker that reached the event does not continue its step if it
-    is one of them."""
+    with `stop` are silent from then on. If the worker at which the event occurred is a victim, it does not
+    continue its step."""
 
     event: LifecycleEvent
     number: int
@@ -33,8 +39,8 @@ class FaultInjection:
 
 @dataclass(frozen=True)
 class Poison:
-    """A request that crashes every worker which reaches `phase` of a step with it; with `co_batched`, only
-    where the worker has other requests."""
+    """A request that crashes every worker that reaches `phase` of a step with it. With `co_batched`, only
+    workers that have other requests, too."""
 
     request: str
     phase: PoisonPhase
@@ -42,15 +48,16 @@ class Poison:
 
 
 class FaultInjector:
-    """The injected crashes and poison requests of a simulation. Workers tell it what they reach; it lets the
-    victims `fail`, and raises InjectedCrash where the worker itself must not continue."""
+    """The injected crashes and poison requests of a simulation. Workers report the events and phases that
+    they reach. It lets the victims `fail`, and raises InjectedCrash if the worker itself must not
+    continue."""
 
     def __init__(self, fail: Fail) -> None:
         self._fail = fail
         self._faults: list[FaultInjection] = []
         self._poisons: list[Poison] = []
         self.injected: list[LifecycleEvent] = []
-        """The lifecycle events at which injected crashes have occurred."""
+        """Lifecycle events at which injected crashes have occurred."""
 
     def inject(self, fault: FaultInjection) -> None:
         """Let workers die or become silent at a lifecycle event."""
@@ -61,8 +68,8 @@ class FaultInjector:
         self._poisons.append(poison)
 
     def reach_event(self, worker: str, event: LifecycleEvent) -> None:
-        """Crash the victims of a lifecycle event that `worker` reached. Raises InjectedCrash if this worker
-        is one of them."""
+        """Crash the victims of a lifecycle event that `worker` has reached. Raises InjectedCrash if this
+        worker is a victim."""
         for fault in [fault for fault in self._faults if fault.event == event]:
             fault.number -= 1
             if fault.number:
@@ -75,8 +82,8 @@ class FaultInjector:
                 raise InjectedCrash
 
     def reach_phase(self, worker: str, request: str, phase: PoisonPhase, alone: bool) -> None:
-        """Crash `worker` if it reached a poison's phase; `alone`: it has no other request. Raises
-        InjectedCrash then."""
+        """Crash `worker` if it has reached the phase of a poison request, and raise InjectedCrash. `alone`:
+        it has no other request."""
         for poison in self._poisons:
             if (poison.request, poison.phase) == (request, phase) and not (poison.co_batched and alone):
                 self._fail(worker, False)
@@ -91,5 +98,5 @@ class FaultObserver(NoObserver):
         self._worker = worker
 
     def on_event(self, name: LifecycleEvent, request: str = "") -> None:
-        """Pass the event on. Raises InjectedCrash where the worker must not continue."""
+        """Pass the event on. Raises InjectedCrash if the worker must not continue."""
         self._faults.reach_event(self._worker, name)

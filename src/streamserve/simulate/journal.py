@@ -2,26 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.observer import StepPhase
-from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.messages import ToEngine
 from streamserve.simulate.faults import PoisonPhase
 
 
 class SimulatedJournal:
-    """What one worker is doing, as its in-memory journal records it. `on_phase` is called with each request
-    and the phase it reaches, and raises InjectedCrash where that crashes the worker."""
+    """The present work of one worker, as a real worker records it in its journal. `on_phase` is called with
+    each request and the phase that it reaches. It raises InjectedCrash if that crashes the worker."""
 
     def __init__(self, on_phase: Callable[[str, PoisonPhase], None]) -> None:
         self._on_phase = on_phase
         self.phase = ""
         self.suspects: frozenset[int] | None = frozenset()
         self.step: tuple[str, frozenset[int] | None] = ("", frozenset())
-        """The latest step's phase and members: it is being computed until its time is over."""
+        """The latest step's phase and members: the step is being computed until its time is over."""
         self.predicted = 0.0
 
-    def take(self, message: ToEngine) -> None:
+    def note(self, message: ToEngine) -> None:
         attempt = getattr(message, "attempt", None)
         self._note("message", frozenset(() if attempt is None else (attempt,)))
 
@@ -50,7 +50,7 @@ class SimulatedJournal:
 def _phases_reached(
     phase: StepPhase, members: Sequence[Running], plan: StepPlan | None
 ) -> Iterator[tuple[str, PoisonPhase]]:
-    """Yield the requests and the phases they reach, in the terms of a Poison."""
+    """Yield the requests, and the phases that they reach in the terms of a Poison."""
     if phase == "draft":
         yield from ((sequence.request, "draft") for sequence in members)
     if plan is None or phase == "commit":

@@ -1,8 +1,8 @@
 """A drafter for virtual time that replays recorded draft trees, with their scores and acceptance.
 
-A recording contains, for every position of some texts, the shapes of the trees that a draft model grew
-there, and which of their nodes matched the target model. Here the same trees are grown with the simulated
-model's tokens: they are accepted where the recorded ones were, with the same scores. Drafting costs passes.
+For each position of some texts, a recording contains the shapes of the trees that a draft model grew there,
+and which of their nodes matched the target model. The same trees are grown with the simulated model's tokens:
+they are accepted where the recorded trees were, with the same scores. Drafting costs passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.simulate.executor import CostExecutor, next_token
-from streamserve.speculation.tree import TokenTree
 
 KINDS = ("1", "2", "3", "4", "specinfer")
-"""Shapes that are recorded: beams of width 1 to 4, and SpecInfer's fixed tree."""
+"""Shapes of recorded trees: beams of width 1 to 4, and SpecInfer's fixed tree."""
 
 Node = tuple[int, float, bool]
 """A recorded node: its parent, the draft's score for it, and whether it matched the target."""
@@ -24,15 +24,15 @@ Node = tuple[int, float, bool]
 
 @dataclass(frozen=True)
 class Recording:
-    """`trees[kind][p]` are the nodes after the root, level by level, at position p; the positions of text t
-    are `starts[t]` to `starts[t + 1]`, and `families[t]` is its kind of task."""
+    """`trees[kind][p]` are the nodes after the root at position p, level by level. Text t has the positions
+    `starts[t]` to `starts[t + 1]`. `families[t]` is its kind of task."""
 
     trees: dict[str, list[tuple[Node, ...]]]
     starts: tuple[int, ...]
     families: tuple[str, ...]
 
     def tree(self, text: int, output: int, width: int, expansion: bool) -> tuple[Node, ...]:
-        """Return the nodes drafted after the first `output` tokens of a text; positions beyond its end wrap
+        """Return the nodes drafted after the first `output` tokens of a text. Positions beyond its end wrap
         around."""
         text %= len(self.families)
         first, end = self.starts[text], self.starts[text + 1]
@@ -41,7 +41,7 @@ class Recording:
 
 
 def pack(recording: Recording) -> dict[str, npt.NDArray[np.generic]]:
-    """Convert to arrays, with scores in 256 steps, for `unpack`."""
+    """Return a recording as arrays for `unpack`. Scores are rounded to 256 steps."""
     arrays: dict[str, npt.NDArray[np.generic]] = {
         "starts": np.array(recording.starts, np.int32),
         "families": np.array(recording.families),
@@ -56,7 +56,7 @@ def pack(recording: Recording) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def unpack(arrays: "dict[str, npt.NDArray[np.generic]]") -> Recording:
-    """Return a recording from its arrays."""
+    """Return the recording of these arrays."""
     trees: dict[str, list[tuple[Node, ...]]] = {}
     for kind in KINDS:
         parents = arrays[f"parent-{kind}"].tolist()
@@ -69,8 +69,9 @@ def unpack(arrays: "dict[str, npt.NDArray[np.generic]]") -> Recording:
 
 
 class RecordedDrafter:
-    """Implements engine.plan.Drafter with a CostExecutor, whose clock its passes advance. A request's seed
-    selects the recorded text. `cost` is the seconds of a draft pass with that many rows."""
+    """Implements contracts.plan.Drafter with a CostExecutor, whose clock its passes advance. A request's seed
+    selects the recorded text. `cost` returns the seconds of a draft pass, given its number of query
+    tokens."""
 
     group = None
 
@@ -81,7 +82,7 @@ class RecordedDrafter:
         self._trees: dict[int, TokenTree] = {}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Draft at once: one pass a level, over the nodes of that level of all trees."""
+        """Draft at once: one pass per level, over the nodes of this level of all trees."""
         self._trees = {request.id: self._draft(request) for request in requests}
         for level in range(max((request.depth for request in requests), default=0)):
             query_tokens = sum(
@@ -104,7 +105,7 @@ class RecordedDrafter:
         tree_tokens, parents, scores, accept, depths = [tokens[-1]], [-1], [1.0], [1.0], [0]
         children = [0]
         context = np.array(tokens, np.int64)
-        target_tokens: list[int] = []  # the simulated model's next tokens, as far as they are needed
+        target_tokens: list[int] = []  # the simulated model's next tokens, extended when needed
         for parent, score, matched in recorded[: request.nodes]:
             depth = depths[parent] + 1
             if depth > request.depth:

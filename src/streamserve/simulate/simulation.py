@@ -1,4 +1,4 @@
-"""Simulate fleet and workers on a virtual clock: fast and deterministic.
+"""Simulates fleet and workers on a virtual clock: fast and deterministic.
 
 clients, operators ─ at ──▶ Fleet.handle ── Send ──▶ SimulatedWorker.receive ─▶ WorkerLoop, Engine
                                   ▲                                │
@@ -44,23 +44,23 @@ ROLES: tuple[Role, ...] = ("unified", "prefill", "decode")
 
 @dataclass(frozen=True)
 class ClientEvent:
-    """What a client received, and when."""
+    """A message that a client received, and the time."""
 
     time: float
     message: Deliver | Refuse
 
 
 class Simulation:
-    """Runs requests added with `at` on a fleet whose workers are all like `worker`, or like that of their
-    role; `run` returns everything that clients receive, in order of time. `faults` takes injected crashes and
-    poison requests."""
+    """Runs requests added with `at` on a fleet. All workers are like `worker`, or like the worker of their
+    role. `run` returns everything that clients receive, in order of time. `faults` accepts injected crashes
+    and poison requests."""
 
     def __init__(self, fleet: FleetConfig, worker: WorkerSpec | Mapping[Role, WorkerSpec]) -> None:
         self.clock = VirtualClock()
         self.fleet = Fleet(fleet)
         self.faults = FaultInjector(self._fail)
         self.workers: dict[str, SimulatedWorker] = {}
-        """The latest process of each worker, by name."""
+        """The latest process of each worker by name."""
         self.retired: list[SimulatedWorker] = []
         """The processes that ran until their workers were removed."""
         self.deaths = 0
@@ -83,7 +83,7 @@ class Simulation:
             self.clock.after(TICK_SECONDS, self.schedule_ticks)
 
     def run(self, until: float = inf) -> list[ClientEvent]:
-        """Run all events, or those up to the time `until`; return what clients received."""
+        """Run all events, or all events up to the time `until`; return what clients received."""
         self.clock.run(until)
         return self._client_events
 
@@ -121,7 +121,7 @@ class Simulation:
         worker.start(command.after)
 
     def _pool(self, path: str) -> CostExecutor | None:
-        """Return the KV pool at an address, unless its worker is gone."""
+        """Return the KV pool at an address; None if its worker is gone."""
         name, _, incarnation = path.rpartition("/")
         worker = self.workers.get(name)
         if worker is None or worker.incarnation != int(incarnation) or worker.life is Life.DEAD:
@@ -133,7 +133,8 @@ class Simulation:
             self.workers[command.worker].receive(command.message)
 
     def _deliver_due_reports(self) -> None:
-        """Deliver the reports that idle workers have sent by now: they are made when they matter."""
+        """Deliver the reports that idle workers would have sent by now. They are created only when they
+        matter."""
         for name, worker in self.workers.items():
             if self.fleet.workers[name].ready:
                 worker.report_if_due()
@@ -156,7 +157,7 @@ class Simulation:
         self.clock.after(0.0, partial(self._silence if silent else self._die, self.workers[name]))
 
     def _die(self, worker: SimulatedWorker) -> None:
-        """Kill a worker's process: its engine and the messages in flight from it are lost."""
+        """Kill a worker's process. Its engine, and messages that it has not sent, are lost."""
         if worker.life is Life.DEAD:
             return
         worker.life = Life.DEAD
@@ -171,7 +172,7 @@ class Simulation:
         worker.life = Life.DEAD
 
     def _silence(self, worker: SimulatedWorker) -> None:
-        """Silence a worker: it does nothing more, and the fleet must detect it by the passing of time."""
+        """Silence a worker: it does nothing more. The fleet can detect it only by the passing of time."""
         if worker.life is Life.DEAD:
             return
         worker.life = Life.SILENT

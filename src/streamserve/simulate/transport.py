@@ -1,27 +1,28 @@
-"""KV transport in virtual time: blocks are copied when they arrive, which exposes blocks reused too early."""
+"""KV transport in virtual time: blocks are copied when they arrive, which exposes blocks that are reused too
+early."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.simulate.executor import CostExecutor
 
 Schedule = Callable[[float, Callable[[], None]], None]
-"""Call a function after that many seconds, unless the worker that scheduled it has died by then."""
+"""Calls a function after this many seconds, unless the worker that scheduled it has died by then."""
 
 Pool = Callable[[str], CostExecutor | None]
-"""Return the KV pool of the worker at a path; None if it is gone."""
+"""Returns the KV pool of the worker at a path; None if the worker is gone."""
 
 
 LAYERS = 16
-"""Layers that a simulated model has, unless said otherwise."""
+"""Default number of layers of a simulated model."""
 
 
 @dataclass
 class _Push:
-    """Blocks for the pool at an address. `ready` is when they are all computed; None if the step that fills
-    them has not begun."""
+    """Blocks for the pool at an address. `ready` is when all of them are computed; None if the step that
+    fills them has not begun."""
 
     push_id: int
     to: CacheAddress
@@ -30,10 +31,13 @@ class _Push:
 
 
 class SimulatedTransport:
-    """Writes blocks of `executor` into the pool that `pool` returns for an address, None if its worker is
-    gone. Pushes use the wire one after another, for `block_seconds` a block. Blocks that a step fills leave
-    layer by layer, the last of `layers` when the step ends; `step_left` returns how many seconds after
-    `clock` that is. With one layer they leave as a whole."""
+    """Writes blocks of `executor` into the pool at an address; `pool` returns this pool, or None if its
+    worker is gone.
+
+    Pushes use the wire one after another, for `block_seconds` per block. Blocks that a step fills are sent
+    layer by layer, the last of `layers` when the step ends: `step_left` seconds after `clock`. With one
+    layer, they are sent as a whole.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class SimulatedTransport:
         return landed
 
     def _step_begun(self, push: _Push) -> None:
-        """Note that the step that fills the push's blocks has begun."""
+        """Record that the step that fills the push's blocks has begun."""
         if push.ready is None:
             push.ready = self._clock() + self._step_left()
 

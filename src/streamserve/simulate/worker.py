@@ -1,6 +1,6 @@
 """A simulated worker process: an engine, its inbox, and its turns in virtual time.
 
-receive ─▶ inbox ─▶ begin turn ── as many virtual seconds as the executor says ──▶ end turn ─▶ send
+receive ─▶ inbox ─▶ begin turn ── the executor's seconds, in virtual time ──▶ end turn ─▶ send
 KV that lands ────▶ begin turn
 """
 
@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.engine_config import EngineConfig
+from streamserve.contracts.plan import Drafter
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
 from streamserve.engine.ports import EnginePorts
 from streamserve.engine.worker_loop import REPORT_SECONDS, WorkerLoop, wait_seconds
 from streamserve.fleet.events import Heartbeat
-from streamserve.protocol.config import EngineConfig, Role
+from streamserve.protocol.config import Role
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     CostCurve,
@@ -24,7 +27,6 @@ from streamserve.protocol.messages import (
     ToEngine,
 )
 from streamserve.protocol.transfers import CacheAddress
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.simulate.clock import Action, VirtualClock
 from streamserve.simulate.executor import Cost, CostExecutor
 from streamserve.simulate.faults import FaultInjector, FaultObserver, InjectedCrash, PoisonPhase
@@ -35,9 +37,14 @@ from streamserve.speculation.controller import Speculation
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What all workers of a simulation are. They report the step costs `curve`, are ready `start_seconds`
-    after their start, and a KV block takes `wire_seconds` from one worker to another, in `layers`. With two
-    `groups` (KV cache groups) the drafter is a model with separate KV, which prefill workers have as well."""
+    """The properties common to all workers of a simulation.
+
+    - `start_seconds`: seconds from the start until a worker is ready.
+    - `wire_seconds`: seconds of a KV block on the wire, which is sent in `layers`.
+    - `groups`: KV cache groups; with two, the drafter is a model with separate KV, which prefill workers
+      have, too.
+    - `curve`: the step costs that they report.
+    """
 
     engine: EngineConfig
     model: ModelInfo
@@ -53,7 +60,7 @@ class WorkerSpec:
 
     @property
     def ready(self) -> Ready:
-        """The message that describes a loaded worker."""
+        """The message with which a worker reports that it is ready."""
         return Ready(
             version=PROTOCOL_VERSION,
             model=self.model,
@@ -67,7 +74,7 @@ class WorkerSpec:
 
 
 class SimulatedAdapters:
-    """The LoRA adapters of a simulated worker: any can be loaded (engine.adapters.Adapters)."""
+    """The LoRA adapters of a simulated worker. Any adapter can be loaded (engine.adapters.Adapters)."""
 
     def __init__(self) -> None:
         self._loaded: set[str] = set()
@@ -80,12 +87,12 @@ class SimulatedAdapters:
         self._loaded.add(fingerprint)
 
     def unload(self, fingerprint: str) -> None:
-        """Forget an adapter."""
+        """Unload an adapter."""
         self._loaded.discard(fingerprint)
 
 
 class Life(Enum):
-    """Whether a worker does anything: a silent one has stopped, and its process still exists."""
+    """Whether a worker does anything. A silent worker has stopped, but its process still exists."""
 
     RUNNING = "running"
     SILENT = "silent"
@@ -94,16 +101,16 @@ class Life(Enum):
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn in progress: its step began at `since` and is over at `until`."""
+    """A turn in progress. Its step began at `since` and ends at `until`."""
 
     since: float
     until: float
 
 
 class SimulatedWorker:
-    """One process of the worker `name`, its `incarnation`-th. `send` passes its messages on to the fleet;
-    `pool` returns the KV pool at another worker's address. With `reports_prefixes` it reports the changes
-    of its prefix index also where it exchanges no KV."""
+    """One process of the worker `name`: its `incarnation`-th. `send` passes its messages on to the fleet.
+    `pool` returns the KV pool at another worker's address. With `reports_prefixes`, it reports changes of its
+    prefix index even if it exchanges no KV."""
 
     def __init__(
         self,
@@ -141,24 +148,24 @@ class SimulatedWorker:
         self._clock.after(delay + self._spec.start_seconds, self._serve)
 
     def receive(self, message: ToEngine) -> None:
-        """Put a message into the inbox; it is handled when the present turn is over."""
+        """Put a message into the inbox. It is processed when the present turn is over."""
         self._inbox.append(message)
         self._clock.after(0.0, self._wake_for_messages)
 
     def report_if_due(self) -> None:
-        """Let an idle worker take the turn in which it would have reported by now."""
+        """Let an idle worker run the turn in which it would have reported by now."""
         if not self.turn and self._clock.now - self._loop.reported >= REPORT_SECONDS:
             self._send_messages()
 
     def heartbeat(self) -> Heartbeat:
-        """Return its sign of life, which it also gives during a step."""
+        """Return the worker's sign of life, which it also gives during a step."""
         journal, turn = self.journal, self.turn
         if turn is None:
             return Heartbeat(self._clock.now, journal.phase)
         return Heartbeat(self._clock.now, journal.step[0], turn.since, journal.predicted)
 
     def last_phase(self) -> tuple[str, frozenset[int] | None]:
-        """Return the phase it is in, and the attempts concerned; None for all."""
+        """Return the phase that the worker is in, and the attempts in it; None for all attempts."""
         return self.journal.step if self.turn else (self.journal.phase, self.journal.suspects)
 
     def _serve(self) -> None:
@@ -171,7 +178,7 @@ class SimulatedWorker:
             self._begin_turn()
 
     def _begin_turn(self) -> None:
-        """Begin a turn, unless the worker is in one or does nothing any more."""
+        """Begin a turn, unless the worker is in a turn or does nothing any more."""
         if self.turn or self.life is not Life.RUNNING:
             return
         inbox, self._inbox = self._inbox, []
@@ -185,13 +192,13 @@ class SimulatedWorker:
         self._clock.after(seconds, self._end_turn)
 
     def _end_turn(self) -> None:
-        """End the turn, and begin the next one as soon as there is something to do."""
+        """End the turn, and begin the next one if there is work."""
         self.turn = None
         self._send_messages()
         if self.life is not Life.RUNNING:
             return
         engine = self.engine
-        # KV that lands begins a turn (`_after`), and `report_if_due` sends the reports of an idle worker.
+        # KV that lands begins a turn (`_after`). `report_if_due` sends the reports of an idle worker.
         wait = wait_seconds(engine.has_work, engine.stalled, sending=False)
         if self._inbox or not wait:
             self._begin_turn()
@@ -212,8 +219,8 @@ class SimulatedWorker:
         self._faults.reach_phase(self.name, request, phase, alone)
 
     def _after(self, seconds: float, complete: Action) -> None:
-        """Let the transport do something later, as long as this process runs; it may end what the worker
-        waits for."""
+        """Call a function of the transport later, as long as this process runs. Then begin a turn: the worker
+        may have waited for it."""
 
         def act() -> None:
             if self.life is Life.RUNNING:
@@ -223,7 +230,7 @@ class SimulatedWorker:
         self._clock.after(seconds, act)
 
     def _turn_left(self) -> float:
-        """Seconds until the turn in progress is over."""
+        """Return the seconds until the present turn is over; 0 without one."""
         return self.turn.until - self._clock.now if self.turn else 0.0
 
     def _make_engine(self, role: Role, pool: Pool) -> Engine:
@@ -251,4 +258,5 @@ class SimulatedWorker:
                 journal=self.journal,
                 adapters=SimulatedAdapters(),
             ),
+            ORDERS,
         )

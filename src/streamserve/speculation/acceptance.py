@@ -1,8 +1,8 @@
-"""Acceptance probabilities of draft tokens, learned online from the results of earlier ones.
+"""Acceptance probabilities of draft tokens, learned online from earlier verifications.
 
 A drafter gives each draft token a feature between 0 and 1 that grows with its acceptance (a softmax value, a
 gap between perturbed scores), but not the probability itself. So draft tokens are counted in bins of the
-feature, separately for greedy and sampled requests and for a node's best child and its siblings. The
+feature, separately for greedy and sampled requests, and for a node's best child and the other children. The
 frequencies, made monotone, are the calibrated *conditional* acceptance: given that the parent was accepted.
 """
 
@@ -12,21 +12,23 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.tree import TokenTree
 
 BINS = 12
 PRIOR = 6.0
 """Number of observations that the prior of a bin counts for."""
 MEMORY = 2000.0
-"""Observations of a bin after which older ones fade, so that a change of traffic is noticed."""
+"""Number of observations of a bin above which its counts are halved, so that a change of traffic shows."""
 
 Table = NDArray[np.float64]
 
 
 class Acceptance:
-    """Counts of one engine's draft tokens by [class, bin]; a class is (sampled?, sibling?)."""
+    """Counts of one engine's draft tokens by [class, bin]. The class is 2 * sampled + sibling: whether the
+    request is sampled, and whether the node is not its parent's best child."""
 
     def __init__(self) -> None:
+        # The prior: a best child's acceptance is its feature, a sibling's is half of it.
         centre = [(bin + 0.5) / BINS for bin in range(BINS)]
         half = [share / 2 for share in centre]
         self.tested = [[PRIOR] * BINS for _ in range(4)]
@@ -44,12 +46,13 @@ class Acceptance:
         return TokenTree(tree.tokens, tree.parents, tree.scores, tuple(accept), tree.draws)
 
     def learn(self, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
-        """Record that the target chose `tokens`, whatever part of `tree` was verified."""
+        """Record that the target chose `tokens`. `tree` is the whole drafted tree: the target's tokens judge
+        its nodes that were not selected for verification too."""
         reached = tree.follow(tokens)
         asked, first = reached[: len(tokens)], first_children(tree)
         for node, parent in enumerate(tree.parents):
             if parent not in asked:
-                continue  # its parent was not accepted: unknown
+                continue  # the parent was not accepted: no target token judges this node
             kind, place = 2 * sampled + (not first[node]), _bin(tree.scores[node])
             tested, accepted = self.tested[kind], self.accepted[kind]
             if tested[place] > MEMORY:

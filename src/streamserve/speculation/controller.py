@@ -3,8 +3,8 @@ results.
 
 begin ── Round.shapes ──▶ drafter ── trees ──▶ Round.select ──▶ verification ── results ──▶ Round.learn
 
-What lives for one step is in its `Round`, what is learned over steps in `Speculation`. The policy decides;
-exploration.py deviates from it at intervals, to keep the statistics current.
+A `Round` has the state of one step, `Speculation` the state learned over steps. The policy decides;
+exploration.py deviates from its decisions at intervals, to keep the statistics current.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.protocol.reports import SpeculationReport
 from streamserve.speculation.acceptance import Acceptance
 from streamserve.speculation.exploration import Exploration
@@ -22,26 +23,25 @@ from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedS
 from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy, whole_trees
 from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level, fit
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import TokenTree
 from streamserve.speculation.trials import Trials
 
 RECENT = 0.1
 """Weight of the last step in the recent throughput."""
 FEWEST_BETWEEN = 8
 MOST_BETWEEN = 64
-"""The fewest and most plain steps between two decisions of the policy, where steps run ahead: every
-second decision against draft tokens doubles them, as a step that waits for one leaves the device idle."""
+"""Minimum and maximum of plain steps between two decisions of the policy, where steps run ahead. Every second
+decision against draft tokens doubles them: a step that waits for a decision leaves the device idle."""
 FLAT = 1.2
-"""Trees are verified as a whole, before they are known, in a step that takes at most so many times as long as
-a plain one: leaving out nodes could save little."""
+"""Maximum seconds of a step, relative to a plain one, in which trees are verified as a whole before they are
+known: selecting nodes could save little."""
 CATCH_UP = 32
 """Drafting that first had to read more tokens than this is no measurement of the cost of drafting."""
 
 
 @dataclass
 class Counters:
-    """Totals of speculation so far, as in SpeculationReport. A verified tree is counted when its step is
-    learned from, its accepted tokens when they become outputs."""
+    """Totals of speculation so far, as in SpeculationReport. A verified tree is counted by `Round.learn`, its
+    accepted tokens when they become outputs."""
 
     drafts: int = 0
     drafted: int = 0
@@ -55,22 +55,21 @@ class Counters:
     select_seconds: float = 0.0
 
     def count(self, tree: TokenTree, depth: int) -> None:
-        """Count a verified tree of so many levels."""
+        """Count a verified tree of `depth` levels."""
         self.verified += len(tree) - 1
         self.expected += sum(tree.accept[1:])
         _count(self.trees_by_nodes, len(tree) - 1)
         _count(self.trees_by_depth, depth)
 
     def accept(self, accepted: int) -> None:
-        """Count the draft tokens of a tree that became outputs."""
+        """Count the `accepted` draft tokens of a tree, which became outputs."""
         self.accepted += accepted
         for level in range(min(accepted, MAX_DEPTH)):
             self.accepted_at[level] += 1
 
 
 class Verification(NamedTuple):
-    """Draft tokens verified in one step, how many of them were accepted, and how many tested: those after a
-    rejected one were not."""
+    """Numbers of draft tokens of one step: verified, accepted, and tested (up to the first rejected one)."""
 
     draft_tokens: int = 0
     accepted: int = 0
@@ -84,10 +83,10 @@ class DecodeBatch(NamedTuple):
     """A step before drafting.
 
     * `candidates`: the decoding requests that may have draft tokens.
-    * `requirements`: those of all requests that decode, by id, in service order.
-    * `query_tokens`: of the step without draft tokens, which reads `kv_tokens`.
-    * `nodes`: the most draft tokens of each request; `budget`: of all.
-    * `load`: the share of sequence slots taken.
+    * `requirements`: the latency requirements of all decoding requests, by id, in service order.
+    * `query_tokens`: query tokens of the step without draft tokens. `kv_tokens`: KV tokens that it reads.
+    * `nodes`: maximum draft tokens of each request. `budget`: maximum draft tokens of all together.
+    * `load`: the share of sequence slots that are taken.
     """
 
     candidates: Sequence[Candidate]
@@ -103,13 +102,14 @@ NO_CANDIDATES = DecodeBatch((), {}, 0, 0, 0, 0)
 
 
 class MeasuredStep(NamedTuple):
-    """A step of so many query tokens that took `seconds` in the executor and yielded `tokens`. `verified` are
-    the requests that have a tree in `Round.drafted` and were sampled: the id, the verified part of the tree,
-    even if only its root, and what the target sampled: the accepted path and one more.
+    """An executed step, which took `seconds` in the executor and yielded `tokens` output tokens.
 
-    In a step of decoding requests alone, `interval` are the seconds since the end of the step before, which
-    had the same requests; None in others. `decoding` is the number of requests; `ahead`: whether the step was
-    launched ahead of the results before it."""
+    * `verified`: for each request with a tree in `Round.drafted` its id, the verified part of the tree
+      (perhaps only the root), and the target's tokens (the accepted path and one more).
+    * `interval`: seconds since the end of the step before, if both steps had decoding requests alone, and
+      this one no others; otherwise None. `decoding`: number of requests.
+    * `ahead`: whether the step was launched before the results of the step before it were known.
+    """
 
     query_tokens: int
     kv_tokens: int
@@ -122,9 +122,9 @@ class MeasuredStep(NamedTuple):
 
 
 class Speculation:
-    """What one engine's speculation has learned. `prior` is the cost of a step in seconds by query tokens and
-    KV tokens, from a profile or a default; only ratios matter until steps were timed. `draft` is the cost of
-    one tree level by number of nodes; without it an eighth of a step is assumed."""
+    """The speculation state that one engine has learned over its steps. `prior` returns the seconds of a step
+    by query tokens and KV tokens, from a profile or a default; until steps are timed, only ratios matter.
+    `draft` returns the seconds of one tree level by its number of nodes; by default an eighth of a step."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Speculation:
         self.level_acceptance = LevelAcceptance()
         self.exploration = Exploration(trials=policy.weighs_costs)
         self.guard = ThroughputGuard()
-        """Asked by policies that weigh costs."""
+        """Suppresses the draft tokens of policies that weigh costs."""
         self.step_cost = RefinedCost(prior)
         self.pass_cost = RefinedCost(
             lambda tokens, kv_tokens: draft(tokens) if draft else self.step_cost(tokens, kv_tokens) / 8
@@ -154,9 +154,9 @@ class Speculation:
         return Round(self, batch)
 
     def worth_catching_up(self, decoding: int, kv_tokens: int) -> Callable[[int, float], bool]:
-        """Return, for a step with `decoding` sequences, a function that tells whether to draft for a request
-        of which the draft model has `unread` tokens to read and `left` output tokens are expected: the
-        reading must take no longer than draft tokens should save. Policies that do not weigh costs always
+        """Return a function that decides whether to draft for a request whose draft model has `unread` tokens
+        to read and whose output is expected to have `left` more tokens. In a batch of `decoding` sequences,
+        the reading must take no longer than draft tokens should save. Policies that do not weigh costs always
         draft."""
         if not self.policy.weighs_costs:
             return lambda unread, left: True
@@ -169,19 +169,18 @@ class Speculation:
 
     @property
     def is_drafting(self) -> bool:
-        """Whether requests have draft tokens at present, so that draft models should read their prompts."""
+        """Whether requests have draft tokens at present; if so, draft models should read prompts."""
         return self.policy.drafts and not (self.exploration.plain_steps or self.guard.suppressing)
 
     @property
     def steps_between(self) -> int:
-        """Plain steps after which the policy is to be asked again."""
+        """Number of plain steps after which the policy is to be asked again."""
         if self.guard.suppressing:
             return MOST_BETWEEN
         return min(MOST_BETWEEN, FEWEST_BETWEEN << min(self.exploration.plain_steps // 2, MOST_BETWEEN))
 
     def draft_cost(self, shapes: Sequence[Shape]) -> float:
-        """Return the seconds of drafting trees of these shapes: a pass for each level, over the nodes of that
-        level."""
+        """Return the seconds of drafting trees of these shapes: one pass over all nodes of each level."""
         first = shapes[0] if shapes else PLAIN
         if all(shape is first for shape in shapes):
             return first.depth * self.pass_cost(len(shapes) * first.width, 0)
@@ -203,8 +202,8 @@ class Speculation:
         return SpeculationReport(**counts)
 
     def means(self, kv_tokens: int, max_depth: int) -> Means:
-        """Return the present averages of decoding, for steps that read `kv_tokens` and chains of up to
-        `max_depth` draft tokens; of none as long as nothing was drafted."""
+        """Return the present averages of decoding, for steps that read `kv_tokens`. Draft chains have up to
+        `max_depth` tokens; as long as nothing was drafted, 0."""
         return Means(
             step=cache(lambda query_tokens: self.step_cost(query_tokens, kv_tokens)),
             draft=lambda requests: self.pass_cost(requests, 0),
@@ -214,8 +213,7 @@ class Speculation:
 
 
 class Draft(NamedTuple):
-    """A tree that has arrived, with calibrated acceptance: the shape that was requested, and whether the
-    request is sampled."""
+    """A drafted tree with calibrated acceptance, its requested shape, and whether the request is sampled."""
 
     tree: TokenTree
     requested: Shape
@@ -223,8 +221,8 @@ class Draft(NamedTuple):
 
 
 class Round:
-    """The speculation of one step. A step without draft tokens needs no `select`, and one that is not
-    executed no `learn`."""
+    """The speculation of one step. `select` is only for steps with draft tokens, `learn` for executed
+    ones."""
 
     def __init__(self, speculation: Speculation, batch: DecodeBatch) -> None:
         self._speculation = speculation
@@ -234,7 +232,7 @@ class Round:
         self._drafted_as_usual = True
         self._step: Seconds
         self.shapes = self._choose_shapes()
-        """A shape for each candidate, within its limits; PLAIN where nothing is to be drafted."""
+        """A shape for each candidate, within the candidate's limits; PLAIN if nothing is to be drafted."""
         self.drafted: dict[int, Draft] = {}
         self.drafting_seconds = 0.0
 
@@ -258,13 +256,12 @@ class Round:
         return shapes
 
     def _refused(self) -> bool:
-        """Return whether the throughput guard refuses draft tokens whatever the policy proposes, which then
-        need not be asked."""
+        """Return whether the guard refuses draft tokens without asking the policy for a proposal."""
         speculation = self._speculation
         return speculation.policy.weighs_costs and speculation.guard.refuses(len(self._batch.requirements))
 
     def _allowed(self, proposed: Sequence[Shape]) -> bool:
-        """Return whether the throughput guard lets requests have the proposed shapes."""
+        """Return whether the throughput guard allows the proposed shapes."""
         speculation = self._speculation
         guarded = speculation.policy.weighs_costs and any(shape.depth for shape in proposed)
         return not guarded or speculation.guard.allows(len(self._batch.requirements))
@@ -287,7 +284,7 @@ class Round:
         )
 
     def _undrafted(self, drafted: Collection[int]) -> list[LatencyRequirement]:
-        """Return the requirements of the decoding requests that are not `drafted`."""
+        """Return the requirements of the decoding requests whose ids are not in `drafted`."""
         requirements = self._batch.requirements
         if len(requirements) == len(drafted):
             return []
@@ -296,8 +293,9 @@ class Round:
     def select(
         self, trees: Mapping[int, TokenTree], requested: Sequence[Shape], catch_up: int, seconds: float
     ) -> dict[int, TokenTree]:
-        """Return the part of each request's tree that is worth verifying. Trees of the `requested` shapes,
-        one for each candidate, took `seconds` to draft, including `catch_up` tokens read before."""
+        """Return the part of each request's tree that is worth verifying, by request id. `requested` has a
+        shape for each candidate. Drafting took `seconds`, in which the drafter also read `catch_up`
+        tokens."""
         self.record_drafting(trees, requested, catch_up, seconds)
         if not trees:
             return {}
@@ -321,8 +319,8 @@ class Round:
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 
     def verifies_all(self, requested: Sequence[Shape]) -> bool:
-        """Return whether trees of the `requested` shapes would be verified as a whole, whatever their tokens:
-        then they need not be known."""
+        """Return whether trees of the `requested` shapes are verified as a whole, whatever their tokens. Then
+        a step can be launched before the trees are known."""
         speculation, batch = self._speculation, self._batch
         if self._verify_all or speculation.policy.select is whole_trees:
             return True
@@ -332,7 +330,8 @@ class Round:
         return speculation.policy.weighs_costs and cheap and not targets
 
     def known(self, id: int, tree: TokenTree) -> TokenTree:
-        """Return a verified tree with its tokens, which were perhaps not known when it was verified."""
+        """Return a verified tree with its tokens; they are negative if it was verified before it was
+        known."""
         draft = self.drafted.get(id)
         if draft is None or all(token >= 0 for token in tree.tokens):
             return tree
@@ -341,7 +340,8 @@ class Round:
     def record_drafting(
         self, trees: Mapping[int, TokenTree], requested: Sequence[Shape], catch_up: int, seconds: float
     ) -> None:
-        """Record `trees` as `select` does; call it for trees that were verified without `select`."""
+        """Record drafted `trees` and their cost, as `select` does. To be called for trees that were verified
+        without `select`."""
         speculation, candidates = self._speculation, self._batch.candidates
         counters, calibrate = speculation.counters, speculation.acceptance.calibrate
         counters.draft_seconds += seconds
@@ -362,8 +362,8 @@ class Round:
             self.drafted[id] = Draft(calibrate(tree, sampled), shape, sampled)
 
     def learn(self, step: MeasuredStep) -> None:
-        """Learn from the executed step. Draft tokens that were not selected for verification are judged by
-        what the target sampled too: statistics of verified ones alone would overestimate acceptance."""
+        """Learn costs and acceptance from the executed step. The target's tokens judge all draft tokens, also
+        those not selected for verification: the statistics of selected ones would overestimate acceptance."""
         speculation = self._speculation
         if self._trials:
             self._trials.record(speculation.step_cost(step.query_tokens, step.kv_tokens), step.seconds)
@@ -397,12 +397,12 @@ class Round:
 
 
 def _count(histogram: list[int], number: int) -> None:
-    """Count `number` in `histogram[number - 1]`."""
+    """Increment `histogram[number - 1]`, extending the histogram if necessary."""
     histogram += [0] * (number - len(histogram))
     histogram[number - 1] += 1
 
 
 def default_cost(query_tokens: int, kv_tokens: int) -> float:
-    """Return a default cost without a profile: relative costs of a machine that computes about 64 query
-    tokens in the time it takes to read the weights. Steps correct it from the first one on."""
+    """Return the seconds of a step that are assumed without a profile: relative costs of a machine that
+    computes about 64 query tokens in the time of reading the weights. Measured steps soon correct them."""
     return 0.01 * max(1.0, 0.9 + query_tokens / 64) + 1e-7 * kv_tokens

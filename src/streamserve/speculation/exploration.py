@@ -1,7 +1,7 @@
 """Exploration: steps with other shapes than the policy proposes, so that the statistics stay current.
 
 plain trial    a plain step while speculation is in use: measures the present cost of plain steps
-draft trial    a chain for every request where longer trees would pay if steps were cheaper than estimated
+draft trial    a chain for every request, if longer trees would pay in case steps are cheaper than estimated
 probe          draft tokens for one request, after many plain steps
 """
 
@@ -19,16 +19,17 @@ PROBE = Shape(2, 1)
 DRAFT_TRIAL = 64
 """Steps before the first draft trial."""
 TRIAL_LEVELS = 4
+"""Draft trials are made while the proposed trees have at most this depth. A trial's chain has at most twice
+as many levels."""
 TRIAL_STEPS = 4.0
-"""A draft trial is a chain of up to twice TRIAL_LEVELS draft tokens, made where present chains have at most
-TRIAL_LEVELS. Its step takes at most TRIAL_STEPS times the present one, as far as is known."""
+"""Maximum estimated seconds of a draft trial's step, relative to the step with the proposed shapes."""
 TRIAL_GAIN = 1.4
-"""Throughput that a draft trial must promise, relative to the present one."""
+"""Minimum throughput that a draft trial must promise, relative to the proposed shapes."""
 
 
 class Explored(NamedTuple):
-    """The shapes of one step, the trials that its result is reported to, and whether the draft tokens are
-    verified at any cost."""
+    """The shapes to draft in one step, the `Trials` to report its seconds to, and whether all draft tokens
+    are verified whatever that costs."""
 
     shapes: list[Shape]
     trials: Trials | None
@@ -36,20 +37,20 @@ class Explored(NamedTuple):
 
 
 class Exploration:
-    """When to explore, over the steps of one engine. `trials`: whether to make plain and draft trials,
-    besides probes; policies that do not decide by cost make none."""
+    """The exploration of one engine over its steps. `trials`: whether to make plain and draft trials in
+    addition to probes; they are of no use to policies that do not weigh costs."""
 
     def __init__(self, trials: bool) -> None:
         self.plain_steps = 0
-        """Steps in a row for which the policy proposed no draft tokens."""
+        """Number of latest steps in a row for which the policy proposed no draft tokens."""
         self._trials = trials
         self._plain_trials, self._draft_trials = Trials(), Trials(DRAFT_TRIAL)
 
     def explore(
         self, outlook: Outlook, proposed: list[Shape], lower_bound: Callable[[int], float]
     ) -> Explored:
-        """Return the proposed shapes, or others to explore. `lower_bound` returns the least seconds that a
-        step with so many query tokens could take."""
+        """Return the proposed shapes, or other shapes for exploration. `lower_bound` returns the least
+        seconds that a step could take, by its query tokens."""
         if any(shape.depth for shape in proposed):
             self.plain_steps = 0
             if self._tries_plain(outlook, proposed):
@@ -72,8 +73,8 @@ class Exploration:
         return Explored(probe, None, True)
 
     def _tries_plain(self, outlook: Outlook, proposed: Sequence[Shape]) -> bool:
-        """Whether this step is a plain trial. It is not where speculation would pay even if plain steps took
-        a third of the estimate."""
+        """Whether this step is a plain trial. A due trial is skipped if speculation would pay even if a plain
+        step took 1/LIMIT of its estimate."""
         requests = len(proposed)
         if not self._trials or not self._plain_trials.due(requests):
             return False
@@ -83,8 +84,9 @@ class Exploration:
     def _tried_shape(
         self, outlook: Outlook, proposed: Sequence[Shape], lower_bound: Callable[[int], float]
     ) -> Shape:
-        """Return, at intervals, the shortest chain that would pay more than the proposed shapes if steps of
-        unknown cost took a third of the estimate; PLAIN where none would, or no trial is due."""
+        """Return the chain of a draft trial: the shortest one that would yield TRIAL_GAIN times the
+        throughput of the proposed shapes, if its step took `lower_bound`. PLAIN if there is none, or no trial
+        is due."""
         requests = len(proposed)
         small = max(shape.depth for shape in proposed) <= TRIAL_LEVELS
         if not (self._trials and self._draft_trials.due(requests) and small):

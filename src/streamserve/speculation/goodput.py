@@ -1,15 +1,16 @@
 """Goodput-optimal speculation: meet latency targets first, then maximise tokens a second.
 
-Before drafting, the best shape is compared with plain decoding by expected tokens a second. Once trees are
-there (and their cost is spent), requests with a target get the nodes that keep them on it. Then the likeliest
-nodes of all requests are taken together, as many as maximise expected tokens over time. What prompt chunks
-cost in the same step is paid in any case and left out, or draft tokens would seem cheap in comparison.
-Measured cost curves are staircases, so every number of nodes is considered, not only up to the first that
-does not pay.
+Before drafting, the best shape is compared with plain decoding by expected tokens a second. With the trees
+(whose cost is then spent), requests with a target first get the nodes that keep them on target. Then the
+likeliest nodes of all requests are added, up to the number that maximises expected tokens over time. The time
+of prompt chunks in the same step is left out: it is spent in any case, and draft tokens would seem cheap in
+comparison. Measured cost curves are staircases, so every number of nodes is considered, not only up to the
+first that does not pay.
 
-Every node makes the step longer, so all requirements grow with it: a set of requests is on target when it is
-at the resulting step time. Where not all can be, those that take the fewest nodes go first. Requests that
-cannot be on target after this step get nodes as long as these cost the others that lag less than they yield.
+Every node makes the step longer, which raises all requirements. So a set of requests is on target only if it
+is at the resulting step time. Where not all can be on target, requests that take the fewest nodes go first.
+Requests that cannot be on target after this step get nodes while a node brings more tokens than its time
+costs all lagging requests.
 """
 
 from bisect import bisect_left
@@ -20,32 +21,34 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from streamserve.contracts.tree import likeliest
 from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
 from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level
 from streamserve.speculation.slo import LatencyRequirement
-from streamserve.speculation.tree import likeliest
 
 SLOWEST = 0.9
-"""Requests without draft tokens, or without a target, keep this share of the speed they would have without
-speculation."""
+"""Requests without draft tokens, or without a target, keep this share of the speed that they would have
+without speculation."""
 
 CATCH_UP_STEPS = 8
-"""Catch-up horizon: steps over which a request that lags its target is to catch up."""
+"""Catch-up horizon: number of steps over which a request that lags its target is to catch up."""
 MAX_SELECTED = 16
-"""The most nodes, the root included, that a request gets for its target."""
+"""Maximum number of nodes, the root included, that a request gets for its target."""
 SLACK = 1.0
-"""Slack in tokens: a request that is on target may fall this far below it, where others gain more by it."""
+"""Slack in tokens: a request on target may fall this far below it if other requests gain more by that."""
 WIDTHS = (1, 2, 3, 4)
+"""Widths of the trees that are compared."""
 INTERVAL = 16
-"""Width of the intervals of node counts; an interval is searched only if its bound could hold the optimum."""
+"""Width of the intervals of node counts in `_best_count`."""
 MAX_LEVELS = 16
+"""Maximum depth of the shape common to all requests."""
 TARGET_LEVELS = 8
-"""The deepest tree common to all requests (MAX_LEVELS), and of those that lag the others (TARGET_LEVELS)."""
+"""Maximum depth of the deeper shape for requests that the common one leaves below target."""
 
 
 def shapes(outlook: Outlook) -> list[Shape]:
-    """Return a shape for each candidate: the best common one, and where it leaves targets unmet, deeper ones
-    for the requests that they bring on target."""
+    """Return a shape for each candidate: the best common shape. If it leaves targets unmet, requests that a
+    deeper shape brings on target get that one."""
     requests = outlook.candidates
     common = best_shape(
         len(requests), outlook.others, outlook.level_acceptance, outlook.step,
@@ -85,11 +88,12 @@ def best_shape(
     depth: int,
     nodes: int,
 ) -> Shape:
-    """Return the shape with the most expected tokens a second for `requests` decoding requests in a batch
-    with `others` query tokens that have no draft tokens; PLAIN if none beats plain decoding.
+    """Return the shape with the most expected tokens a second for `requests` decoding requests, in a batch
+    with `others` query tokens of requests without draft tokens. PLAIN if no shape beats plain decoding.
 
     `level_acceptance[w - 1][l]` is the probability at level l that the next token is among a node's best w
-    candidates; `draft` is the cost of drafting a shape; `depth` and `nodes` are the maxima for a request.
+    candidates. `draft` returns the seconds of drafting a shape. `depth` and `nodes` are the maxima of a
+    request's tree.
     """
     if not requests:
         return PLAIN
@@ -114,12 +118,11 @@ def best_shape(
 
 
 def select(drafted: DraftedStep) -> Selection:
-    """Return which nodes of each tree to verify: those that targets need, and of the others as many as
-    maximise F(k) / (spent + T(k)), F being the expected tokens of the k likeliest nodes.
+    """Return the nodes of each tree to verify: the nodes that targets need, and the k likeliest others that
+    maximise F(k) / (spent + T(k)), where F is the expected tokens and T the seconds of the step.
 
-    The step never becomes longer than a request on target tolerates, with a slack of `SLACK` tokens; where
-    requests have neither target nor tree, they keep `SLOWEST` of their speed.
-    """
+    The step never takes longer than requests on target tolerate, with a slack of `SLACK` tokens. Requests
+    with neither target nor tree keep `SLOWEST` of their speed."""
     if drafted.trees and all(
         requirement.tpot is None for requirement in (*drafted.requirements, *drafted.undrafted)
     ):
@@ -137,14 +140,15 @@ def select(drafted: DraftedStep) -> Selection:
 
 
 def _select_untargeted(drafted: DraftedStep) -> Selection:
-    """Do as `select` does, where no request has a target: vectorised over all nodes."""
+    """Return the same selection as `select` for a step in which no request has a target, vectorised over all
+    nodes."""
     sizes = [len(tree) - 1 for tree in drafted.trees]
     probabilities_by_tree = np.array(
         [*chain.from_iterable(tree.accept[1:] for tree in drafted.trees)], np.float64
     )
-    # The first of equals: a parent precedes its children, and is at least as likely.
+    # Stable: a parent precedes its children and is at least as likely, so it is selected before them.
     order = np.argsort(-probabilities_by_tree, kind="stable")[: max(drafted.budget, 0)]
-    # Summed node by node, as in _most_tokens: a target that is always met changes no bit.
+    # Summed node by node as in _most_tokens: a target that is always met must not change a bit.
     expected = np.cumsum(np.concatenate(([float(len(sizes))], probabilities_by_tree[order])))
     plain = drafted.step(drafted.plain)
     limit = plain / SLOWEST if drafted.undrafted else inf
@@ -158,14 +162,14 @@ def _select_untargeted(drafted: DraftedStep) -> Selection:
 def _best_count(
     expected: NDArray[np.float64], drafted: DraftedStep, prompt_seconds: float, limit: float
 ) -> int:
-    """Return the k with the highest `expected[k]` a second; the step with k draft tokens takes at most
-    `limit` in all."""
+    """Return the number k of draft tokens with the highest `expected[k]` a second, without the
+    `prompt_seconds` of the step. Drafting and the step with k draft tokens take at most `limit` seconds."""
 
     def seconds(draft_tokens: int) -> float:
         return drafted.spent + drafted.step(drafted.plain + draft_tokens)
 
-    # Step time never falls: an interval's rate is at most that of its last count in the time of its shorter
-    # end.
+    # Tokens and step time never fall with k. So the tokens of an interval's last k over the time of its first
+    # bound its rates from above, and only intervals whose bound beats the best rate are searched.
     firsts = range(0, len(expected), INTERVAL)
     lasts = [min(first + INTERVAL, len(expected)) - 1 for first in firsts]
     bounds = [
@@ -185,9 +189,13 @@ def _best_count(
 
 
 class _Targets:
-    """The targets of one step. `cumulative_acceptance[i][m]` are the expected tokens of request i with its m
-    likeliest nodes; requests without draft tokens have one entry. `met` are the requests that their nodes
-    keep on target."""
+    """The latency targets of one step.
+
+    * `cumulative_acceptance[i][m]`: expected tokens of request i with its m likeliest nodes. Requests without
+      draft tokens have one entry.
+    * `met`: indices of the requests that their nodes keep on target, after `meet`.
+    * `limit`: maximum seconds of the step, for the sake of requests with neither target nor tree.
+    """
 
     def __init__(self, drafted: DraftedStep, cumulative_acceptance: Sequence[Sequence[float]]) -> None:
         self.drafted = drafted
@@ -204,12 +212,12 @@ class _Targets:
         self.limit = plain / SLOWEST if has_untargeted else inf
 
     def seconds(self, draft_tokens: int) -> float:
-        """Return the step's time with so many draft tokens, drafting included."""
+        """Return the seconds of drafting and of the step with `draft_tokens`."""
         return self.drafted.spent + self.drafted.step(self.drafted.plain + draft_tokens)
 
     def meet(self) -> list[int]:
-        """Return node counts that bring as many requests as possible on target after this step, those that
-        take the fewest nodes first."""
+        """Return node counts that bring the most requests on target after this step; requests that take the
+        fewest nodes come first."""
         counts = [0] * len(self.requirements)
         start = self.seconds(0)
         required = {
@@ -221,6 +229,7 @@ class _Targets:
             (i for i in required if required[i] < len(self.cumulative_acceptance[i])),
             key=lambda i: (required[i], i),
         )
+        # Binary search for the longest prefix of `order` that can be on target. All of them are tried first.
         low, high = 0, len(order)
         size = high
         while low < high:
@@ -234,8 +243,8 @@ class _Targets:
         return counts
 
     def _fewest_nodes(self, members: Sequence[int]) -> list[int] | None:
-        """Return the fewest nodes with which all members are on target at the time that these nodes take;
-        None if there are none. (Counts only grow, so the first fixed point is the least.)"""
+        """Return the smallest node counts with which all `members` are on target at the resulting step time;
+        None if there are none. Counts only grow, so the first fixed point is the smallest."""
         counts = [0] * len(self.requirements)
         while True:
             total = sum(counts)
@@ -253,8 +262,9 @@ class _Targets:
                 return counts
 
     def help_others(self, counts: Sequence[int]) -> list[int]:
-        """Add nodes for the requests that stay below target, those that require least first, while they bring
-        one of them more tokens than their time costs all of them: f(v) > dT sum(1 / tpot)."""
+        """Return `counts` with more nodes for the requests below target, those with the smallest requirements
+        first. A request gets nodes while a node brings it more tokens than its time costs all requests below
+        target: f(v) > dT sum(1 / tpot)."""
         counts, total, met = list(counts), sum(counts), set(self.met)
         lagging = [
             i
@@ -275,8 +285,8 @@ class _Targets:
         return counts
 
     def ceiling(self, counts: Sequence[int]) -> float:
-        """Return how long the step may take so that requests on target stay there, or fall below by no more
-        than the slack that the next steps make up for."""
+        """Return the maximum seconds of the step with which requests on target fall at most SLACK tokens
+        below it, which the next steps make up for."""
         slacks = (
             self.requirements[i].slack(self.cumulative_acceptance[i][counts[i]] + SLACK) for i in self.met
         )
@@ -289,7 +299,8 @@ def _most_tokens(
     counts: Sequence[int],
     targets: _Targets,
 ) -> list[int]:
-    """Add the likeliest further nodes of all trees, as many as maximise expected tokens a second."""
+    """Return `counts` with the likeliest further nodes of all trees, up to the number that maximises expected
+    tokens a second."""
     counts = list(counts)
     used = sum(counts)
     remaining = sorted(
@@ -321,8 +332,8 @@ def _most_tokens(
 
 
 def with_catch_up(requirement: LatencyRequirement) -> LatencyRequirement:
-    """Return the requirement of a request that lags its target, with the lag distributed over
-    `CATCH_UP_STEPS` steps: to catch up in one step is mostly infeasible."""
+    """Return the requirement, with the lag of a request below its target distributed over `CATCH_UP_STEPS`
+    steps: catching up in one step is mostly infeasible."""
     if requirement.tpot is None or requirement.tpot == inf:
         return requirement
     on_target = requirement.decoded * requirement.tpot
@@ -333,8 +344,8 @@ def with_catch_up(requirement: LatencyRequirement) -> LatencyRequirement:
 
 
 def with_floor(requirements: Sequence[LatencyRequirement], plain: float) -> list[LatencyRequirement]:
-    """Return the requirements, where those without a target require `SLOWEST` of the speed of a plain step of
-    `plain` seconds if other requests have a target, and nothing otherwise."""
+    """Return the requirements, with a floor for requests without a target if other requests have one: they
+    require `SLOWEST` of the speed of a plain step, which takes `plain` seconds."""
     if all(requirement.tpot is None for requirement in requirements):
         return list(requirements)
     floor = LatencyRequirement(tpot=plain / SLOWEST)
@@ -357,8 +368,8 @@ def _expected(outlook: Outlook, shape: Shape) -> float:
 def _prospect(
     outlook: Outlook, requirements: Sequence[LatencyRequirement], chosen: Sequence[Shape]
 ) -> tuple[float, tuple[int, float]]:
-    """Return, for these shapes: seconds of drafting and step; how many requests are on target after it and,
-    as a tie-break, tokens a second."""
+    """Return the seconds of drafting and step with the `chosen` shapes, and the outcome to compare: the
+    number of requests on target after it, and as a tie-break the tokens a second."""
     query_tokens = len(chosen) + outlook.others
     seconds = outlook.draft(chosen) + outlook.step(query_tokens + sum(shape.nodes for shape in chosen))
     known = {shape: _expected(outlook, shape) for shape in set(chosen)}

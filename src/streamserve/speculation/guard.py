@@ -1,14 +1,13 @@
 """The throughput guard: speculation is used only where it measured faster than plain decoding.
 
-A policy weighs costs by a model: seconds of a step and of a draft level. What the model leaves out, such as
-the host's work between steps and steps that a device runs ahead, decides on a GPU. So the guard compares
-tokens a second as measured between the ends of steps, with speculation and without, by the number of decoding
-requests.
+A policy weighs costs by a model: seconds of a step and of a draft level. The model leaves out the host's work
+between steps, and steps that a device runs ahead; on a GPU these decide. So the guard measures tokens a
+second between the ends of steps, with speculation and without, by the number of decoding requests.
 
     allowed      the policy decides           ── measured slower than plain ──▶ suppressed
     suppressed   no draft tokens, but trials  ── measured faster in a trial ──▶ allowed
 
-A trial begins when the tokens that the last one lost are a small share of those since.
+A trial begins when the time that the last one lost is a small share (LOSS) of the time since.
 """
 
 import math
@@ -17,22 +16,23 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 MEMORY = 32.0
-"""Steps of which a mean consists; older ones fade."""
+"""Time constant of the running means, in steps."""
 MIN_STEPS = 6.0
-"""Steps from which a mean is known."""
+"""Weight in steps from which a mean is relied on."""
 TRIAL_STEPS = 8
-"""Steps of a trial."""
+"""Number of steps of a trial."""
 LOSS = 0.005
 """Share of the time that trials may lose."""
 BIN = 1.25
-"""Factor between the numbers of requests of two bins."""
+"""Factor between the numbers of requests of adjacent bins."""
 NEAR = 3
-"""A bin without measurements begins with those of another one at most this many bins away."""
+"""A new bin starts as a copy of the nearest bin, if that is at most this many bins away."""
 
 
 class Mode(Enum):
-    """How a step ran. A plain step that was launched ahead of the results before it takes less time than one
-    in series, and is what plain decoding consists of where steps run ahead."""
+    """How a step ran. AHEAD is a plain step that was launched before the results of the step before it were
+    known. It takes less time than a PLAIN step, and where steps run ahead, plain decoding consists of such
+    steps."""
 
     SPECULATING = auto()
     PLAIN = auto()
@@ -53,7 +53,7 @@ class _Mean:
         self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
 
     def fade(self, factor: float) -> None:
-        """Let the steps so far count less."""
+        """Multiply the weight of all steps so far by `factor`."""
         self.steps, self.tokens, self.seconds = (
             self.steps * factor, self.tokens * factor, self.seconds * factor,
         )  # fmt: skip
@@ -70,9 +70,9 @@ class _Mean:
 
 @dataclass
 class _Bin:
-    """Measurements and verdict for similar numbers of requests. While `suppressed`, a trial begins after
-    `wait` seconds of plain decoding, of which `waited` have passed; `trial` are the steps left of one, and
-    `lost` the seconds that it has lost."""
+    """The measurements and the verdict for similar numbers of requests. While `suppressed`, the next trial
+    begins after `wait` seconds of plain decoding, of which `waited` have passed. `trial` is the number of
+    steps left of a running trial, `lost` the seconds that it has lost."""
 
     means: dict[Mode, _Mean] = field(default_factory=lambda: {mode: _Mean() for mode in Mode})
     suppressed: bool = False
@@ -83,7 +83,7 @@ class _Bin:
 
     @property
     def plain(self) -> _Mean:
-        """The mean of plain decoding: of steps ahead where there are any."""
+        """The mean of plain decoding: of steps ahead if their mean is known, otherwise of plain steps."""
         ahead = self.means[Mode.AHEAD]
         return ahead if ahead.known else self.means[Mode.PLAIN]
 
@@ -104,12 +104,12 @@ class _Bin:
             self._suppress(TRIAL_STEPS * seconds)
 
     def count_loss(self, tokens: int, seconds: float) -> None:
-        """Count what a step of a trial lost."""
+        """Add the seconds that a step of a trial lost against plain decoding."""
         if self.suppressed and self.plain.known:
             self.lost += seconds - tokens / self.plain.rate
 
     def _suppress(self, trial_seconds: float) -> None:
-        """Suppress speculation until a trial of `trial_seconds` loses little of the time since."""
+        """Suppress speculation until a trial of `trial_seconds` loses at most the share LOSS of the time."""
         speculating, plain = self.means[Mode.SPECULATING], self.plain
         expected = trial_seconds * (1 - speculating.rate / plain.rate)
         self.suppressed, self.wait = True, max(self.lost, expected) / LOSS
@@ -117,11 +117,11 @@ class _Bin:
 
     @property
     def refuses(self) -> bool:
-        """Whether no trial runs or is due."""
+        """Whether speculation is suppressed, and no trial runs or is due."""
         return self.suppressed and not self.trial and self.waited < self.wait
 
     def allows(self) -> bool:
-        """Count a step in which the policy would speculate; returns whether it may."""
+        """Count a step for which the policy proposes draft tokens; returns whether they are to be drafted."""
         if not self.suppressed:
             return True
         if self.trial:
@@ -132,7 +132,7 @@ class _Bin:
         if self.refuses:
             return False
         self.trial = TRIAL_STEPS
-        self.means[Mode.SPECULATING].fade(0.5)
+        self.means[Mode.SPECULATING].fade(0.5)  # the trial's steps are to outweigh older ones
         return True
 
     def _end_trial(self) -> None:
@@ -144,39 +144,40 @@ class _Bin:
 
 
 class ThroughputGuard:
-    """Says for one engine whether requests may have draft tokens."""
+    """The decision of one engine whether requests may have draft tokens."""
 
     def __init__(self) -> None:
         self._bins: dict[int, _Bin] = {}
         self.suppressing = False
-        """Whether speculation was suppressed when it was last asked for."""
+        """Whether the latest call of `allows` or `refuses` suppressed speculation."""
 
     def allows(self, requests: int) -> bool:
-        """Count a step of so many decoding requests for which the policy proposes draft tokens; returns
+        """Count a step of `requests` decoding requests for which the policy proposes draft tokens; returns
         whether they are to be drafted."""
         self.suppressing = not self._bin(requests).allows()
         return not self.suppressing
 
     def refuses(self, requests: int) -> bool:
-        """Return whether requests are to have no draft tokens in a step of so many decoding requests,
-        without counting it if they may have some."""
+        """Return whether draft tokens are suppressed in a step of `requests` decoding requests, whatever the
+        policy proposes. Does not count the step."""
         self.suppressing = self._bin(requests).refuses
         return self.suppressing
 
     def observe(self, requests: int, mode: Mode, tokens: int, seconds: float) -> None:
-        """Record a step of so many decoding requests and nothing else, which yielded `tokens` in the
+        """Record a step of `requests` decoding requests and nothing else. It yielded `tokens` in the
         `seconds` since the end of the step before."""
         if requests and seconds > 0:
             self._bin(requests).observe(mode, tokens, seconds)
 
     def count_loss(self, requests: int, tokens: int, seconds: float) -> None:
-        """Count a speculating step that is no measure of later ones, since the draft model had to read much
-        text before it: a trial loses its time too."""
+        """Count the loss of a speculating step in which the draft model first had to read much text. Its time
+        says nothing of later steps, but a trial loses it all the same."""
         if requests and seconds > 0:
             self._bin(requests).count_loss(tokens, seconds)
 
     def _bin(self, requests: int) -> _Bin:
-        """Return the bin; a new one begins as a copy of the nearest one."""
+        """Return the bin for a number of requests. A new one starts as a copy of the nearest bin, if that is
+        near enough."""
         index = round(math.log(max(requests, 1), BIN))
         if index not in self._bins:
             near = min(self._bins, key=lambda other: abs(other - index), default=None)

@@ -1,18 +1,18 @@
-"""Acceptance by tree level, learned online: the statistics by which shapes are chosen before drafting."""
+"""Acceptance by tree level, learned online: the statistics that shapes are chosen by before drafting."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.goodput import MAX_LEVELS, WIDTHS
 from streamserve.speculation.shapes import Shape
-from streamserve.speculation.tree import TokenTree
 
 INITIAL_ACCEPTANCE = (0.7, 0.08, 0.04, 0.02)
 """Initial probability that a node's first, second, … candidate token is accepted."""
 PRIOR_WEIGHT = 20.0
-"""Observations of a tree level after which they weigh as much as the statistics of the level above."""
+"""Number of observations that the prior of a tree level counts for: the acceptance of the level above it."""
 MEMORY = 400.0
-"""Observations of a level after which older ones fade."""
+"""Number of observations of a level above which its counts are halved, so that older ones fade."""
 
 
 class LevelAcceptance:
@@ -24,9 +24,9 @@ class LevelAcceptance:
         self._known: list[list[float]] | None = None
 
     def by_width(self) -> list[list[float]]:
-        """Return, by width and level, the probability that the next token is among a node's best 1, 2, …
-        candidates, given that all tokens above it were accepted. It may rise with the level: a text with long
-        accepted paths is easy to draft for."""
+        """Return the acceptance by [width - 1, level]: the probability that the next token is among a node's
+        best `width` candidates, given that all tokens above it were accepted. It may rise with the level: a
+        text with long accepted paths is easy to draft for."""
         if self._known is None:
             prior_level, levels = list(INITIAL_ACCEPTANCE), []
             for hits, tried in zip(self._hits, self._tried, strict=True):
@@ -39,8 +39,8 @@ class LevelAcceptance:
         return self._known
 
     def learn(self, tree: TokenTree, tokens: Sequence[int], requested: Shape) -> None:
-        """Record the levels that `tokens`, chosen by the target, reach in the drafted `tree`. Nodes that were
-        requested but not drafted count as not accepted."""
+        """Record how far the target's `tokens` follow the drafted `tree`, which was to have the shape
+        `requested`. Nodes that were requested but not drafted count as not accepted."""
         path = tree.follow(tokens)
         self._known = None
         for level, parent in enumerate(path[: min(len(tokens), requested.depth, MAX_LEVELS)]):

@@ -1,24 +1,24 @@
-"""Inputs of a speculation policy: a step before drafting, and once the trees have arrived."""
+"""Inputs of a speculation policy: a step before drafting, and the step with its drafted trees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.shapes import Seconds, Shape
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
-from streamserve.speculation.tree import TokenTree
 
 Selection = list[list[int]]
-"""For each tree the nodes to verify, ascending, with the root."""
+"""The nodes to verify of each tree, ascending, with the root."""
 
 RELIABLE_LEVELS = 4
-"""Consecutive draft tokens whose mean acceptance is relied on: texts differ, so a mean overestimates long
-chains."""
+"""Maximum length of draft chains that are predicted by mean acceptance: texts differ, so the mean
+overestimates longer chains."""
 
 
 class Candidate(NamedTuple):
-    """A decoding request that may have draft tokens: the maximum depth of its tree, the maximum number of
-    nodes, its latency requirement, its priority (lower is more urgent), and whether it is sampled."""
+    """A decoding request that may have draft tokens: the maximum `depth` of its tree and number of `nodes`,
+    its latency requirement, its priority (lower is more urgent), and whether it is sampled or greedy."""
 
     depth: int
     nodes: int
@@ -32,15 +32,17 @@ class Candidate(NamedTuple):
 class Outlook:
     """A step before drafting.
 
-    * `others`: query tokens of the step that are not of `candidates`; `undrafted` are the requirements of the
-      decoding requests among them.
-    * `step(query_tokens)` and `draft(shapes)`: seconds.
+    * `candidates`: the decoding requests that may have draft tokens.
+    * `others`: query tokens of other requests in the step. `undrafted`: the requirements of the decoding
+      requests among these.
+    * `step(query_tokens)` and `draft(shapes)`: seconds of a step, and of drafting.
     * `level_acceptance[w - 1][l]`: the probability at level l that the next token is among a node's best w
-      candidates, given that all above it were accepted.
-    * `nodes`: the most draft tokens of each request.
-    * `load`: the share of the engine's sequence slots taken.
-    * `acceptance`: the share of the last step's draft tokens that was accepted (None if there were none).
-    * `accepted`: how many were accepted of those `tested`: draft tokens after a rejected one were not tested.
+      candidates, given that all tokens above it were accepted.
+    * `nodes`: maximum draft tokens of each request.
+    * `load`: the share of the engine's sequence slots that are taken.
+    * `acceptance`: the share of the last step's draft tokens that was accepted (None if it had none).
+    * `accepted`: accepted draft tokens of the last step. `tested`: its draft tokens up to the first rejected
+      one of each request; the target says nothing of those after it.
     * `throughput`: recent tokens a second.
     """
 
@@ -60,9 +62,15 @@ class Outlook:
 
 @dataclass(frozen=True)
 class DraftedStep:
-    """A step once the trees have arrived. `requirements[i]` is that of the request of `trees[i]`, `undrafted`
-    are those of decoding requests without a tree. The step has `plain` query tokens without draft tokens, and
-    may have `budget` draft tokens; drafting took `spent` seconds."""
+    """A step with its drafted trees, before the nodes to verify are selected.
+
+    * `requirements[i]`: the latency requirement of the request of `trees[i]`.
+    * `undrafted`: the requirements of the decoding requests without a tree.
+    * `plain`: query tokens of the step without draft tokens.
+    * `spent`: seconds that drafting took.
+    * `step(query_tokens)`: seconds of a step.
+    * `budget`: maximum draft tokens of all requests together.
+    """
 
     trees: Sequence[TokenTree]
     requirements: Sequence[LatencyRequirement]
@@ -80,9 +88,9 @@ class DraftedStep:
 
 @dataclass(frozen=True)
 class Means:
-    """Averages of decoding: `step(query_tokens)` is the seconds of a step, `draft(requests)` those of one
-    level of draft tokens for so many requests. A draft token is accepted with probability `acceptance`, and
-    chains have up to `depth` (0: no speculation)."""
+    """Averages of decoding. `step(query_tokens)` returns the seconds of a step, `draft(requests)` the seconds
+    of drafting one token for each of `requests` requests. A draft token is accepted with probability
+    `acceptance`. Draft chains have up to `depth` tokens (0: no speculation)."""
 
     step: Callable[[int], float]
     draft: Callable[[int], float]

@@ -1,6 +1,6 @@
-"""A speculation policy: what it requests from drafters, and what it verifies.
+"""Speculation policies: which draft trees to request, and which of their nodes to verify.
 
-`goodput` is the product's own. Published policies to compare it with are in streamserve.baselines, which has
+The default is `goodput`. streamserve.baselines has published policies to compare it with, and the table of
 all policies by name.
 """
 
@@ -13,9 +13,10 @@ from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
 from streamserve.speculation.shapes import PLAIN, Shape
 
 MAX_DEPTH = 20
-"""The greatest depth and the greatest width of a tree that can be requested."""
+"""Maximum depth, and maximum width, of a tree that can be requested."""
 
 ChooseShapes = Callable[[Outlook, Any], tuple[list[Shape], Any]]
+"""Takes the step and the policy's state. Returns a shape for each candidate, and the next state."""
 
 
 def whole_trees(drafted: DraftedStep) -> Selection:
@@ -24,21 +25,21 @@ def whole_trees(drafted: DraftedStep) -> Selection:
 
 
 def stateless(shapes: Callable[[Outlook], list[Shape]]) -> ChooseShapes:
-    """Return `shapes` in the form of a policy that keeps no state between steps."""
+    """Return `shapes` as a ChooseShapes function that ignores and keeps the state."""
     return lambda outlook, state: (shapes(outlook), state)
 
 
 @dataclass(frozen=True)
 class SpeculationPolicy:
-    """A policy. It decides by what it is given; its state between steps is kept by the controller.
+    """A speculation policy of pure functions. The controller keeps its state between steps.
 
-    * `shapes(outlook, state)` returns what to draft for each candidate, and the state for the next step. It
-      is `state` at first.
-    * `select(drafted)` returns which nodes of each tree to verify, ascending and with the root.
+    * `shapes(outlook, state)` returns the shape to draft for each candidate, and the state for the next step.
+      The field `state` is the first one.
+    * `select(drafted)` returns the nodes of each tree to verify, ascending and with the root.
     * `calibrated`: draft tokens are judged by calibrated acceptance instead of the drafter's own scores.
-    * `weighs_costs`: it drafts only where that pays by the costs as learned. So they are kept current by
-      trials, and a draft model reads a text only if that pays too.
-    * `drafts`: False if it never requests a draft token.
+    * `weighs_costs`: the policy drafts only if that pays by the learned costs. So trials keep these costs
+      current, and a draft model reads a text only if that pays too.
+    * `drafts`: False if the policy never requests a draft token.
     """
 
     name: str

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from math import prod
 
 Seconds = Callable[[int], float]
-"""Seconds of a step with so many query tokens."""
+"""Seconds of a step, by its number of query tokens."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Number of levels, and of nodes a level (the root not counted). With an `expansion` every node of level
-    l has `expansion[l]` children instead, whatever their probabilities; `width` is then that of the widest
-    level."""
+    """The shape of a draft tree: `depth` levels below the root, and `width` nodes a level. With an
+    `expansion` every node of level l has `expansion[l]` children instead, whatever their probabilities;
+    `width` is then the number of nodes of the widest level."""
 
     depth: int
     width: int
@@ -20,17 +20,18 @@ class Shape:
 
     @property
     def nodes(self) -> int:
-        """Total number of nodes."""
+        """Total number of nodes without the root: draft tokens."""
         if self.expansion:
             return sum(prod(self.expansion[: level + 1]) for level in range(self.depth))
         return self.depth * self.width
 
 
 PLAIN = Shape(0, 0)
+"""The shape without draft tokens."""
 
 
 def fit(shape: Shape, depth: int, nodes: int) -> Shape:
-    """Return the shape, truncated to at most so many levels and nodes."""
+    """Return the shape, truncated to at most `depth` levels and `nodes` nodes."""
     levels = min(shape.depth, depth)
     if shape.expansion:
         while Shape(levels, shape.width, shape.expansion).nodes > nodes:
@@ -44,14 +45,16 @@ def fit(shape: Shape, depth: int, nodes: int) -> Shape:
 
 
 def expected_tokens(acceptance: float, depth: int) -> float:
-    """Return the tokens that a step yields for one request if each level has the next token with probability
-    `acceptance`: the accepted ones and the target's own, (1 - a^(d+1)) / (1 - a)."""
+    """Return the expected tokens of a step for one request whose draft tree has `depth` levels: the accepted
+    tokens and the target's own one. Each level has the next token with probability `acceptance` a, so the sum
+    is (1 - a^(d+1)) / (1 - a)."""
     return depth + 1.0 if acceptance >= 1.0 else (1.0 - acceptance ** (depth + 1)) / (1.0 - acceptance)
 
 
 def expected_by_level(level_acceptance: Sequence[float], depth: int) -> float:
-    """Return the same where `level_acceptance[l]` is the probability at level l, given that all above it were
-    accepted; the last one holds for all deeper levels."""
+    """Return the expected tokens of a step as `expected_tokens` does, where acceptance depends on the level:
+    `level_acceptance[l]` is the probability at level l, given that all levels above were accepted. The last
+    entry holds for all deeper levels."""
     expected = reached = 1.0
     for level in range(depth):
         reached *= level_acceptance[min(level, len(level_acceptance) - 1)]

@@ -1,7 +1,7 @@
-"""Trials of the alternative: plain steps while speculation is in use, and speculation while it is not.
+"""Trials of the mode not in use: plain steps while speculation is in use, and speculation while it is not.
 
-The mode in use is measured with every step. The alternative is judged by old measurements or a profile, which
-may be wrong. So it is tried at growing intervals, and at short ones again after an unexpected result.
+Every step measures the mode in use. The other mode is judged by old measurements or a profile, which may be
+wrong. So it is tried at growing intervals, and soon again after an unexpected result.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 FIRST = 16
 """Steps before the first trial."""
 MAX_WAIT_STEPS = 512
-"""Most steps between two trials: in the long run, trials take at most one step in so many."""
+"""Maximum steps between two trials. In the long run, one step in this many is a trial."""
 SURPRISE = 1.25
-"""Factor between expected and measured seconds from which a trial is repeated soon."""
+"""Factor between expected and measured seconds above which a trial is repeated soon."""
 
 
 @dataclass
 class Trials:
-    """Trials of one alternative. The next one comes after `wait` steps, of which `passed` have passed;
-    `sequences` decoded at the last one."""
+    """When to try one mode. The next trial comes after `wait` steps, of which `passed` have passed.
+    `sequences` is the number of decoding sequences at the last trial."""
 
     first: int = FIRST
     wait: int = 0
@@ -28,8 +28,8 @@ class Trials:
         self.wait = self.first
 
     def due(self, sequences: int) -> bool:
-        """Count a step in which so many sequences decode; returns whether to try the alternative in it. A
-        batch that is larger or smaller by more than half counts as not tried yet."""
+        """Count a step with `sequences` decoding sequences; returns whether the step is a trial. A batch size
+        counts as not tried yet if it differs from the last trial's by more than a factor of 1.5."""
         if max(self.sequences, sequences) > 1.5 * min(self.sequences, sequences):
             self.wait = min(self.wait, self.first)
         self.passed += 1

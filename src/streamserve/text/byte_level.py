@@ -1,4 +1,4 @@
-"""The characters that byte-level BPE writes for bytes."""
+"""The characters with which byte-level BPE represents bytes."""
 
 
 def byte_of_character() -> dict[str, int]:

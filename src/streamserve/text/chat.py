@@ -1,4 +1,4 @@
-"""Render chat messages to a prompt with the checkpoint's jinja template, as apply_chat_template does."""
+"""Renders chat messages to a prompt with the checkpoint's jinja template, as apply_chat_template does."""
 
 import json
 import re
@@ -20,11 +20,11 @@ _RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt"
 
 
 _TOOLS_OF_MESSAGE = re.compile(r"""\bmessage(\.tools\b|\[['"]tools['"]\])""")
-"""What a template has that renders the tools in the system message (Phi-4-mini)."""
+"""Found in templates that render the tools in the system message (Phi-4-mini)."""
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's text, for training; it does not affect the prompt."""
+    """`{% generation %}` marks the assistant's text for training. It does not affect the prompt."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own class attribute)
 
@@ -34,7 +34,7 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """A compiled chat template and the special tokens it may use.
+    """A compiled chat template, and the special tokens that it may use.
 
     `variables` are the names of the inputs that it reads. Raises CheckpointError if `source` is not a jinja
     template.
@@ -68,11 +68,11 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt for `messages` and `tools`; `variables` are the template's further inputs.
+        """Return the prompt for `messages` and `tools`. `variables` are further inputs of the template.
 
         `add_generation_prompt` opens the reply; `continue_final_message` leaves the last message open
-        instead. A message's content is a string or a list of text parts, which are joined by newlines. Raises
-        RequestError for messages that this template, or any, cannot render.
+        instead. A message's content is a string, or a list of text parts, which are joined by newlines.
+        Raises RequestError for messages that this template, or every template, cannot render.
         """
         _check_request(messages, add_generation_prompt, continue_final_message, variables or {})
         chat = [plain_message(message, index) for index, message in enumerate(messages)]
@@ -95,12 +95,14 @@ class ChatTemplate:
         except MemoryError as error:
             raise RequestError("the chat template needs too much memory", field="messages") from error
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise RequestError(f"the chat template refuses this: {error}", field="messages") from error
+            raise RequestError(
+                f"the chat template refuses this conversation: {error}", field="messages"
+            ) from error
         return prompt if final is None else _truncate_at_mark(prompt, final)
 
 
 def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """Return the compiled template, if the checkpoint has one.
+    """Return the compiled template; None if the checkpoint has none.
 
     Raises CheckpointError if it does not compile.
     """
@@ -108,7 +110,8 @@ def chat_template(source: str | None, special_tokens: Mapping[str, str]) -> Chat
 
 
 class Renderer(Protocol):
-    """Renders conversations to a text, or to token ids. `variables` are the names of the inputs it reads."""
+    """Renders conversations to a text, or to token ids. `variables` are the names of the inputs that it
+    reads."""
 
     @property
     def variables(self) -> frozenset[str]: ...
@@ -122,7 +125,8 @@ class Renderer(Protocol):
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str | list[int]:
-        """Return the prompt for `messages` and `tools`. Raises RequestError for what cannot be rendered."""
+        """Return the prompt for `messages` and `tools`. Raises RequestError for messages that cannot be
+        rendered."""
 
 
 def require(template: Renderer | None) -> Renderer:
@@ -153,8 +157,9 @@ def _check_request(
 
 
 def plain_message(message: Message, index: int) -> dict[str, Any]:
-    """Return a message as the template sees it: fields that are not None, and content as one string. A call
-    of tools has an empty one, as clients leave it out and templates read it."""
+    """Return a message as the template sees it: without fields that are None, and with its content as one
+    string. A message with tool calls but no content gets an empty content: clients leave it out, and
+    templates read it."""
     if not isinstance(message, Mapping):
         raise RequestError(f"messages[{index}] must be an object with role and content", field="messages")
     plain = {name: value for name, value in message.items() if value is not None}
@@ -191,8 +196,8 @@ def _open_final_message(chat: list[dict[str, Any]]) -> str:
 def _truncate_at_mark(prompt: str, final: str) -> str:
     """Return the prompt up to the mark.
 
-    Templates that strip contents remove the mark's trailing space; then trailing whitespace before it is
-    removed too.
+    Templates that strip contents remove the mark's trailing space. If it is missing, trailing whitespace
+    before the mark is removed, too.
     """
     position = prompt.rfind(_CONTINUE.strip())
     if position < 0 or final.strip() not in prompt:
@@ -202,8 +207,8 @@ def _truncate_at_mark(prompt: str, final: str) -> str:
 
 
 def _with_tools(chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the functions as JSON in the system message, which is added if there is
-    none."""
+    """Return the messages with the functions as JSON in the system message. If there is no system message,
+    one is added."""
     functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     system = chat[0] if chat[0].get("role") == "system" else {"role": "system", "content": ""}
     return [{**system, "tools": functions}, *(chat[1:] if system is chat[0] else chat)]
@@ -220,8 +225,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as JSON, without the HTML escapes of jinja's filter. Raises TemplateLimitError if it is too
-    long."""
+    """Encode as JSON, without the HTML escapes of jinja's filter. Raises TemplateLimitError if the value is
+    too large."""
     check_nodes(value)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

@@ -1,4 +1,5 @@
-"""Incremental detokenization: every piece of text is final, and together they equal the decoded whole."""
+"""Incremental detokenization: every piece of text is final, and the pieces together equal the text decoded as
+a whole."""
 
 import codecs
 from typing import Protocol
@@ -6,31 +7,31 @@ from typing import Protocol
 from streamserve.text.tokenizer import Tokenizer
 
 _MAX_OPEN = 4
-"""A character has at most 4 bytes, so no more tokens are needed to complete one."""
+"""A character has at most 4 bytes, so 4 tokens suffice to complete one."""
 
 
 class Detokenizer(Protocol):
-    """Converts one choice's tokens to text. Work per token is constant, however long the text."""
+    """Converts one choice's tokens to text. The work per token is constant, however long the text."""
 
     def feed(self, token: int) -> str:
         """Return the text that this token makes final."""
 
     def flush(self) -> str:
-        """Return the remaining text at the end, with incomplete characters as U+FFFD."""
+        """Return the remaining text at the end. Incomplete characters become U+FFFD."""
 
 
 def detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer:
-    """Return the detokenizer for `tokenizer`: all `ids` fed and flushed give `tokenizer.decode(ids)`.
+    """Return the detokenizer for `tokenizer`: feeding all `ids` and flushing gives `tokenizer.decode(ids)`.
 
-    The one exception: a decoder that chains byte-level decoding with further steps may decode invalid UTF-8
-    differently in pieces than as a whole.
+    There is one exception. A decoder that combines byte-level decoding with further steps may decode invalid
+    UTF-8 in pieces differently than as a whole.
     """
     kind = _ByteLevel if tokenizer.byte_level else _Windowed
     return kind(tokenizer, skip_special_tokens)
 
 
 class _ByteLevel:
-    """For byte-level tokens: the text is their incremental UTF-8 decoding."""
+    """For byte-level tokens: the text is the incremental UTF-8 decoding of their bytes."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -49,10 +50,11 @@ class _ByteLevel:
 
 
 class _Windowed:
-    """Decodes a short window: tokens whose text has been returned, for context, and those after them.
+    """Decodes a short window of tokens. Its first tokens, whose text has been returned already, are only
+    context for the others.
 
-    The first tokens of a decoded piece lose their leading space, so a token is only ever decoded after
-    another one. Byte tokens stay pending until their run ends: one invalid byte affects its whole run.
+    The first token of a decoded piece loses its leading space, so a token is only decoded after another one.
+    Byte tokens stay pending until their run ends: one invalid byte affects the whole run.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from streamserve.protocol.embedding import EmbeddingConfig
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import Pooling, SamplingParams
 
@@ -11,7 +11,7 @@ Floats = NDArray[np.float32]
 
 
 def check_dimensions(dimensions: int | None, config: EmbeddingConfig, size: int) -> None:
-    """Raise RequestError unless embeddings of `size` numbers may be shortened to the first `dimensions`."""
+    """Raise RequestError unless embeddings of `size` numbers may be shortened to `dimensions` numbers."""
     if dimensions is None:
         return
     if not 1 <= dimensions <= size:
@@ -23,7 +23,7 @@ def check_dimensions(dimensions: int | None, config: EmbeddingConfig, size: int)
 
 def embedding(vector: bytes, config: EmbeddingConfig, dimensions: int | None = None) -> Floats:
     """Return the embedding of a pooled vector: its first `dimensions` numbers (None: all), divided by their
-    L2 norm where the model normalizes. Raises RequestError for more dimensions than there are."""
+    L2 norm if the model normalizes. Raises RequestError if there are fewer numbers."""
     pooled = np.frombuffer(vector, "<f4")
     check_dimensions(dimensions, config, len(pooled))
     shortened = pooled[:dimensions].astype(np.float64)
@@ -32,7 +32,7 @@ def embedding(vector: bytes, config: EmbeddingConfig, dimensions: int | None = N
 
 
 def similarity(first: Floats, second: Floats) -> float:
-    """Return the cosine similarity of two embeddings; 0 if one is zero."""
+    """Return the cosine similarity of two embeddings; 0 if one of them is zero."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     norms = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / norms if norms else 0.0

@@ -14,10 +14,10 @@ _LLAMA_DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """The settings other than `tokenizer.json`; `special_tokens` maps names ("eos_token", …) to texts.
+    """The settings besides `tokenizer.json`. `special_tokens` maps names ("eos_token", …) to texts.
 
-    `llama_class` means that transformers loads the folder with its `LlamaTokenizer`; `legacy` and
-    `add_prefix_space` are that class's settings.
+    `llama_class`: transformers loads the folder with its class `LlamaTokenizer`. `legacy` and
+    `add_prefix_space` are settings of this class.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class TokenizerFolder:
 def read_folder(path: Path) -> TokenizerFolder:
     """Read the settings in `path`.
 
-    Raises CheckpointError if it is not a folder or a file in it is not JSON.
+    Raises CheckpointError if it is not a folder, or if a file in it is not JSON.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder")
@@ -70,7 +70,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(path: Path, settings: dict[str, Any], defaults: dict[str, str]) -> dict[str, str]:
-    """Return the named special tokens; older folders have them in a separate file."""
+    """Return the named special tokens. Older folders have them in a separate file."""
     older = {} if "added_tokens_decoder" in settings else _read_json(path / "special_tokens_map.json")
     named = {}
     for name in _NAMED_TOKENS:
@@ -82,7 +82,7 @@ def _special_tokens(path: Path, settings: dict[str, Any], defaults: dict[str, st
 
 
 def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
-    """Return the default template: `chat_template.jinja`, else the one in `tokenizer_config.json`."""
+    """Return the default template, from `chat_template.jinja` or else from `tokenizer_config.json`."""
     file = path / "chat_template.jinja"
     if file.exists():
         try:

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, made with the library `tokenizers` from the entries tokenizer.ggml.*."""
+"""The tokenizer of a GGUF file, built with the library `tokenizers` from the entries tokenizer.ggml.*."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
 SPACE = "▁"
 MAX_PIECE = 128
-"""Characters of a token of a SentencePiece vocabulary, which usually has up to 16."""
+"""Maximum characters of a token in a SentencePiece vocabulary; usually they have up to 16."""
 NAMED = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator",
     "pad_token": "padding", "cls_token": "cls", "mask_token": "mask",
 }  # fmt: skip
-"""Names of special tokens, and of the entries with their ids."""
+"""Names of special tokens, and the entries with their ids."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,9 +35,14 @@ GPT4O = rf"{_CASED[0]}{_ENDING}|{_CASED[1]}{_ENDING}|\p{{N}}{{1,3}}" + _REST_WIT
 
 @dataclass(frozen=True)
 class Splitting:
-    """How a text is split before pairs are merged: by `pattern` (None: GPT-2's), single `digits` before that,
-    all after `nfc` normalization. Parts that are tokens as they are stay `whole`. `bos`: a text begins with
-    that token unless the file says otherwise."""
+    """How a text is split before pairs are merged.
+
+    - `pattern`: the regular expression of the parts; None: GPT-2's.
+    - `digits`: split into single digits first.
+    - `nfc`: normalize the text before that.
+    - `whole`: a part that is a token stays whole.
+    - `bos`: a text begins with the bos token, unless the file says otherwise.
+    """
 
     pattern: str | None = None
     digits: bool = False
@@ -60,12 +65,12 @@ SPLITTINGS = {
     "tekken": Splitting(TEKKEN, whole=True, bos=True),  # Mistral Nemo and later
     "gpt-4o": Splitting(GPT4O),  # Phi-4-mini
 }
-"""By tokenizer.ggml.pre."""
+"""By the entry tokenizer.ggml.pre."""
 
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """A tokenizer with the special tokens and the chat template of its file."""
+    """A tokenizer, with the special tokens and the chat template of its file."""
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]
@@ -73,8 +78,8 @@ class GgufTokenizer:
 
 
 def read_tokenizer(model: GgufModel) -> GgufTokenizer:
-    """Return the tokenizer of a model. Raises CheckpointError naming the entry that is not supported, and
-    other errors of the library for inconsistent entries."""
+    """Return the tokenizer of a model. Raises CheckpointError naming an entry that is not supported, and the
+    library's errors for inconsistent entries."""
     metadata = model.metadata
     kind = metadata.text(PREFIX + "model")
     if kind not in ("gpt2", "llama"):
@@ -114,7 +119,7 @@ def _end_of_text(metadata: Metadata) -> int:
 
 
 def _special_tokens(metadata: Metadata, tokens: list[str]) -> dict[str, str]:
-    """Return the texts of the named special tokens. An end-of-text id without a text is left out: the model
+    """Return the texts of the named special tokens. An end-of-text id without a token is left out: the model
     is served without it."""
     ids = {name: f"{PREFIX}{entry}_token_id" for name, entry in NAMED.items()}
     if not 0 <= _end_of_text(metadata) < len(tokens):
@@ -151,13 +156,13 @@ def _byte_level(
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
-    """Return the pairs of tokens that are merged, the first ones first."""
+    """Return the pairs of tokens that are merged, in order of priority."""
     key = PREFIX + "merges"
     pairs = []
     for text in metadata.texts(key):
         first, _, second = text.partition(" ")
         if not first or not second or " " in second:
-            metadata.refuse(key, f"holds {shown(text)}, which is not two tokens")
+            metadata.refuse(key, f"holds {shown(text)}, which does not consist of two tokens")
         pairs.append((first, second))
     return pairs
 
@@ -165,7 +170,7 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
 def _sentencepiece(
     metadata: Metadata, vocabulary: dict[str, int], types: np.ndarray, special: dict[str, str]
 ) -> tuple[tokenizers.Tokenizer, bool]:
-    """Return a BPE over characters with byte fallback, which merges the pair with the best score first."""
+    """Return a BPE over characters with byte fallback. It merges the pair with the best score first."""
     for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
         value = metadata.entries.get(PREFIX + name)
         if value is not None and value is not False and (value is True or len(value)):
@@ -199,8 +204,9 @@ def _sentencepiece(
 
 
 def _with_characters(vocabulary: dict[str, int], types: np.ndarray) -> dict[str, int]:
-    """Return a vocabulary in which ASCII characters that have only a byte's token, but are part of normal
-    tokens, have that token under their own name: pairs with them are merged too. Gemma's tab is one."""
+    """Return the vocabulary with additional names for some bytes. If an ASCII character is part of normal
+    tokens but has only a byte's token, this token gets the character as its name: so pairs with the character
+    are merged, too. An example is Gemma's tab."""
     used = {character for text, i in vocabulary.items() if types[i] == NORMAL for character in text}
     named = {f"<0x{ord(one):02X}>": one for one in used - vocabulary.keys() if one.isascii()}
     return {named.get(text, text): i for text, i in vocabulary.items()}
@@ -209,8 +215,8 @@ def _with_characters(vocabulary: dict[str, int], types: np.ndarray) -> dict[str,
 def _scored_merges(
     metadata: Metadata, vocabulary: dict[str, int], types: np.ndarray, scores: np.ndarray
 ) -> list[tuple[str, str]]:
-    """Return all pairs of normal tokens that are one together, those of the best score first, and of one
-    token those with the longest first part, as transformers orders them."""
+    """Return all pairs of normal tokens whose concatenation is a normal token. Pairs with the best score come
+    first; among the pairs of one token, the pair with the longest first part, as transformers orders them."""
     normal = {
         text: float(scores[i])
         for text, i in vocabulary.items()
@@ -228,7 +234,8 @@ def _scored_merges(
         if found and by_score.setdefault(score, text) != text:
             metadata.refuse(
                 PREFIX + "scores",
-                f"are equal for {shown(by_score[score])} and {shown(text)}: which is merged first?",
+                f"are equal for {shown(by_score[score])} and {shown(text)}, so the order of merges is "
+                "unknown",
             )
         merges += found
     merges.sort(key=lambda merge: (-merge[0], -len(merge[1])))
@@ -236,7 +243,7 @@ def _scored_merges(
 
 
 def _add_ends(metadata: Metadata, backend: tokenizers.Tokenizer, special: dict[str, str], bos: bool) -> None:
-    """Let texts begin and end with the special tokens that the file says."""
+    """Let texts begin and end with the special tokens that the file asks for."""
     before = special.get("bos_token") if metadata.flag(PREFIX + "add_bos_token", bos) else None
     after = special.get("eos_token") if metadata.flag(PREFIX + "add_eos_token", False) else None
     if metadata.flag(PREFIX + "add_sep_token", False):

@@ -25,29 +25,30 @@ MAX_CACHED_GRAMMARS = 256
 """Maximum number of grammars in the cache of successful compilations."""
 
 WAIT_FACTOR = 10
-"""Multiple of the time limit that a request waits for the compilations of others."""
+"""A request waits this many times the time limit for the compilations before it."""
 
 _MAX_CONVERSION = 4 << 20
 
 _LARK = re.compile(r"(?m)^[ \t]*(?:%llguidance\b|start[ \t]*:)")
-"""What only a grammar in Lark has: the name of its first rule."""
+"""Found only in grammars in Lark: the name of their first rule."""
 
 _BLANKS = re.compile(
     r'(\\.|"(?:\\.?|[^"\\])*(?:"|\Z)|\[(?:\\.?|[^\]\\])*(?:\]|\Z))|(?:#[^\r\n]*|[ \t\r\n])+', re.DOTALL
 )
-"""Strings and character classes, which are retained; and runs of whitespace, comments and line breaks."""
+"""Matches strings and character classes, which are retained, and runs of whitespace, comments and line
+breaks."""
 
 _TRIVIAL = Grammar(kind="regex", text="a")
 
 Compile = Callable[[Grammar], str]
-"""Returns the error of a grammar; empty if it compiles."""
+"""Returns the error of a grammar; "" if it compiles."""
 
 
 class _Tokens:
     """A tokenizer with the interface that LLTokenizer expects.
 
-    It tokenizes the text that a grammar forces, in the middle of the output: the tokens must stand for
-    exactly these bytes, and never be special.
+    It tokenizes text that a grammar forces in the middle of the output: the tokens must have exactly these
+    bytes, and must never be special tokens.
     """
 
     is_tokenizer_wrapper = True
@@ -73,7 +74,8 @@ class _Tokens:
         return self._longest_first(data)
 
     def _longest_first(self, data: bytes) -> list[int]:
-        """Tokenize greedily, where the tokenizer adds spaces to a text or matches a special token in it."""
+        """Tokenize greedily. Used if the tokenizer adds spaces to a text, or matches a special token in
+        it."""
         ids, position = [], 0
         while position < len(data):
             sizes = range(min(self._longest, len(data) - position), 0, -1)
@@ -86,9 +88,10 @@ class _Tokens:
 
 
 def vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Return the token bytes of a model with a vocabulary of `size`, which may exceed the tokenizer's.
+    """Return the token bytes of a model with a vocabulary of `size` tokens, which may be larger than the
+    tokenizer's.
 
-    Any of `eos_token_ids` ends a text; at least one is required.
+    Each of `eos_token_ids` ends a text; at least one is required.
     """
     tokens = _Tokens(tokenizer, size, eos_token_ids)
     return LLTokenizer(tokens, n_vocab=size, eos_token=list(eos_token_ids))  # type: ignore[arg-type]
@@ -97,9 +100,9 @@ def vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) ->
 def as_lark(text: str) -> str:
     """Convert a grammar in Lark or llama.cpp's GBNF (`root ::= …`) to Lark.
 
-    The library's conversion is quadratic in blank lines and comments, which are removed first, and takes up
-    to a pass over the text for each rule, so the product of rules and characters has a limit: about a second.
-    Raises ValueError if the grammar is neither, or too large to convert.
+    The library's conversion takes quadratic time in blank lines and comments, so these are removed first. It
+    also takes up to one pass over the text for each rule, so the product of rules and characters is limited,
+    to about a second. Raises ValueError if the text is neither kind of grammar, or too large to convert.
     """
     if len(text) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"has {len(text)} characters; at most {MAX_GRAMMAR_BYTES} bytes are allowed")
@@ -119,7 +122,7 @@ def as_lark(text: str) -> str:
         )
     try:
         return gbnf_to_lark(text)
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # the library raises Exception itself
         raise ValueError(f"cannot be read: {error}") from error
 
 
@@ -131,8 +134,8 @@ def _one_blank(match: re.Match[str]) -> str:
 class GrammarCheck:
     """Compiles each grammar once before its request is admitted, so that errors are reported early.
 
-    Grammars are compiled one at a time in a thread, in order of arrival: a slow one delays only other
-    grammars. The time limit of each counts from the start of its own compilation.
+    Grammars are compiled one at a time in a thread, in order of arrival: a slow grammar delays only other
+    grammars. The time limit of a compilation counts from its start.
     """
 
     def __init__(self, compile: Compile, max_bytes: int, seconds: float) -> None:
@@ -177,7 +180,7 @@ class GrammarCheck:
             self._turn.release()
 
     async def _take_turn(self) -> None:
-        """Wait for the compilations before, and for the end of one that took too long."""
+        """Wait for earlier compilations, including one that has exceeded its time limit."""
         await self._turn.acquire()
         try:
             if self._running:
@@ -187,8 +190,8 @@ class GrammarCheck:
             raise
 
     async def _timed(self, grammar: Grammar, field: str) -> str:
-        """Compile a grammar whose turn has come. Raises RequestError if that takes too long."""
-        if not self._warm:  # the vocabulary is built with the first grammar: exclude it from the time limit
+        """Compile a grammar whose turn has come. Raises RequestError if it takes too long."""
+        if not self._warm:  # the vocabulary is built with the first grammar: exclude this from the time limit
             await asyncio.wrap_future(self._thread.submit(self._compile, _TRIVIAL))
             self._warm = True
         self._running = asyncio.wrap_future(self._thread.submit(self._checked, grammar))
@@ -202,7 +205,7 @@ class GrammarCheck:
             raise RequestError(text, field=field) from None
 
     def _checked(self, grammar: Grammar) -> str:
-        """Return the error of a grammar; empty if it compiles."""
+        """Return the error of a grammar; "" if it compiles."""
         try:
             check_grammar(grammar, self._max_bytes)
         except ValueError as error:

@@ -4,7 +4,7 @@
 <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
 
 `analysis` is reasoning; `final`, and `commentary` without a recipient, are content. A message to a function
-of the request is a call. All other text is content as it is written.
+of the request is a call. All other text is content, returned unchanged.
 """
 
 import re
@@ -24,14 +24,15 @@ _MAX_HEADER = 512
 
 
 class HarmonyParser:
-    """Parses one reply. `tools` are the functions that may be called; if not `parallel`, only once."""
+    """Parses one reply. `tools` are the functions that may be called. If not `parallel`, only one call is
+    returned."""
 
     def __init__(self, tools: Mapping[str, Any], parallel: bool = True) -> None:
         self._tools = tools
         self._parallel = parallel
         self._calls = 0
         self._held = ""
-        self._kind = ""  # of the message that is read: reasoning, content, call; empty in a header
+        self._kind = ""  # of the present message: reasoning, content or call; empty while its header is read
         self._arguments = ""
         self._written: set[str] = set()
         self._separator = ""
@@ -42,7 +43,7 @@ class HarmonyParser:
         return self._calls > 0
 
     def read(self, text: str, final: bool) -> Part:
-        """Parse the next piece; if it is the `final` one, also return what was held back."""
+        """Parse the next piece. If it is the `final` one, also return text that was held back."""
         self._held += text
         part = Part()
         going = True
@@ -53,7 +54,7 @@ class HarmonyParser:
         return part
 
     def _read_header(self, part: Part, final: bool) -> bool:
-        """Read up to the body of a message. Returns False to wait for more text."""
+        """Read up to the body of a message. Return False if more text is needed."""
         begin = self._held.lstrip()
         marks = (*_BEGINS, "to=", *_ENDS)
         end = next((mark for mark in _ENDS if begin.startswith(mark)), None)
@@ -70,7 +71,8 @@ class HarmonyParser:
             self._held = body
             self._begin_message(part, header)
         elif (too_long := len(self._held) > _MAX_HEADER + len(_MESSAGE)) or final:
-            # What follows a header that is too long is read as its body, whether it has arrived or not.
+            # If a header is too long, the text after the limit is read as its body, whether it has arrived
+            # yet or not.
             cut = _MAX_HEADER if too_long else len(self._held)
             certain, self._held = self._held[:cut], self._held[cut:]
             self._begin("content")
@@ -98,7 +100,7 @@ class HarmonyParser:
         self._separator = "\n" if kind in self._written else ""
 
     def _read_body(self, part: Part, final: bool) -> bool:
-        """Read up to the end of a message. Returns False to wait for more text."""
+        """Read up to the end of a message. Return False if more text is needed."""
         found = [(self._held.find(mark), mark) for mark in (*_ENDS, *_BEGINS) if mark in self._held]
         if not found:
             held = 0 if final else max(overlap(self._held, mark) for mark in (*_ENDS, *_BEGINS))

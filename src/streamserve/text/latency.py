@@ -7,9 +7,9 @@ from streamserve.protocol.sampling import Slo
 
 @dataclass(frozen=True, slots=True)
 class SloOutcome:
-    """Whether a request met its latency targets, and the slowest choice's latencies in milliseconds.
+    """Whether a request met its latency targets, and the latencies of its slowest choice in milliseconds.
 
-    A value is None if there was nothing to measure: no token, or no second one.
+    A value is None if it could not be measured: without a token, or without a second one.
     """
 
     met: bool
@@ -30,7 +30,8 @@ class Stopwatch:
         self._tokens[choice] = (first, now, count + 1)
 
     def outcome(self, slo: Slo) -> SloOutcome | None:
-        """Return the outcome, if the request had a target. TPOT is (t_last - t_first) / (tokens - 1)."""
+        """Return the outcome; None if the request had no target. TPOT is (t_last - t_first) / (tokens -
+        1)."""
         if slo.ttft_ms is None and slo.tpot_ms is None:
             return None
         times = self._tokens.values()
@@ -43,7 +44,8 @@ class Stopwatch:
 
 
 def combined(outcomes: list[SloOutcome]) -> SloOutcome | None:
-    """Combine the outcomes of a request's prompts: met if all are met, with the slowest latencies."""
+    """Combine the outcomes of a request's prompts: targets are met if all prompts met them, and latencies are
+    the slowest."""
     if not outcomes:
         return None
     ttfts = [outcome.ttft_ms for outcome in outcomes if outcome.ttft_ms is not None]

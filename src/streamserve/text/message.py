@@ -1,4 +1,4 @@
-"""Parse a chat reply incrementally into reasoning, content and tool calls."""
+"""Parses a chat reply incrementally into reasoning, content and tool calls."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,11 +27,11 @@ class Reader(Protocol):
         """Whether a tool was called."""
 
     def read(self, text: str, final: bool) -> Part:
-        """Parse the next piece; if it is the `final` one, also return what was held back."""
+        """Parse the next piece. If it is the `final` one, also return text that was held back."""
 
 
 class MessageParser:
-    """Parses one message: the reasoning first, then the tool calls in what follows.
+    """Parses one message: first the reasoning, then tool calls in the rest.
 
     Without parsers, all text is content.
     """
@@ -46,7 +46,7 @@ class MessageParser:
         return self._calls is not None and self._calls.calls > 0
 
     def read(self, text: str, final: bool) -> Part:
-        """Parse the next piece; if it is the `final` one, also return what was held back."""
+        """Parse the next piece. If it is the `final` one, also return text that was held back."""
         reasoning, content = "", text
         if self._thoughts is not None:
             thought = self._thoughts.feed(text)

@@ -1,7 +1,7 @@
 """Mistral's own tokenizers, tekken.json and tokenizer.model.vN, through the library mistral-common.
 
-Text is encoded by the library, and conversations are rendered by it to token ids: what a message says can
-never become a special token. Tokens are converted to text as those of other tokenizers of the same kind.
+The library encodes text, and renders conversations to token ids: so the text of a message can never become a
+special token. Tokens are converted to text like tokens of other tokenizers of this kind.
 """
 
 import json
@@ -23,14 +23,15 @@ _REMEDY = 'pip install "streamserve[mistral]"'
 
 
 def mistral_file(folder: Path) -> Path | None:
-    """Return the tokenizer of Mistral's kind in `folder`: tekken, or else the one of the last version."""
+    """Return the file of a Mistral tokenizer in `folder`: tekken if there is one, else the file with the
+    latest version. None if there is none."""
     found = [path for path in folder.iterdir() if _FILES.fullmatch(path.name) and path.is_file()]
     return max(found, key=lambda path: (path.suffix == ".json", path.name), default=None)
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """The ids of a text."""
+    """The token ids of a text."""
 
     ids: list[int]
 
@@ -60,11 +61,12 @@ class MistralBackend:
 
     @property
     def signs(self) -> str:
-        """What shows the formats of tool calls and reasoning, as a chat template does: all special tokens."""
+        """Text from which the formats of tool calls and reasoning are detected, in place of a chat template:
+        all special tokens."""
         return " ".join(["tools", *(self._pieces[token] for token in sorted(self._special))])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
-        """Return the ids of `text`, in which no special tokens are recognized."""
+        """Return the ids of `text`. Special tokens in it are not recognized."""
         return Encoding(self._tokenizer.encode(text, bos=add_special_tokens, eos=False))
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = True) -> list[Encoding]:
@@ -95,17 +97,17 @@ class MistralBackend:
         return {token: AddedToken(self._pieces[token], special=True) for token in self._special}
 
     def add_special_tokens(self, tokens: list[AddedToken]) -> int:
-        """Refuse, as the vocabulary is fixed; all named special tokens are in it."""
+        """Raise CheckpointError: the vocabulary is fixed, and contains all special tokens that it names."""
         raise CheckpointError(f"the tokenizer lacks {', '.join(map(str, tokens))}")
 
     def no_truncation(self) -> None:
-        """Nothing is truncated."""
+        """Do nothing: this tokenizer never truncates."""
 
     def no_padding(self) -> None:
-        """Nothing is padded."""
+        """Do nothing: this tokenizer never pads."""
 
     def to_str(self) -> str:
-        """Return a description without a vocabulary: a text must be tokenized as a whole."""
+        """Return a description without a vocabulary. It tells that a text must be tokenized as a whole."""
         parts = {"model": {"type": "mistral-common"}, "normalizer": None, "pre_tokenizer": None}
         return json.dumps({**parts, "added_tokens": []})
 
@@ -114,7 +116,7 @@ class MistralBackend:
         return {byte: character for character, byte in byte_of_character().items()}
 
     def _piece(self, token: int) -> str:
-        """Return a token as the decoder reads it."""
+        """Return a token in the form that the decoder reads."""
         if not self._tekken or token in self._special:
             piece: str = self._tokenizer.id_to_piece(token)
             return piece
@@ -123,7 +125,7 @@ class MistralBackend:
 
 
 class MistralTemplate:
-    """Renders conversations with mistral-common. `variables` are the names of the inputs it takes."""
+    """Renders conversations with mistral-common. `variables` are the names of the inputs that it reads."""
 
     def __init__(self, backend: MistralBackend) -> None:
         self._library = backend.library
@@ -140,9 +142,9 @@ class MistralTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of `messages` and `tools`, as ChatTemplate.render returns the text.
+        """Return the token ids of `messages` and `tools`. Takes the same arguments as ChatTemplate.render.
 
-        Raises RequestError for what the library refuses.
+        Raises RequestError for messages that the library refuses.
         """
         if not messages:
             raise RequestError("messages must hold at least one message", field="messages")
@@ -167,9 +169,12 @@ class MistralTemplate:
             )
         except RecursionError as error:
             raise RequestError("messages are nested too deeply", field="messages") from error
-        except Exception as error:  # the library raises its own, pydantic's, and bare assertions
+        # The library raises its own errors, pydantic's errors, and bare assertions.
+        except Exception as error:
             reason = " ".join(str(error).split())[:500] or type(error).__name__
-            raise RequestError(f"mistral-common refuses this: {reason}", field="messages") from error
+            raise RequestError(
+                f"mistral-common refuses this conversation: {reason}", field="messages"
+            ) from error
 
     def _encode(
         self,
@@ -188,7 +193,7 @@ class MistralTemplate:
 
 
 def _openai_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as OpenAI's clients send it: the arguments of calls are JSON text."""
+    """Return a message in the format of OpenAI's clients: the arguments of calls are JSON text."""
     role = "system" if message["role"] == "developer" else message["role"]
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
@@ -205,7 +210,7 @@ def _load(file: Path) -> Any:
         return MistralTokenizer.from_file(file)
     except ImportError as error:
         raise CheckpointError(f"{file} needs the library mistral-common: {_REMEDY}") from error
-    except Exception as error:  # KeyErrors and assertions about what is in the file
+    except Exception as error:  # KeyErrors and assertions about the file's content
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{file} cannot be read: {type(error).__name__}: {reason}") from error
 

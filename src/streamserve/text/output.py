@@ -1,4 +1,5 @@
-"""Convert one choice's tokens to what the client receives: text, log-probabilities and finish reason."""
+"""Converts the tokens of one choice to its output for the client: text, log-probabilities and finish
+reason."""
 
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class TopToken:
 class TokenLogprob:
     """A token, its log-probability and the most likely alternatives.
 
-    `offset` is the number of characters of the choice's text before it.
+    `offset` is the number of characters of the choice's text before the token.
     """
 
     token: int
@@ -38,7 +39,7 @@ class Delta:
     """The new output of a choice.
 
     `text` may lag `tokens`: incomplete characters and possible stop strings are held back. `stop` is the stop
-    string or stop token id that ended the choice, if one did.
+    string or the id of the stop token that ended the choice; None if neither did.
     """
 
     choice: int
@@ -51,7 +52,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request: the last item of its output."""
+    """The token counts, waiting time and SLO outcome of a request: the last item of its output."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -76,10 +77,10 @@ class ChoiceText:
         self._length = 0
 
     def feed(self, event: Token) -> Delta | None:
-        """Return the delta of the next token; None for a repeated token, or one after the end.
+        """Return the delta for the next token; None for a repeated token, and for tokens after the end.
 
-        A delta that finishes by a stop string ends the choice although the engine continues: the caller
-        cancels it there. Raises RuntimeError if tokens are missing before this one.
+        A stop string ends the choice although the engine continues it: the caller cancels the choice there.
+        Raises RuntimeError if a token before this one is missing.
         """
         if self.finished or event.index < self.emitted:
             return None
@@ -103,7 +104,8 @@ class ChoiceText:
         return Delta(self.choice, scan.text, (event.token,), logprobs, finish, stop)
 
     def finish(self, reason: FinishReason) -> Delta | None:
-        """Return the last delta of a choice that ends without a token; None if it has ended already."""
+        """Return the last delta of a choice that ends without a further token; None if the choice has already
+        ended."""
         if self.finished:
             return None
         self.finished = True
@@ -111,7 +113,7 @@ class ChoiceText:
         return Delta(self.choice, scan.text, finish=reason if scan.stop is None else "stop", stop=scan.stop)
 
     def _read(self, text: str) -> Scan:
-        """Search `text` for stop strings, once there are `min_tokens` tokens before it."""
+        """Search `text` for stop strings. The text of the first `min_tokens` tokens is not searched."""
         self._length += len(text)
         return Scan(text) if self.emitted <= self._params.min_tokens else self._stops.feed(text)
 

@@ -1,4 +1,4 @@
-"""Separate a model's reasoning, such as `<think>…</think>`, from its answer, incrementally.
+"""Separates a model's reasoning, such as `<think>…</think>`, from its answer, incrementally.
 
 qwen3, deepseek_r1  <think>…</think>
 granite             Here is my thought process: … Here is my response: …        (Granite 3.2)
@@ -16,10 +16,11 @@ from streamserve.text.tools.parser import overlap
 class ReasoningFormat:
     """A model's reasoning format.
 
-    `openings` and `closings` are what may come before and after the reasoning; a grammar uses the first ones.
-    `always`: the reply begins with reasoning, whether or not the prompt opened it (DeepSeek R1); otherwise
-    reasoning has its opening tag, in the prompt or in the reply (Qwen 3). `answer`: tags that may be around
-    the answer after the reasoning. `channels`: messages are in channels, see harmony.py.
+    `openings` and `closings` are the tags that may come before and after the reasoning; a grammar uses the
+    first opening and the first closing. `always`: the reply begins with reasoning even if there is no opening
+    tag (DeepSeek R1); otherwise reasoning has its opening tag, in the prompt or in the reply (Qwen 3).
+    `answer`: tags that may be around the answer after the reasoning. `channels`: messages are in channels,
+    see harmony.py.
     """
 
     always: bool = False
@@ -54,13 +55,13 @@ _SIGNS = (
     (("</think>",), "qwen3"),
     (("<think>",), "qwen3"),
 )
-"""What a template has, and its format: the first whose signs are all in it."""
+"""Strings in a chat template, and the format that they show: the first format whose strings are all there."""
 
 
 def find_reasoning_format(name: str, template: str | None) -> ReasoningFormat | None:
-    """Return the reasoning format `name`; for "auto" the one that the template uses.
+    """Return the reasoning format `name`; for "auto" the format that `template` uses.
 
-    None: all text is answer.
+    None for "none", and if no format is detected: then the whole text is the answer.
     """
     if name != "auto":
         return REASONING_FORMATS.get(name)
@@ -77,7 +78,7 @@ class ParsedReasoning:
 
 
 class ReasoningParser:
-    """Parses one message after `prompt`.
+    """Separates the reasoning and the answer of one message after `prompt`.
 
     Whitespace around the reasoning belongs to neither part. The result does not depend on how the text is
     split into pieces.
@@ -97,12 +98,13 @@ class ReasoningParser:
 
     @property
     def open(self) -> bool:
-        """Whether the model is reasoning, before anything is parsed."""
+        """Whether the message begins within the reasoning. Valid only before the first piece is parsed."""
         return self._in_thought
 
     @property
     def undecided(self) -> bool:
-        """Whether the model may begin with reasoning or with the answer, before anything is parsed."""
+        """Whether the message may begin with reasoning or with the answer. Valid only before the first
+        piece."""
         return self._undecided
 
     def feed(self, text: str) -> ParsedReasoning:
@@ -110,7 +112,7 @@ class ReasoningParser:
         return self._read(text, final=False)
 
     def finish(self) -> ParsedReasoning:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back. Call this at the end of the message."""
         return self._read("", final=True)
 
     def _read(self, text: str, final: bool) -> ParsedReasoning:
@@ -124,7 +126,8 @@ class ReasoningParser:
         return ParsedReasoning(reasoning, self._answer.read(content, final))
 
     def _decide(self, final: bool) -> bool:
-        """Determine whether the text begins with an opening tag. Returns False while that is not decided."""
+        """Determine whether the text begins with an opening tag. Returns False if that depends on more
+        text."""
         begin = self._held.lstrip()
         opening = next((mark for mark in self._format.openings if begin.startswith(mark)), None)
         if opening is not None:
@@ -132,7 +135,8 @@ class ReasoningParser:
         elif any(mark.startswith(begin) for mark in self._format.openings) and not final:
             return False
         elif self._undecided:
-            self._answer = _Answer("", "", started=True)  # all is answer, including leading whitespace
+            # The whole text is the answer, including leading whitespace.
+            self._answer = _Answer("", "", started=True)
         self._undecided = self._may_open = False
         return True
 
@@ -156,8 +160,10 @@ class ReasoningParser:
 
 
 class _Answer:
-    """The text after the reasoning, without whitespace and the tag `opening` at its beginning; after that tag
-    also without the tag `closing`, and the whitespace around both."""
+    """Removes the tags around the answer, and whitespace at its beginning.
+
+    The tag `closing` is removed only after the tag `opening`; whitespace around both tags is removed too.
+    """
 
     def __init__(self, opening: str, closing: str, started: bool) -> None:
         self._opening = opening
@@ -167,7 +173,7 @@ class _Answer:
         self._held = ""
 
     def read(self, text: str, final: bool) -> str:
-        """Return what is certain of the answer, with the next piece."""
+        """Return the part of the answer that is certain after the next piece, `text`."""
         text, self._held = self._held + text, ""
         if not self._started:
             text = text.lstrip()

@@ -1,5 +1,5 @@
-"""Prompts that ask a reranking model to judge a document, and the tokens of its judgement: those of
-Qwen3-Reranker."""
+"""The prompts and answers of reranking models like Qwen3-Reranker, which judge whether a document is
+relevant."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from streamserve.protocol.errors import CheckpointError
 from streamserve.text.tokenizer import Tokenizer
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""The instruction of requests that give none, as published."""
+"""The instruction as published with the model, for requests that give none."""
 
 _BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
@@ -24,14 +24,16 @@ class Scoring:
     yes: int
 
     def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
-        """Return the prompt after which the model judges a document."""
+        """Return the prompt that asks the model to judge a document."""
         instruct = INSTRUCTION if instruction is None else instruction
         return f"{_BEGIN}<Instruct>: {instruct}\n<Query>: {query}\n<Document>: {document}{_END}"
 
 
 def scoring(tokenizer: Tokenizer) -> Scoring:
-    """Return how the model with this tokenizer scores. Raises CheckpointError if "no" and "yes" are not one
-    token each."""
+    """Return how the model with this tokenizer scores.
+
+    Raises CheckpointError unless "no" and "yes" are one token each.
+    """
     no, yes = (tokenizer.encode(answer, add_special_tokens=False) for answer in ("no", "yes"))
     if len(no) != 1 or len(yes) != 1:
         raise CheckpointError('--task score: the tokenizer has no tokens "no" and "yes" to score by')

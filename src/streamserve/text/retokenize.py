@@ -1,9 +1,11 @@
-"""Incremental tokenization: retokenize a changed text only from the last boundary proven to be unaffected.
+"""Incremental tokenization: a changed text is retokenized only from the last boundary proven to be
+unaffected.
 
-BPE is not concatenative: the tokens of two texts are not those of their concatenation. But with the pipelines
-listed here, no token, merge or regular expression match ever crosses a boundary between a character and a
-following space, whatever comes after. So the text is split into pieces there, and only changed pieces are
-tokenized. With tokenizers for which this is not proven, the whole text is tokenized each time.
+BPE is not concatenative: the tokens of two texts may differ from the tokens of their concatenation. But with
+the pipelines listed here, no token, merge or regular expression match ever crosses a boundary between a
+character and a following space, whatever text comes after. So the text is split into pieces there, and only
+changed pieces are tokenized. With tokenizers for which this is not proven, the whole text is tokenized each
+time.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ PIECE = 1024
 """Minimum length of a piece in characters: it ends at the next boundary."""
 
 THREAD_THRESHOLD = 8192
-"""Characters that take about a millisecond to tokenize; longer texts are tokenized in a thread."""
+"""Characters that take about a millisecond to tokenize; longer texts are tokenized with the GIL released."""
 
 SPLITS = frozenset(
     {
@@ -34,14 +36,17 @@ SPLITS = frozenset(
         r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )
-"""Regular expressions that split texts into words. In each, every alternative matches spaces only before
-other characters, so no match crosses a boundary; and none looks back, or ahead further than a run of
-whitespace and the character after it, so what follows a boundary changes nothing before it."""
+"""Regular expressions that split texts into words.
+
+In each of them, every alternative matches spaces only before other characters, so no match crosses a
+boundary. None of them looks back, or ahead further than a run of whitespace and the character after it, so
+the text after a boundary changes nothing before it.
+"""
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     """Return whether tokens(a + b) = tokens(a) + tokens(b), without special tokens added, wherever b begins
-    with a space and a ends with something else.
+    with a space and a ends with a character other than whitespace.
 
     The pipeline, in order: added tokens are matched in the raw text, normalizers and pre-tokenizers process
     the text between them, and BPE merges within the resulting words.
@@ -70,7 +75,7 @@ def _parts(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _spacing(character: str) -> bool:
-    """Return whether a character is whitespace, or what some vocabularies write for a space."""
+    """Return whether a character is whitespace, or the sign that some vocabularies write for a space."""
     return character.isspace() or character == "▁"
 
 
@@ -80,14 +85,14 @@ def _crosses(text: str) -> bool:
 
 
 def _reaches_over(token: dict[str, Any]) -> bool:
-    """Return whether an added token may consume the space after it, depends on it, or contains a boundary."""
+    """Return whether an added token consumes or depends on the text after it, or contains a boundary."""
     return bool(token["rstrip"] or token["single_word"] or _crosses(token["content"]))
 
 
 def _local_normalizer(part: dict[str, Any]) -> bool:
     """Return whether a normalizer has no effect across a boundary.
 
-    A space never composes with what is before it.
+    A space never composes with the character before it.
     """
     if part["type"] == "Replace":
         return bool(part["pattern"] == {"String": " "} and part["content"] == "▁")
@@ -97,7 +102,7 @@ def _local_normalizer(part: dict[str, Any]) -> bool:
 def _local_pre_tokenizer(part: dict[str, Any]) -> bool:
     """Return whether a pre-tokenizer has no effect across a boundary.
 
-    A prefix space is only added to text that does not begin with one, so never after a boundary.
+    A prefix space is added only to text that does not begin with a space, so never after a boundary.
     """
     if part["type"] == "ByteLevel":
         return True
@@ -117,10 +122,11 @@ def _is_split(part: dict[str, Any]) -> bool:
 
 
 def _no_merge_crosses(model: dict[str, Any]) -> bool:
-    """Return whether no token of the vocabulary contains a boundary, so that BPE cannot merge across one.
+    """Return whether no token of the vocabulary contains a boundary, so that BPE cannot merge across a
+    boundary.
 
-    Used where BPE sees the whole text as one word. The space must have a token, or unknown characters might
-    be fused.
+    Used where BPE sees the whole text as one word. The space must have a token, because unknown characters
+    might be fused.
     """
     odd = ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
     return (
@@ -145,7 +151,7 @@ EMPTY = Tokenized("", [], [])
 class Retokenizer:
     """Tokenizes successive versions of a text.
 
-    No special tokens are added, but those written in the text are recognized, as in Tokenizer.encode.
+    Adds no special tokens. Recognizes special tokens written in the text, as Tokenizer.encode does.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -153,14 +159,16 @@ class Retokenizer:
         self._cuts = cuts_at_spaces(tokenizer)
 
     def encode(self, text: str, before: Tokenized = EMPTY) -> Tokenized:
-        """Return the tokens of `text`, identical to tokenizing it as a whole, reusing those of an earlier
-        version.
+        """Return the tokens of `text`, reusing the tokens of an earlier version.
 
-        Raises ValueError for text that is not Unicode.
+        The result is identical to tokenizing the text as a whole. Raises ValueError for text that is not
+        Unicode.
         """
         if not self._cuts:
             return Tokenized(text, self._encode([text])[0], [])
         same = common_prefix(before.text, text)
+        # A piece ends before a space. Both texts must have that space, so the end of the earlier text is
+        # never reused.
         reused = [end for end in before.ends if end[0] < same]
         start, count = reused[-1] if reused else (0, 0)
         pieces = _pieces(text, start)
@@ -175,7 +183,7 @@ class Retokenizer:
         return Tokenized(text, ids, reused[:-1] + list(ends))
 
     def _encode(self, pieces: list[str]) -> list[list[int]]:
-        """Tokenize pieces; long ones with the GIL released, which is slower for short ones."""
+        """Tokenize pieces. For long pieces the GIL is released, which is slower for short pieces."""
         if sum(map(len, pieces)) > THREAD_THRESHOLD:
             return self._tokenizer.encode_without_gil(pieces, add_special_tokens=False)
         return [self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces]
@@ -192,7 +200,10 @@ def _pieces(text: str, start: int) -> list[str]:
 
 
 def _boundary(text: str, start: int) -> int:
-    """Return the first space at or after `start` that follows something else, or else the end of the text."""
+    """Return the first space at or after `start` that follows a character other than whitespace.
+
+    Without such a space, return the end of the text.
+    """
     while (space := text.find(" ", start)) > 0:
         if not _spacing(text[space - 1]):
             return space

@@ -12,10 +12,10 @@ class Scan:
 
 
 class StopFinder:
-    """Scans a text character by character and holds back what may be the beginning of a stop string.
+    """Scans a text character by character and holds back text that may be the beginning of a stop string.
 
-    The stop string that is complete first wins; of two complete at once, the longer. So the result does not
-    depend on how the text is split into pieces.
+    The stop string that is complete first wins; of two complete at once, the longer wins. So the result does
+    not depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: tuple[str, ...], include_stop: bool = False) -> None:
@@ -40,7 +40,7 @@ class StopFinder:
         return Scan(seen[: len(seen) - held_back])
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back. Call this at the end of the text."""
         held, self._held = self._held, ""
         return held
 

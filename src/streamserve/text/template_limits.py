@@ -1,4 +1,4 @@
-"""Jinja for the templates of unknown checkpoints: sandboxed, and with an end in time and size.
+"""Jinja for the templates of unknown checkpoints: in a sandbox, and with limits of time and size.
 
 Loops count their iterations, and macros their calls. Operators, joins and JSON count the lengths of the texts
 and lists that they make. Large widths are refused in formats, filters and methods of texts.
@@ -19,18 +19,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_ITERATIONS = 1 << 22
-"""Iterations of all loops of one rendering: a second of computing. A loop over messages within another loop
-over messages has as many iterations for 2,000 messages."""
+"""Limit of the iterations of all loops in one rendering: about a second of computing. A loop over 2,000
+messages within another loop over them reaches it."""
 CALL, VALUE = 16, 4
-"""Iterations that a call of a macro and a value in JSON count as, by the time that they take."""
+"""The iterations that a macro call and a value in JSON count as, by the time that they take."""
 MAX_CHARACTERS = 1 << 27
-"""Length of one text or list. All texts and lists of one rendering may have `MAX_TOTAL`: a loop that adds to
-a text makes a new text in each iteration."""
+"""Limit of the length of one text or list. All texts and lists of one rendering together may have the length
+`MAX_TOTAL`: a loop that adds to a text makes a new text in each iteration."""
 MAX_TOTAL = 1 << 30
 MAX_BITS = 1 << 16
-"""Length of an integer."""
+"""Limit of the length of an integer, in bits."""
 MAX_WIDTH = 1 << 20
-"""Largest number given to a method of a text or to a filter: it may be the width of the result."""
+"""Largest number that a filter or a method of a text accepts: it may be the width of the result."""
 
 _COUNT, _JOIN = "count iteration", "join texts"  # names of filters that no template can write
 _FILTERS_WITH_NUMBERS = ("batch", "center", "indent", "slice")
@@ -39,11 +39,11 @@ _WIDE_FIELD = re.compile(r"\{[^}]*\d{7}")
 
 
 class TemplateLimitError(TemplateError):
-    """A template has not ended within its limits."""
+    """A template exceeds its limits."""
 
 
 class SlowRenderingError(Exception):
-    """A rendering has not ended within the limits of `quick`: it is to be repeated where it may take long."""
+    """A rendering exceeds the limits of `quick`: repeat it where it may take long."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ QUICK_ITERATIONS, QUICK_CHARACTERS = 1 << 14, 1 << 22
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """Raise SlowRenderingError within the block for a rendering that takes more than some milliseconds."""
+    """Make renderings within the block raise SlowRenderingError if they take more than some milliseconds."""
     token = _quick.set(True)
     try:
         yield
@@ -69,7 +69,7 @@ def quick() -> Iterator[None]:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """An environment whose templates `render` renders."""
+    """A Jinja environment with limits. Use `render` to render its templates."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -83,7 +83,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Return the result of an operation. Raises TemplateLimitError where it would be too large."""
+        """Return the result of an operation. Raises TemplateLimitError if it would be too large."""
         if operator == "%":
             _check_percent(left)
         elif operator == "+":
@@ -96,21 +96,26 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function or method. Raises TemplateLimitError for a large width of a text."""
+        """Call a function or method. Raises TemplateLimitError if a method of a text gets a large number."""
         if isinstance(getattr(called, "__self__", None), str):
             _check_numbers((*args, *kwargs.values()))
         return super().call(context, called, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return what a template gets for `format` of a text. Raises TemplateLimitError for large widths."""
+        """Return the function that a template gets as `format` of a text.
+
+        Raises TemplateLimitError if the text has a large width.
+        """
         if isinstance(text := getattr(value, "__self__", None), str) and _WIDE_FIELD.search(text):
             raise TemplateLimitError("a format has a large width")
         return super().wrap_str_format(value)
 
 
 def render(pieces: Iterator[str]) -> str:
-    """Return the text of a template's `pieces` (Template.generate). Raises TemplateLimitError, or within
-    `quick` SlowRenderingError."""
+    """Return the text of a template's `pieces` (Template.generate).
+
+    Raises TemplateLimitError if the template exceeds its limits, or SlowRenderingError within `quick`.
+    """
     hurried = _quick.get()
     limits = (QUICK_ITERATIONS, QUICK_CHARACTERS) if hurried else (MAX_ITERATIONS, MAX_TOTAL)
     token = _left.set(_Left(*limits))
@@ -129,7 +134,7 @@ def render(pieces: Iterator[str]) -> str:
 
 
 def check_nodes(value: Any) -> None:
-    """Count the values in nested lists and mappings, as JSON has them. Raises TemplateLimitError."""
+    """Count the values in nested lists and mappings. Raises TemplateLimitError if there are too many."""
     waiting = [value]
     while waiting:
         _count_iterations(VALUE)
@@ -143,12 +148,12 @@ def check_nodes(value: Any) -> None:
 
 
 class _Bounding(NodeTransformer):
-    """Lets loops and macros count, and bounds what `~` joins."""
+    """Makes loops and macros count against the limits, and the texts that `~` joins too."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_counting(1, node.lineno), lineno=node.lineno))
-        if node.test is not None:  # items that it leaves out count too
+        if node.test is not None:  # items that the test leaves out count too
             node.test = nodes.And(_counting(1, node.lineno), node.test, lineno=node.lineno)
         return node
 
@@ -200,7 +205,7 @@ def _join(
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that refuses large numbers."""
+    """Return the filter `function`, which then refuses large numbers."""
 
     @wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +216,7 @@ def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _format(value: str, *args: Any, **kwargs: Any) -> str:
-    """Jinja's filter `format`, without large widths."""
+    """Apply Jinja's filter `format`. Raises TemplateLimitError for large widths."""
     _check_percent(value)
     return str(do_format(value, *args, **kwargs))
 

@@ -24,8 +24,8 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """A checkpoint's tokenizer. `encode` adds the special tokens that `tokenizer.json` defines.
 
-    `special_tokens` maps names ("bos_token", "eos_token", …) to texts, `chat_template` is jinja source, or
-    None: then conversations are rendered by `renderer`, if there is one. Thread-safe.
+    `special_tokens` maps names ("bos_token", "eos_token", …) to texts. `chat_template` is Jinja source;
+    without it, `renderer` renders conversations, if there is one. Thread-safe.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Tokenizer:
     def from_folder(cls, path: str | Path) -> "Tokenizer":
         """Load the tokenizer of a folder in Hugging Face layout, or of a GGUF file.
 
-        Raises CheckpointError if there is none that can be read.
+        Raises CheckpointError if there is no readable tokenizer.
         """
         file = gguf_file(Path(path))
         folder = None if file else read_folder(Path(path))
@@ -77,7 +77,7 @@ class Tokenizer:
             return cls(_converted_backend(folder), folder.special_tokens, folder.chat_template)
         try:
             backend = tokenizers.Tokenizer.from_file(str(folder.tokenizer_file))
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # the library raises plain instances of Exception
             raise CheckpointError(f"{folder.tokenizer_file} cannot be read: {error}") from error
         tokenizer = cls(backend, folder.special_tokens, folder.chat_template)
         if folder.llama_class and not tokenizer.byte_level:
@@ -87,12 +87,15 @@ class Tokenizer:
 
     @property
     def template_signs(self) -> str | None:
-        """What shows the formats of tool calls and reasoning: the chat template, or special tokens."""
+        """The text from which the formats of tool calls and reasoning are detected: chat template or special
+        tokens."""
         return self._backend.signs if isinstance(self._backend, MistralBackend) else self.chat_template
 
     def renderer(self) -> Renderer | None:
-        """Return what renders conversations, if there is something. Raises CheckpointError if the chat
-        template does not compile."""
+        """Return the renderer of conversations; None if there is none.
+
+        Raises CheckpointError if the chat template does not compile.
+        """
         return self._renderer or chat_template(self.chat_template, self.special_tokens)
 
     def _name_special_tokens(self) -> None:
@@ -111,7 +114,8 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text longer than n times this has more than n tokens."""
+        """The length of the longest token in characters. A text longer than n times this has more than n
+        tokens."""
         return max((len(piece) for piece in self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     @property
@@ -164,16 +168,16 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token: int) -> bool:
-        """Return whether a token id is that of a special token."""
+        """Return whether `token` is the id of a special token."""
         return token in self._special_ids
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token that `text` is, if it is one."""
+        """Return the id of the special token `text`; None if `text` is not a special token."""
         token = self._backend.token_to_id(text)
         return token if token is not None and self.is_special(token) else None
 
     def is_byte_piece(self, token: int) -> bool:
-        """Return whether `token` is one byte of a character without a token (byte fallback)."""
+        """Return whether `token` stands for a single byte (byte fallback for characters without a token)."""
         return self._falls_back_to_bytes and _BYTE_PIECE.fullmatch(self.piece(token)) is not None
 
     def token_bytes(self, token: int) -> bytes:
@@ -188,7 +192,7 @@ class Tokenizer:
         return self.token_bytes(token).decode("utf-8", errors="backslashreplace")
 
     def piece(self, token: int) -> str:
-        """Return `token` as the vocabulary writes it; empty if there is none."""
+        """Return `token` as the vocabulary writes it; empty if the vocabulary lacks it."""
         return self._backend.id_to_token(token) or ""
 
     def _bytes_of_piece(self, piece: str) -> bytes:
@@ -226,7 +230,10 @@ def _decoder_parts(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _rebuild_as_llama(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
-    """Handle spaces as transformers' LlamaTokenizer, which uses only the file's vocabulary and merges."""
+    """Make `backend` handle spaces as transformers' LlamaTokenizer does.
+
+    LlamaTokenizer uses only the vocabulary and the merges of the file.
+    """
     scheme = "never" if not folder.add_prefix_space else "always" if folder.legacy else "first"
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
@@ -238,7 +245,7 @@ def _rebuild_as_llama(backend: tokenizers.Tokenizer, folder: TokenizerFolder) ->
 
 
 _CONVERTED = ("*.model", "*.tiktoken", "vocab.*", "merges.txt")
-"""Files of older tokenizers, one of which a conversion needs."""
+"""Files of older tokenizer formats. A conversion needs one of them."""
 
 
 def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
@@ -251,7 +258,8 @@ def _converted_backend(folder: TokenizerFolder) -> tokenizers.Tokenizer:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise CheckpointError(
-            f"{folder.path} has no tokenizer.json; streamserve[odd-tokenizers] converts other formats"
+            f"{folder.path} has no tokenizer.json; install streamserve[odd-tokenizers] to convert other "
+            "formats"
         ) from error
     try:
         backend = AutoTokenizer.from_pretrained(folder.path, local_files_only=True).backend_tokenizer

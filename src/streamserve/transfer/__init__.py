@@ -1,1 +1,1 @@
-"""Move KV blocks between workers: engine.transport.Transport on real memory."""
+"""Moves KV blocks between workers: implements contracts.transport.Transport with real memory."""

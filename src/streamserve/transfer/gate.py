@@ -1,7 +1,7 @@
 """Which blocks of a worker's KV may be written over the network, by reservation.
 
-A write is checked and copied under one lock: after `close` none is in progress, and later ones are refused,
-however late a lost writer's bytes arrive.
+A write is checked and copied under one lock: after `close` no write is in progress, and later writes are
+refused, however late the bytes of a lost writer arrive.
 """
 
 import threading
@@ -9,26 +9,28 @@ from collections.abc import Callable, Iterable
 
 
 class BlockGate:
-    """The open reservations of a worker's own pool. Thread-safe."""
+    """The open reservations of this worker's pool. Thread-safe."""
 
     def __init__(self) -> None:
         self.refused = 0
-        """Writes to reservations that were not open, or to blocks that are not theirs."""
+        """The number of writes to reservations that were not open, or to blocks outside of their
+        reservation."""
         self._open: dict[str, frozenset[int]] = {}
         self._lock = threading.Lock()
 
     def open(self, reservation: str, blocks: Iterable[int]) -> None:
-        """Let these blocks be written for a reservation."""
+        """Allow writes to these blocks for a reservation."""
         with self._lock:
             self._open[reservation] = frozenset(blocks)
 
     def close(self, reservation: str, doubtful: bool = False) -> None:
-        """Let nothing more be written for a reservation, nor what may still be on the way."""
+        """Refuse all further writes for a reservation, including writes in flight, `doubtful` or not."""
         with self._lock:
             self._open.pop(reservation, None)
 
     def write(self, reservation: str, blocks: Iterable[int], copy: Callable[[], None]) -> str:
-        """Call `copy` if these blocks may be written; return the reason if not, else an empty text."""
+        """Call `copy` if these blocks may be written, and return an empty text; otherwise return the
+        reason."""
         with self._lock:
             own = self._open.get(reservation)
             if own is None or not own.issuperset(blocks):

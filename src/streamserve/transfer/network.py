@@ -1,10 +1,10 @@
-"""KV transfer to workers of other machines, over TCP; to those of this machine through shared memory.
+"""KV transfer over TCP to workers on other machines, and through shared memory to workers on this machine.
 
     engine ── push ──▶ NetworkTransport ── same machine ──▶ SharedMemoryTransport
-                                        └─ another one ───▶ a thread: Writes, at most WINDOW bytes in flight
+                                        └─ other machine ─▶ a thread: Writes, at most WINDOW bytes in flight
 
-A push that makes no progress for STALL_SECONDS has failed: its connection is closed, and its receiver refuses
-what may still arrive once the reservation is released.
+A push that makes no progress for STALL_SECONDS has failed: its connection is closed. Its receiver refuses
+data that arrives after the reservation is released.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import msgspec
 import torch
 import zmq
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.kv_network import (
     MAX_FRAME_BYTES,
     MAX_ROWS,
@@ -32,8 +32,8 @@ from streamserve.protocol.kv_network import (
     decode_written,
     encode,
 )
-from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
 from streamserve.transfer.network_memory import HEARTBEAT_MILLISECONDS, QUEUED, SILENCE_MILLISECONDS
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 from streamserve.transfer.shared_memory import SharedMemoryTransport
@@ -60,8 +60,11 @@ class _Part:
 
 @dataclass
 class _Push:
-    """A push of blocks. `parts` that were cut are to be sent, for rows below `rows`; Writes by number with
-    their bytes are `in_flight`. It made its last progress `moved_at`."""
+    """A push of blocks.
+
+    Rows below `rows` are ready and were cut into parts; `parts` are not sent yet. `in_flight` maps the
+    numbers of unanswered Writes to their bytes. The push made its last progress at `moved_at`.
+    """
 
     job: int
     to: CacheAddress
@@ -79,8 +82,10 @@ class _Push:
 
 
 class NetworkTransport:
-    """Writes blocks of `pools` into the pools at other addresses. `bytes_per_second` limits the rate, to
-    simulate a slower network."""
+    """Writes blocks of `pools` into the pools at other addresses.
+
+    `bytes_per_second` limits the rate, to simulate a slower network.
+    """
 
     def __init__(
         self, pools: Pools, fingerprint: str, network: KVNetwork, bytes_per_second: float | None = None
@@ -105,13 +110,13 @@ class NetworkTransport:
         """Raise TransferError if blocks cannot be written to this cache."""
         check_fits(to, self._fingerprint, self._pools.block_bytes)
         if to.host == self._host and not self._network.always:
-            with contextlib.suppress(TransferError):  # not the same user, or other namespaces: over TCP
+            with contextlib.suppress(TransferError):  # another user's memory, or other namespaces: over TCP
                 self._shared.check(to)
                 self._local.add(to)
                 return
         self._local.discard(to)
         if not to.endpoint.startswith("tcp://"):
-            raise TransferError(f"the cache at {to.path} is on another machine, and has no address there")
+            raise TransferError(f"the cache at {to.path} is on another machine, which gave no address")
 
     def push(
         self,
@@ -137,13 +142,13 @@ class NetworkTransport:
         return local + [self._landed.popleft() for _ in range(len(self._landed))]
 
     def close(self) -> None:
-        """Wait up to CLOSE_SECONDS for pushes in progress."""
+        """Wait up to CLOSE_SECONDS for pushes in progress, then end the connections."""
         self._shared.close()
         self._closed.set()
         self._sender.join()
 
     def abort(self) -> None:
-        """Send nothing more. What is in flight may still arrive: its owner checks the reservation."""
+        """Send nothing more. Data in flight may still arrive; its receiver checks the reservation."""
         self._aborted.set()
         self._shared.abort()
         self._sender.join()
@@ -179,12 +184,13 @@ class NetworkTransport:
     def _send(
         self, pushes: list[_Push], connections: "_Connections", numbers: Iterator[int], wire_free: float
     ) -> float:
-        """Send parts while the window allows it; return when the simulated wire is free again."""
+        """Send parts while the window allows it; return when the simulated wire will be free again."""
         in_flight = sum(sum(push.in_flight.values()) for push in pushes)
         for push in pushes:
             while push.parts and not push.error and in_flight < WINDOW_BYTES:
                 now = time.monotonic()
                 if now < wire_free:
+                    # The simulated wire delays this push: that is not a stall.
                     push.moved_at = now
                     return wire_free
                 number, part = next(numbers), push.parts[0]
@@ -199,7 +205,7 @@ class NetworkTransport:
         return wire_free
 
     def _send_part(self, push: _Push, part: _Part, connections: "_Connections", number: int) -> int:
-        """Send a part; return its size, 0 if it cannot be sent now."""
+        """Send a part; return its size in bytes, or 0 if it cannot be sent now."""
         write = Write(
             push.to.incarnation, push.reservation, number, part.first, push.targets[part.start : part.stop]
         )
@@ -228,8 +234,9 @@ class NetworkTransport:
                     push.error = push.error or written.error
 
     def _over(self, push: _Push, connections: "_Connections") -> bool:
-        """Return whether a push has ended; if so, add it to the landed ones."""
+        """Return whether a push has ended; if so, add its result to the landed pushes."""
         now = time.monotonic()
+        # A push whose next rows are not computed yet is not stalled.
         waits_for_step = not push.parts and not push.in_flight and push.rows < len(self._pools.rows)
         if not push.error and not waits_for_step and now - push.moved_at > STALL_SECONDS:
             push.error = f"the worker at {push.to.endpoint} has not answered for {STALL_SECONDS:g} s"
@@ -243,7 +250,7 @@ class NetworkTransport:
 
 
 class _Connections:
-    """The sockets to other workers, by endpoint; used by one thread."""
+    """The sockets to other workers, by endpoint. Only one thread may use them."""
 
     def __init__(self, network: KVNetwork) -> None:
         self._network = network
@@ -259,7 +266,7 @@ class _Connections:
         self._context.term()
 
     def send(self, endpoint: str, frames: Sequence[bytes | memoryview]) -> bool:
-        """Send a message; return False if that is not possible now."""
+        """Send a message; return False if it cannot be sent now."""
         socket = self._sockets.get(endpoint) or self._connect(endpoint)
         try:
             socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -268,14 +275,14 @@ class _Connections:
         return True
 
     def received(self) -> Iterator[bytes]:
-        """Yield what has arrived."""
+        """Yield the messages that have arrived."""
         for socket in self._sockets.values():
             with contextlib.suppress(zmq.Again):
                 while True:
                     yield socket.recv(zmq.NOBLOCK)
 
     def drop(self, endpoint: str) -> None:
-        """Close a connection, with what it has not sent."""
+        """Close a connection and discard its unsent messages."""
         socket = self._sockets.pop(endpoint, None)
         if socket is not None:
             socket.close(linger=0)
@@ -304,7 +311,8 @@ class _Connections:
 
 
 def _parts(pools: Pools, first: int, last: int, blocks: int) -> Iterator[_Part]:
-    """Cut rows of a number of blocks into parts of at most MAX_WRITE_BYTES and MAX_ROWS rows."""
+    """Cut rows `first` to `last` of a number of blocks into parts of at most MAX_WRITE_BYTES and MAX_ROWS
+    rows."""
     row = first
     while row < last:
         width = pools.rows[row].shape[1]

@@ -1,8 +1,8 @@
-"""The receiving side of KV over TCP: a thread that writes what arrives into this worker's pool.
+"""The receiving side of KV over TCP: a thread that writes arriving blocks into this worker's pool.
 
 writer ══ Write, CURVE ══▶ ROUTER ── BlockGate: is the reservation open, are the blocks its? ──▶ the pool
 
-Only holders of the fleet's key get beyond the handshake. The memory is shared memory too, for writers on this
+Only holders of the fleet's key pass the handshake. The memory is also shared memory, for writers on this
 machine.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.kv_network import (
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
@@ -32,8 +32,8 @@ from streamserve.protocol.kv_network import (
     decode_write,
     encode,
 )
-from streamserve.protocol.machine import identity
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
 from streamserve.transfer.gate import BlockGate
 from streamserve.transfer.pools import Pools
 from streamserve.transfer.shared_memory import SharedMemory
@@ -70,14 +70,19 @@ class NetworkMemory:
         return self._shared.allocate(size)
 
     def serve(self, pools: Pools) -> None:
-        """Accept writes to these pools, which are in this memory. Raises TransferError if the address cannot
-        be used."""
+        """Accept writes to these pools, which are in this memory.
+
+        Raises TransferError if the address cannot be used.
+        """
         self._rows = [row.view(torch.uint8).numpy() for row in pools.rows]
         self._listen()
 
     def reopen(self, network: KVNetwork) -> None:
-        """Accept writes again after `close`, to the same pools, with the keys of another fleet: `address` is
-        a new one, and writes to the one before are refused. Raises TransferError as `serve` does."""
+        """Accept writes to the same pools again after `close`, with the keys of another fleet.
+
+        `address` changes, and writes to the previous address are refused. Raises TransferError as `serve`
+        does.
+        """
         self._network = network
         self._incarnation = secrets.token_hex(16)
         self._closed = threading.Event()
@@ -105,12 +110,13 @@ class NetworkMemory:
         self._thread.start()
 
     def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
-        """Return what other workers need to write a pool of `num_blocks` in this memory."""
+        """Return the address at which other workers can write a pool of `num_blocks` blocks in this
+        memory."""
         address = self._shared.address(num_blocks, fingerprint)
         return replace(address, host=identity(), endpoint=self._endpoint, incarnation=self._incarnation)
 
     def close(self) -> None:
-        """Accept no more writes."""
+        """Accept no further writes."""
         self._closed.set()
         if self._thread:
             self._thread.join()
@@ -131,7 +137,7 @@ class NetworkMemory:
             peer, *frames = socket.recv_multipart(copy=False)
             try:
                 written = self._write(frames)
-            except Exception:  # one message's fault: its sender hears nothing and gives up
+            except Exception:  # only this message has failed: its sender gets no answer and gives up
                 logger.exception("failed to receive KV")
                 continue
             with contextlib.suppress(zmq.ZMQError):
@@ -141,7 +147,7 @@ class NetworkMemory:
         context.term()
 
     def _write(self, frames: list[zmq.Frame]) -> Written:
-        """Write the rows of one message, if they may be written."""
+        """Write the rows of one message, if its reservation allows it; return the answer."""
         if not frames or len(frames[0]) > MAX_HEADER_BYTES or not 1 < len(frames) <= MAX_ROWS + 1:
             return Written(0, "a write must have a header and some rows")
         try:
@@ -154,7 +160,7 @@ class NetworkMemory:
             return Written(write.number, "the worker was restarted")
         sizes = [len(write.blocks) * row.shape[1] for row in rows]
         if sizes != [len(frame) for frame in frames[1:]]:
-            return Written(write.number, "the rows have other sizes")
+            return Written(write.number, "the rows have different sizes")
         refusal = self.gate.write(
             write.reservation,
             write.blocks,

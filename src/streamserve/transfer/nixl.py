@@ -4,9 +4,9 @@
                       ▲ WRITE of whole blocks, by index into descriptors that are prepared once per peer
     prefill worker  NixlTransport: a separate thread starts writes and polls them while steps run
 
-A write cannot be cancelled: one that was released in flight is still carried out. So a push has ended only
-when NIXL reports it or its receiver is dead, however long that takes. Whether a receiver on another machine
-lives is not known here.
+A write cannot be cancelled: NIXL carries it out even if its handle is released in flight. So a push has ended
+only when NIXL reports its end or its receiver is dead, however long that takes. Whether a receiver on another
+machine is alive is not known here.
 """
 
 import contextlib
@@ -23,22 +23,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.transport import Landed, TransferError
-from streamserve.protocol.machine import identity
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
 from streamserve.transfer.nixl_memory import POLL_SECONDS, make_agent
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 
 logger = logging.getLogger(__name__)
 
 SUSPECT_SECONDS = 1.0
-"""Age from which a push's receiver is checked for being alive: NIXL does not always notice its death."""
+"""Age at which a push's receiver is checked for being alive: NIXL does not always notice its death."""
 CLOSE_SECONDS = 1.0
 
 
 def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np.uint64]:
-    """Return NIXL's descriptors (address, bytes, device) of contiguous rows of `num_blocks` blocks with these
-    `widths` in bytes: [row, block], flat."""
+    """Return NIXL's descriptors (address, bytes, device) of the blocks in contiguous rows, [rows *
+    num_blocks, 3].
+
+    `widths` has the bytes of one block in each row.
+    """
     each = np.repeat(np.array(widths, np.uint64), num_blocks)
     descriptors = np.zeros((len(each), 3), np.uint64)
     descriptors[:, 0] = base + np.concatenate(([0], np.cumsum(each)[:-1]))
@@ -48,7 +51,8 @@ def _blocks(base: int, widths: Sequence[int], num_blocks: int) -> npt.NDArray[np
 
 @dataclass
 class _Peer:
-    """A pool that can be written: its NIXL name and its prepared descriptors. `failed`: a write has."""
+    """A pool that can be written: its NIXL name and its prepared descriptors. `failed`: a write to it has
+    failed."""
 
     name: str
     blocks: Any
@@ -57,9 +61,12 @@ class _Peer:
 
 @dataclass
 class _Push:
-    """A push of blocks. Writes have been started for the first `rows` rows of the pools; `writes` (NIXL's
-    handles and start times) are in flight; completed ones took `seconds`. `since`: the step that fills the
-    blocks, if they are not complete yet. With a rate limit the push does not end before `earliest`."""
+    """A push of blocks.
+
+    Writes have been started for the first `rows` rows of the pools. `writes` are in flight (NIXL's handles
+    and start times); completed writes took `seconds` together. `since`: the step that fills the blocks, if
+    they are not complete yet. With a rate limit the push does not end before `earliest`.
+    """
 
     job: int
     to: CacheAddress
@@ -77,7 +84,9 @@ class _Push:
 
 class NixlTransport:
     """Writes blocks of `pools` into the pools at other addresses, on one machine or between `machines`.
-    `bytes_per_second` limits the rate, to simulate a network between two machines on one."""
+
+    `bytes_per_second` limits the rate, to simulate on one machine a network between two.
+    """
 
     def __init__(
         self,
@@ -86,7 +95,7 @@ class NixlTransport:
         bytes_per_second: float | None = None,
         machines: bool = False,
     ) -> None:
-        """Raises TransferError if NIXL cannot be used here."""
+        """Create the NIXL agent and start the thread. Raises TransferError if NIXL cannot be used here."""
         self._pools = pools
         self._widths = [row.shape[1] for row in pools.rows]
         self._fingerprint = fingerprint
@@ -139,7 +148,7 @@ class NixlTransport:
         self._thread.join()
 
     def _work(self) -> None:
-        """Start requested pushes and poll those in flight, until closed."""
+        """Start requested pushes and poll the pushes in flight, until closed."""
         deadline = float("inf")
         while time.monotonic() < deadline:
             if self._closed.is_set():
@@ -176,14 +185,14 @@ class NixlTransport:
                 _in_rows(push.targets, push.rows, ready, push.to.num_blocks),
             )
             self._agent.transfer(handle)
-        except Exception as error:  # NIXL's errors have no common base; nothing more was started
+        except Exception as error:  # NIXL's errors have no common base class; this write was not started
             self._fail(push, str(error))
             return
         push.writes.append((handle, now))
         push.rows, push.sent, push.earliest = ready, push.sent + sent, self._wire_free
 
     def _has_ended(self, push: _Push) -> bool:
-        """Return whether a push has ended; if so, add it to the landed ones."""
+        """Return whether a push has ended; if so, add its result to the landed pushes."""
         now = time.monotonic()
         if now < push.earliest and not push.error:
             return False
@@ -217,7 +226,7 @@ class NixlTransport:
             self._peers[push.to].failed = True
 
     def _check_range(self, blocks: npt.NDArray[np.int32], count: int) -> None:
-        """Raise TransferError for an index beyond its row, which would address a block of the next row."""
+        """Raise TransferError for a block beyond its row: its index would address a block of the next row."""
         if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < count:
             raise TransferError(f"block numbers must be below {count}, but are {blocks.tolist()}")
 
@@ -229,11 +238,12 @@ class NixlTransport:
             name = name.decode() if isinstance(name, bytes) else name
             blocks = _blocks(to.base, self._widths, to.num_blocks)
             return _Peer(name, self._agent.prep_xfer_dlist(name, blocks, "DRAM"))
-        except Exception as error:  # forged metadata, or memory that it does not cover
+        except Exception as error:  # forged metadata, or memory that the metadata does not cover
             raise TransferError(f"the cache at {to.path} cannot be written: {error}") from error
 
     def _remove_dead_peers(self) -> None:
-        """Release the descriptors of workers that have ended, or that could not be written."""
+        """Release the descriptors of workers that have ended, or to which a write has failed."""
+        # A push in flight still uses its descriptors.
         busy = {push.to for push in self._in_flight}
         gone = [to for to, peer in self._peers.items() if peer.failed or not _alive(to)]
         for address in [to for to in gone if to not in busy]:
@@ -246,14 +256,16 @@ class NixlTransport:
 
 
 def _in_rows(blocks: npt.NDArray[np.int32], first: int, last: int, num_blocks: int) -> npt.NDArray[np.int32]:
-    """Return the descriptor indices of these blocks in rows `first` to `last` (exclusive)."""
+    """Return the descriptor indices of `blocks` in rows `first` to `last` (exclusive), flat."""
     rows = np.arange(first, last, dtype=np.int32)[:, None]
     return (rows * num_blocks + blocks).ravel().astype(np.int32)
 
 
 def _check_memory(to: CacheAddress) -> None:
-    """Raise TransferError unless the memory at this address is still the same, as far as this machine
-    knows."""
+    """Raise TransferError if the memory at this address is known to be gone or replaced.
+
+    Memory on another machine cannot be checked.
+    """
     if to.host != identity():
         return
     try:

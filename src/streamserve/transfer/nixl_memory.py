@@ -1,11 +1,12 @@
 """Memory that other workers write through NIXL, and the agents of both sides.
 
-On one machine a writer's death ends its writes. Between machines bytes may be on the way for as long as a
-connection holds them, and NIXL cannot refuse a write. So memory has another agent after a writer was lost:
+On one machine a writer's death ends its writes. Between machines bytes may be in flight for as long as a
+connection holds them, and NIXL cannot refuse a write. So the memory gets another agent after the loss of a
+writer:
 
-    Release, doubtful ──▶ Fence ──▶ a new agent and address; the old one ends, and its connections with it
+    Release, doubtful ──▶ Fence ──▶ a new agent and address; the old agent ends with its connections
 
-What is in flight then fails at its writer, and is computed again.
+A write in flight then fails at its writer, and its blocks are computed again.
 """
 
 import gc
@@ -21,10 +22,10 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from streamserve.engine.transport import TransferError
-from streamserve.protocol.machine import identity
-from streamserve.protocol.nixl import NIXL_MISSING, nixl_package
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.transfers import CacheAddress
+from streamserve.system.machine import identity
+from streamserve.system.nixl import NIXL_MISSING, nixl_package
 from streamserve.transfer.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,10 @@ POLL_SECONDS = 0.001
 
 
 def make_agent(machines: bool) -> Any:
-    """Return a NIXL agent with a unique name, for one machine or between `machines`. Raises TransferError if
-    NIXL cannot be used here.
+    """Return a NIXL agent with a unique name, for one machine or between `machines`.
 
-    The agent has no progress thread, which would take a whole core: its user must poll it.
+    The agent has no progress thread, which would take a whole core: its user must poll it. Raises
+    TransferError if NIXL cannot be used here.
     """
     package = nixl_package()
     if package is None:
@@ -50,7 +51,7 @@ def make_agent(machines: bool) -> Any:
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to standard output
         config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         agent = nixl.nixl_agent(f"streamserve-{secrets.token_hex(8)}", config)
-    except Exception as error:  # its errors have no common base class
+    except Exception as error:  # NIXL's errors have no common base class
         raise TransferError(f"NIXL cannot start: {error}") from error
     if "UCX" not in agent.backends:
         raise TransferError("this NIXL lacks its UCX plugin: install a NIXL build with UCX")
@@ -58,14 +59,16 @@ def make_agent(machines: bool) -> Any:
 
 
 class NixlMemory:
-    """Memory that other processes can write through NIXL; `size` bytes once allocated. It is also backed by a
-    file descriptor, so that others on this machine can see whether this process lives. Between `machines` it
-    has a `gate`."""
+    """Memory that other processes can write through NIXL; `size` bytes once allocated.
+
+    A file descriptor also refers to it, so that other processes on this machine can see whether this process
+    is alive. Between `machines` it has a `gate`.
+    """
 
     def __init__(self, machines: bool = False) -> None:
         self.gate = Fence(self) if machines else None
         self.generation = 0
-        """How many agents it has had before this one."""
+        """The number of agents that it had before the present agent."""
         self._machines = machines
         self._shared = SharedMemory()
         self._memory: Tensor | None = None
@@ -88,7 +91,8 @@ class NixlMemory:
         return self._memory
 
     def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
-        """Return what other workers need to write a pool of `num_blocks` in this memory."""
+        """Return the address at which other workers can write a pool of `num_blocks` blocks in this
+        memory."""
         assert self._memory is not None
         self._pool = num_blocks, fingerprint
         address = self._shared.address(num_blocks, fingerprint)
@@ -97,15 +101,21 @@ class NixlMemory:
         return replace(address, host=identity(), base=self._memory.data_ptr(), agent=metadata)
 
     def renew(self) -> CacheAddress:
-        """End the agent with all its connections: nothing is written through it any more. Returns the address
-        of another one. Raises TransferError if that cannot be."""
-        new = self._new_agent()  # before the other ends, so that its port is another one
+        """End the agent with all its connections: no write through it is carried out any more.
+
+        Returns the address of a new agent. Raises TransferError if there is none, or the old agent does not
+        end.
+        """
+        new = self._new_agent()  # before the old agent ends, so that the port differs
         with self._lock:
             old = weakref.ref(self._agent)
             self._agent = new
+        # An agent ends when its object is freed, and reference cycles may delay that.
         gc.collect()
         if old() is not None:
-            raise TransferError("NIXL's agent does not end: this worker cannot refuse what may be on the way")
+            raise TransferError(
+                "NIXL's agent does not end: this worker cannot refuse writes that are still in flight"
+            )
         self.generation += 1
         logger.warning("a writer of KV was lost or has failed: KV is received by another NIXL agent")
         return self.address(*self._pool)
@@ -128,8 +138,10 @@ class NixlMemory:
 
 
 class Fence:
-    """The open reservations of a `memory`, each with the generation of the agent that it was made for. Which
-    blocks are written cannot be checked, so none is refused one by one."""
+    """The open reservations of a `memory`, each with the generation of the agent that it was made for.
+
+    NIXL does not show which blocks are written, so single writes cannot be refused.
+    """
 
     def __init__(self, memory: NixlMemory) -> None:
         self.refused = 0
@@ -141,7 +153,10 @@ class Fence:
         self._open[reservation] = self._memory.generation
 
     def close(self, reservation: str, doubtful: bool = False) -> CacheAddress | None:
-        """Forget a reservation. If bytes for it may be on the way to the present agent, end that, and return
-        the memory's new address."""
+        """Forget a reservation.
+
+        If bytes for it may be in flight to the present agent, end that agent and return the memory's new
+        address. Bytes in flight to an earlier agent are harmless: that agent has ended.
+        """
         generation = self._open.pop(reservation, None)
         return self._memory.renew() if doubtful and generation == self._memory.generation else None

@@ -1,9 +1,9 @@
-"""A worker's KV as its transport sees it: the rows of all KV cache groups; a row is one layer of one group.
+"""A worker's KV as its transport sees it: the rows of all KV cache groups. A row is one layer of one group.
 
     memory   [draft model's layers][target's layers], each [block][bytes]: the same order in every worker
 
 Rows that the next step writes become ready one by one, in this order: a draft model reads a prompt before the
-target does. On a GPU all become ready when the host has the step's results.
+target does. On a GPU all rows become ready when the host has the step's results.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.protocol.transfers import CacheAddress
 
 Written = npt.NDArray[np.int64]
-"""One number: how many layers the target has written in all its steps so far."""
+"""One number: the layers that the target has written in all its steps so far."""
 
 LAYER_SECONDS = 0.0003
-"""Polling interval while waiting for a layer."""
+"""Polling interval in seconds while waiting for a layer."""
 
 
 def check_fits(to: CacheAddress, fingerprint: str, block_bytes: int) -> None:
-    """Raise TransferError unless a cache has KV of this fingerprint, in blocks of `block_bytes`."""
+    """Raise TransferError unless a cache has this fingerprint and blocks of `block_bytes` bytes."""
     if to.fingerprint != fingerprint:
         raise TransferError(
             f"KV of {fingerprint} does not fit a cache of {to.fingerprint}: "
@@ -38,7 +38,9 @@ def check_fits(to: CacheAddress, fingerprint: str, block_bytes: int) -> None:
 
 class Pools:
     """The pools [layer, block, bytes] of all KV cache groups, the target's last, in host memory or on a GPU.
-    In the target's steps `written` grows by one with each layer."""
+
+    In the target's steps `written` grows by one with each layer.
+    """
 
     def __init__(self, pools: Sequence[Tensor], written: Written | None = None) -> None:
         self.pools = pools
@@ -54,7 +56,7 @@ class Pools:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in all rows."""
+        """The number of bytes of a block in all rows."""
         return sum(row.shape[1] for row in self.rows)
 
     def before_step(self) -> int:
@@ -62,16 +64,21 @@ class Pools:
         return int(self._written[0])
 
     def ready(self, since: int | None) -> int:
-        """Return how many rows, from the first on, the step that began at `since` has written; all of them if
-        `since` is None, as the blocks were complete before."""
+        """Return how many rows, from the first on, the step that began at `since` has written.
+
+        Without `since`, return the number of all rows: the blocks were complete before.
+        """
         if since is None:
             return len(self.rows)
         done = min(max(int(self._written[0]) - since, 0), self._layers)
         return len(self.rows) - self._layers + done
 
     def read(self, row: int, blocks: Tensor) -> Tensor:
-        """Return these blocks of a ready row in host memory, [block, bytes]. From a GPU they are copied after
-        all that was launched so far, by a stream that steps do not wait for."""
+        """Return these blocks of a ready row in host memory, [block, bytes].
+
+        From a GPU, they are copied after all kernels launched so far, on a stream that steps do not wait
+        for.
+        """
         source = self.rows[row]
         if self._stream is None:
             own: Tensor = source.index_select(0, blocks)

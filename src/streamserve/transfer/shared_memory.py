@@ -1,11 +1,10 @@
-"""KV transfer between processes of one host: the receiving pool is shared memory, which senders write
-directly.
+"""KV transfer between processes of one host: the receiving pool is shared memory, to which senders write.
 
     decode worker   memfd ── mmap ── its KV pool [layer][block][bytes]
                       ▲ opened as /proc/PID/fd/N, checked by its inode
     prefill worker  mmap ◀── copies of whole blocks, layer by layer, by a separate thread while steps run
 
-The memory has no name in a file system: when its last user ends, however it ends, nothing is left.
+The memory has no name in a file system: it is freed when its last user ends, in whatever way.
 """
 
 import itertools
@@ -19,20 +18,21 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from streamserve.engine.transport import Landed, TransferError
+from streamserve.contracts.transport import Landed, TransferError
 from streamserve.protocol.transfers import CacheAddress
 from streamserve.transfer.pools import LAYER_SECONDS, Pools, check_fits
 
 
 class SharedMemory:
-    """Memory that other processes of this user can open while this one lives; `size` bytes once allocated."""
+    """Memory that other processes of this user can open while this process lives; `size` bytes once
+    allocated."""
 
     def __init__(self) -> None:
         self.size = 0
         self._handle = -1
 
     def allocate(self, size: int) -> Tensor:
-        """Allocate the memory, once, and return it as bytes; pages are committed as they are first
+        """Allocate the memory, once, and return it as bytes. Pages are committed when they are first
         written."""
         self.size = size
         self._handle = os.memfd_create("streamserve-kv", os.MFD_CLOEXEC)
@@ -40,7 +40,8 @@ class SharedMemory:
         return torch.frombuffer(mmap.mmap(self._handle, size), dtype=torch.uint8)
 
     def address(self, num_blocks: int, fingerprint: str) -> CacheAddress:
-        """Return what other workers need to write a pool of `num_blocks` in this memory."""
+        """Return the address at which other workers can write a pool of `num_blocks` blocks in this
+        memory."""
         path = f"/proc/{os.getpid()}/fd/{self._handle}"
         inode = os.fstat(self._handle).st_ino
         return CacheAddress(path, self.size, num_blocks, fingerprint, inode)
@@ -51,7 +52,9 @@ class SharedMemory:
 
 class SharedMemoryTransport:
     """Writes blocks of `pools` into the pools at other addresses, in the order of the pushes.
-    `bytes_per_second` limits the rate, to simulate a network between two machines on one."""
+
+    `bytes_per_second` limits the rate, to simulate on one machine a network between two.
+    """
 
     def __init__(self, pools: Pools, fingerprint: str, bytes_per_second: float | None = None) -> None:
         self._pools = pools
@@ -64,7 +67,7 @@ class SharedMemoryTransport:
         self._thread = ThreadPoolExecutor(1, "kv-transport")
 
     def check(self, to: CacheAddress) -> None:
-        """Raise TransferError if blocks cannot be written to this cache; map it."""
+        """Raise TransferError if blocks cannot be written to this cache, else map it."""
         check_fits(to, self._fingerprint, self._pools.block_bytes)
         if to not in self._opened:
             self._unmap_dead_peers()
@@ -79,7 +82,7 @@ class SharedMemoryTransport:
     ) -> int:
         job = next(self._jobs)
         target = self._opened.get(to)
-        if target is None:  # dropped since it was checked
+        if target is None:  # unmapped since it was checked
             self._landed.append(Landed(job, 0, f"the worker at {to.path} is gone"))
         else:
             since = self._pools.before_step() if upcoming else None
@@ -96,8 +99,10 @@ class SharedMemoryTransport:
         self._opened.clear()
 
     def abort(self) -> None:
-        """End copies in progress after their present row, start no others, and release all memory: nothing is
-        written after this."""
+        """End copies in progress after their present row, start no others, and release all memory.
+
+        Nothing is written after this.
+        """
         self._aborted = True
         self._thread.shutdown(cancel_futures=True)
         self._opened.clear()

@@ -1,4 +1,4 @@
-"""Entry point of a worker process: read the configuration, watch the parent, run the role."""
+"""Entry point of a worker process: reads the configuration, watches the parent, runs the role."""
 
 import contextlib
 import faulthandler
@@ -15,25 +15,27 @@ from typing import BinaryIO
 
 import msgspec
 
-from streamserve.protocol.available_memory import address_limit
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.lease import Lease
-from streamserve.protocol.logs import configure_logging
-from streamserve.protocol.runtime_folder import folder_of, remove_if_dead
+from streamserve.system.available_memory import address_limit
+from streamserve.system.logs import configure_logging
+from streamserve.system.runtime_folder import folder_of, remove_if_dead
 
 MAX_CONFIG_BYTES = 1 << 20
 PARENT_SECONDS = 1.0
-"""Interval of checks whether the parent still runs, in addition to watching its end of the pipe."""
+"""Seconds between checks whether the parent still runs, in addition to watching its end of the pipe."""
 LEASE_SECONDS = 0.05
-"""Interval of checks whether the lease is over."""
+"""Seconds between checks whether the lease is over."""
 LEASE_EXIT_STATUS = 75
 FOLDER_SECONDS = 2.0
-"""How long to wait for the lock of a parent that may be dying."""
+"""Seconds to wait for the lock of a parent that may be dying."""
 
 
 def read_config(stream: BinaryIO) -> WorkerConfig:
-    """Return the configuration: four bytes of length (little endian), then msgpack. Raises ValueError if it
-    is malformed."""
+    """Return the configuration: four bytes of length (little endian), then msgpack.
+
+    Raises ValueError if it is malformed.
+    """
     size = int.from_bytes(_read(stream, 4), "little")
     if not 0 < size <= MAX_CONFIG_BYTES:
         raise ValueError(f"standard input must hold a worker configuration, but its length is {size}")
@@ -51,9 +53,12 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 def exit_with_parent(
     descriptor: int, parent_lives: Callable[[], bool], folder: Path | None, lease: Lease | None = None
 ) -> None:
-    """End this process when its parent has ended in any way, or closes its end of the pipe, or when the
-    `lease` is over that the parent extends through the pipe. A fork of the parent may keep the pipe open.
-    Also removes what a dead parent left in `folder`."""
+    """End this process when its parent has ended in any way or closes its end of the pipe.
+
+    A fork of the parent may keep the pipe open, so `parent_lives` is checked too. First removes the parent's
+    runtime `folder`, if the parent is dead. When the `lease` is over, which the parent extends through the
+    pipe, the process ends at once.
+    """
     seconds = LEASE_SECONDS if lease else PARENT_SECONDS
     while parent_lives():
         ready, _, _ = select.select([descriptor], [], [], seconds)
@@ -63,10 +68,11 @@ def exit_with_parent(
             break
         if lease:
             lease.read(data or b"")
-            # This thread may have waited for the interpreter since it looked, for as long as an import takes.
+            # Since its last look at the pipe, this thread may have waited for the interpreter for as long as
+            # an import takes, and the parent may have extended the lease.
             if lease.is_over(time.monotonic()) and not select.select([descriptor], [], [], 0)[0]:
                 os._exit(LEASE_EXIT_STATUS)
-    # A dying process closes its files one after another: its lock may be held a moment longer than the pipe.
+    # A dying process closes its files one after another: it may hold its lock a moment longer than the pipe.
     deadline = time.monotonic() + FOLDER_SECONDS
     while folder and folder.exists() and time.monotonic() < deadline and not remove_if_dead(folder):
         time.sleep(0.01)
@@ -86,9 +92,8 @@ def main() -> int:
 
 
 def run_worker(parent_lives: Callable[[], bool]) -> int:
-    """Run the worker that standard input describes, for as long as its parent lives; return the exit
-    status."""
-    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream:  # what follows stays there
+    """Run the worker that standard input describes while its parent lives; return the exit status."""
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stream:  # later bytes stay in the pipe
         config = read_config(stream)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(config.log_level, config.log_format, config.worker)

@@ -1,5 +1,4 @@
-"""Crash reports: the state of a worker when an exception ended it. They contain neither text nor token
-ids."""
+"""Crash reports: the state of a worker when an exception ended it, without any text or token ids."""
 
 import json
 import logging
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from streamserve import __version__
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence
-from streamserve.protocol.crashes import MAX_REPORT_BYTES, MAX_REPORTS
+from streamserve.system.crashes import MAX_REPORT_BYTES, MAX_REPORTS
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,6 @@ CLOSE_BYTES = 2 * MAX_MESSAGE_BYTES
 """Bytes of a message beyond which the connection is closed instead of answered."""
 MAX_MESSAGES_AT_ONCE = 256
 """Messages, or ended connections, that one call returns at most."""
-QUEUED_OUT = 64
-"""Unsent answers of one connection; further answers are dropped."""
-HANDSHAKE_SECONDS = 5.0
-"""Time after which a connection that has not finished its handshake is closed."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from collections import deque
 import msgspec
 import zmq
 
+from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.draft_service.server.explain import report
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import Batch, Out
-from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.protocol.drafting import Reason, decode_to_service, encode, encode_report, printable
 from streamserve.protocol.messages import Stop, decode_to_worker
 from streamserve.workers.draft_listener import DraftListener, Failure, Received

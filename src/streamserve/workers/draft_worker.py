@@ -1,9 +1,9 @@
 """The draft role: runs draft_service/server/service.py between a socket and a draft model.
 
 receiver and sender   one thread, which owns the sockets      listener ◀──▶ targets, DEALER ◀──▶ parent
-drafting              the main thread: batch after batch, as long as anything waits
+drafting              the main thread: batch after batch, while any request waits
 
-They share the service under one lock, which is not held while the model computes. The threads are in
+The threads share the service under one lock, which is not held while the model computes. They are in
 workers/draft_runtime.py.
 """
 
@@ -26,7 +26,7 @@ from streamserve.protocol.drafting import DraftReady, encode_report
 from streamserve.protocol.drafting_config import DraftingConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.messages import Failed
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.processors import usable_processors
 from streamserve.workers.draft_listener import DraftListener
 from streamserve.workers.draft_runtime import ServiceRuntime
 from streamserve.workers.keyed_listener import KeyedListener

@@ -1,12 +1,12 @@
-"""The fork server: a small process that has imported what workers import, and forks one for each request.
+"""The fork server: a small process that has imported the modules of workers, and forks for each request.
 
     server process ── Fork, descriptors ──▶ fork server ── fork ──▶ worker (workers/__main__.py)
                    ◀── Forked, pidfd ──────            ◀─ status ──
                    ── Wait ──▶ ◀── Ended ──
 
-Importing torch takes a second, forking a hundredth of one. A process can be forked safely only while it has
-one thread, so the fork server computes nothing, opens no ZeroMQ context, and refuses to fork once it has
-more. It ends with the process that started it; what it has forked stays.
+Importing torch takes a second, forking a hundredth of a second. A process can be forked safely only while it
+has one thread, so the fork server computes nothing, opens no ZeroMQ context, and refuses to fork once it has
+more threads. It ends with the process that started it; the processes that it forked stay.
 """
 
 import contextlib
@@ -33,30 +33,31 @@ from streamserve.protocol.fork import (
     Imported,
     Unable,
     Wait,
-    above_streams,
-    identity,
     receive,
     send,
 )
-from streamserve.protocol.runtime_folder import socket_base, sweep
+from streamserve.system.forks import above_streams, identity
+from streamserve.system.runtime_folder import socket_base, sweep
 
 PARENT_SECONDS = 1.0
-"""Interval of checks whether the parent still runs: a fork of it may keep the socket open."""
+"""Seconds between checks whether the parent still runs: a fork of the parent may keep the socket open."""
 logger = logging.getLogger(__name__)
 
 FOLDER_SECONDS = 2.0
-"""How long to wait for the end of a parent that may be dying."""
+"""Seconds to wait for the end of a parent that may be dying."""
 
 
 def main(parent: int) -> int:
-    """Serve the process `parent` on the socket that is standard input; in each forked process, run its
-    program instead. Returns the exit status."""
-    getproctitle()  # finds its memory while the environment is as it was
+    """Serve the process `parent` on the socket at standard input; return the exit status.
+
+    In each forked process, run the requested program instead.
+    """
+    getproctitle()  # the library finds its memory now, while the environment is unchanged
     gc.disable()  # a collection in a forked process would copy all memory that it shares with this one
     connection = above_streams(socket.socket(fileno=os.dup(sys.stdin.fileno())))
     try:
         libraries = preload()
-    except (ImportError, MemoryError, OSError):  # a worker that is started instead says why
+    except (ImportError, MemoryError, OSError):  # a worker that is started instead reports the reason
         return 1
     gc.freeze()
     forked = None
@@ -72,9 +73,10 @@ def main(parent: int) -> int:
 
 
 def sweep_after(parent: int) -> None:
-    """Remove the runtime folder of a `parent` that was killed before it had workers, which would do that."""
+    """Remove the runtime folder of a `parent` that was killed before it had workers, which would remove
+    it."""
     deadline = time.monotonic() + FOLDER_SECONDS
-    while os.getppid() == parent:  # it has all its files until it is no process any more
+    while os.getppid() == parent:  # until its end the parent may hold the folder's lock
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
@@ -82,7 +84,7 @@ def sweep_after(parent: int) -> None:
 
 
 def preload() -> dict[str, tuple[int, ...]]:
-    """Import what programs import; return the identities of native libraries by their paths."""
+    """Import the modules of the programs; return the identities of native libraries by their paths."""
     importlib.import_module("streamserve.workers.worker")
     importlib.import_module("streamserve.workers.draft_worker")
     importlib.import_module("streamserve.execution.footprint")
@@ -94,14 +96,16 @@ def preload() -> dict[str, tuple[int, ...]]:
         library = packaged_library() or cached_library()
         if library and kernels():
             return {str(library): identity(library)}
-    except Exception as error:  # a worker says what it means for it
+    except Exception as error:  # a worker reports what this means for it
         logger.debug("kernels are not loaded in advance: %s", error)
     return {}
 
 
 def serve(connection: socket.socket, parent: int) -> tuple[Fork, list[int]] | None:
-    """Answer requests until the other side, the process `parent`, ends. In a forked process, return its
-    request and descriptors. Raises OSError."""
+    """Answer requests until the process `parent`, at the other end of `connection`, ends.
+
+    In a forked process, return its request and descriptors. Raises OSError.
+    """
     while True:
         ready, _, _ = select.select([connection], [], [], PARENT_SECONDS)
         if not ready and os.getppid() == parent:
@@ -127,7 +131,8 @@ def serve(connection: socket.socket, parent: int) -> tuple[Fork, list[int]] | No
 
 
 def fork() -> int:
-    """Fork; raises OSError if that is not possible."""
+    """Fork; return the new process's id, and 0 in that process. Raises OSError if forking fails or is
+    unsafe."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise OSError(f"the fork server has {threads} threads")
@@ -135,7 +140,7 @@ def fork() -> int:
 
 
 def exit_status(pid: int) -> int | None:
-    """Return the exit status of a forked process that has ended."""
+    """Return the exit status of a forked process; None if it has not ended or is unknown."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -144,7 +149,7 @@ def exit_status(pid: int) -> int | None:
 
 
 def become(request: Fork, descriptors: list[int]) -> Callable[[], int]:
-    """Make a forked process what a started one would be; return its program."""
+    """Give a forked process the state of a started one; return its program."""
     os.setsid()
     parent = place(descriptors, request.descriptors)
     os.environ.clear()
@@ -155,10 +160,10 @@ def become(request: Fork, descriptors: list[int]) -> Callable[[], int]:
     os.sched_setaffinity(0, request.processors)
     setproctitle(" ".join(request.command))
     sys.orig_argv[:] = request.command
-    tempfile.tempdir = None  # found again, in this environment
+    tempfile.tempdir = None  # determined again, in this environment
     import numpy
 
-    numpy.random.seed()  # the random module seeds itself
+    numpy.random.seed()  # the random module seeds itself after a fork
     alive = select.poll()
     alive.register(parent, select.POLLIN)
     from streamserve.workers import __main__, memory_plan
@@ -173,7 +178,7 @@ def become(request: Fork, descriptors: list[int]) -> Callable[[], int]:
 
 
 def in_folder(folder: bytes) -> bool:
-    """Return whether this process is in the folder already, which it may not be allowed to enter."""
+    """Return whether this process already is in `folder`, which it may not be allowed to enter."""
     try:
         return os.fsencode(os.getcwd()) == folder
     except OSError:
@@ -181,11 +186,14 @@ def in_folder(folder: bytes) -> bool:
 
 
 def place(descriptors: list[int], numbers: tuple[int, ...]) -> int:
-    """Give the received descriptors their numbers: 0 to 2 for the standard streams, then `numbers`, which the
-    program inherits as a started one does. Return the pidfd of the requesting process."""
+    """Give the received descriptors their numbers; return the pidfd of the requesting process.
+
+    Numbers 0 to 2 are the standard streams. The program inherits the further `numbers` like a started
+    program.
+    """
     wanted, spare = {0, 1, 2, *numbers}, []
     moved: list[int] = []
-    for descriptor in descriptors:  # out of the way of the numbers
+    for descriptor in descriptors:  # move all away from the wanted numbers first
         while (copy := fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)) in wanted:
             spare.append(copy)
         moved.append(copy)

@@ -1,7 +1,7 @@
-"""Holds back requests with a grammar until it is compiled, which takes up to a second.
+"""Holds back requests with a grammar until the grammar is compiled, which takes up to a second.
 
-In the engine the first step of such a request would compile it and stall all decoding. All further messages
-for a waiting request wait with it, in order.
+Without this, the engine would compile it in the request's first step and stall all decoding. All further
+messages for a waiting request wait with it, in order.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +17,7 @@ class Compiler(Protocol):
     """A grammar compiler with a cache (execution.grammar.Grammars)."""
 
     def is_cached(self, grammar: Grammar) -> bool:
-        """Return whether `grammar` was compiled, or found to be wrong."""
+        """Return whether `grammar` was compiled, or found to have an error."""
         ...
 
     def prepare(self, grammar: Grammar) -> None:
@@ -41,9 +41,11 @@ class GrammarQueue:
         """Whether messages are held back."""
         return bool(self._waiting)
 
-    def take(self, message: ToEngine) -> list[ToEngine]:
-        """Return the messages for the engine after `message` came: that one, or none."""
-        if isinstance(message, Push | Release | LoadAdapter | UnloadAdapter):  # of no new request
+    def accept(self, message: ToEngine) -> list[ToEngine]:
+        """Return the messages for the engine when `message` arrives: this message, or none if it is held
+        back."""
+        # Not for a request that may wait.
+        if isinstance(message, Push | Release | LoadAdapter | UnloadAdapter):
             return [message]
         if message.request in self._waiting:
             self._waiting[message.request].append(message)

@@ -1,4 +1,4 @@
-"""A worker between two heads: its agent has lost one, and another one may adopt the worker.
+"""A worker between two heads: its agent has lost one head, and another head may adopt the worker.
 
 serving ── Leave ──▶ requests removed, nothing written elsewhere ── Left ──▶ waiting ── Adopt ──▶ serving
                                                                                └─ Stop, pipe closed ─▶ end
@@ -16,12 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 def between_heads(engine: Engine, kv: KVPorts, link: Link) -> Adopt | None:
-    """Leave a head and wait for the next one; returns None if this worker is to end. Weights and the prefix
-    cache stay."""
+    """Leave a head and wait for the next one. Weights and the prefix cache stay.
+
+    Returns the message of the next head, or None if this worker must end.
+    """
     kv.leave()
     engine.leave()
     link.send(Left())
-    logger.info("no head: this worker keeps its weights and its prefix cache for the next one")
+    logger.info("no head: this worker keeps its weights and its prefix cache for the next head")
     while True:
         message = link.receive(None)
         if isinstance(message, Adopt):
@@ -31,6 +33,7 @@ def between_heads(engine: Engine, kv: KVPorts, link: Link) -> Adopt | None:
 
 
 def join(config: WorkerConfig, engine: Engine, kv: KVPorts) -> None:
-    """Join the head with this configuration. Raises TransferError if KV cannot be exchanged as it says."""
+    """Join the head that sent this configuration. Raises TransferError if KV cannot be exchanged as
+    configured."""
     kv.join(config)
     engine.attach(kv.transport, kv.cache, config.worker)

@@ -1,5 +1,5 @@
-"""A worker's journal (protocol/journal.py) as its engine writes it, and a thread that writes signs of
-life."""
+"""Writes a worker's journal (protocol/journal.py): the work of its engine, and signs of life from a
+thread."""
 
 import logging
 import mmap
@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.observer import StepPhase
-from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence as Running
 from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
 from streamserve.protocol.messages import Cancel, LoadAdapter, ToEngine, UnloadAdapter
@@ -21,18 +21,21 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
 
 LOADING_SECONDS = 24.0
-"""Predicted time of what is not known better, as loading an adapter; five times as long is allowed
-(fleet/process_state.py)."""
+"""Predicted seconds of work without a better prediction, such as loading an adapter. The work may take five
+times this (fleet/process_state.py)."""
 COMPILING_SECONDS = 110.0
-"""How long compiling a kernel or capturing a graph may take, beyond the limit of any other step."""
+"""Seconds that compiling a kernel or capturing a graph may take, beyond the limit of any other step."""
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What shows that a step goes on. `progress` returns a number that grows while it does, and `compiled`
-    one that grows when a kernel is about to be compiled or a graph to be captured. `longest_part`: the
-    largest share of a step's time that passes without progress. The time of the first step is unknown unless
-    steps of this machine were `measured`."""
+    """The signs that a step goes on.
+
+    `progress` returns a number that grows during a step, and `compiled` a number that grows when a kernel is
+    about to be compiled or a graph to be captured. `longest_part`: the largest share of a step's time that
+    passes without progress. The time of the first step is unknown unless steps of this machine were
+    `measured`.
+    """
 
     progress: Callable[[], int] = lambda: 0
     compiled: Callable[[], int] = lambda: 0
@@ -41,22 +44,36 @@ class Signs:
 
 
 class StepJournal:
-    """Writes what the engine is about to do to `memory` (engine.observer.Journal). `plan` is the plan in
-    execution."""
+    """Writes to `memory` what the engine is about to do (engine.observer.Journal).
+
+    `plan` is the plan in execution, None between steps.
+    """
 
     def __init__(self, memory: mmap.mmap, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan: StepPlan | None = None
         self.phase = ""
-        self.signs = Signs()
+        self._signs = Signs()
+        self._reading = threading.Lock()
+        """Held while the thread reads the signs: what they read must not be closed meanwhile."""
         self._writer = JournalWriter(memory)
         self._clock = clock
         self._seen: tuple[int, int, int] | None = None
-        """The progress, the compiled kernels and the entry of the last sign of life."""
+        """The progress, the number of compilations and the entry's number at the last sign of life."""
         self._moved_at = 0.0
         self._stepped = False
 
-    def take(self, message: ToEngine) -> None:
-        """Record that a message is about to be processed, with the attempt it belongs to."""
+    @property
+    def signs(self) -> Signs:
+        """The signs that a step goes on. After a new value was set, the previous signs are no longer read."""
+        return self._signs
+
+    @signs.setter
+    def signs(self, signs: Signs) -> None:
+        with self._reading:
+            self._signs, self._seen = signs, None
+
+    def note(self, message: ToEngine) -> None:
+        """Record that a message is about to be processed, with the attempt to which it belongs."""
         predicted = LOADING_SECONDS if isinstance(message, LoadAdapter) else 0.0
         if isinstance(message, Cancel | Release | LoadAdapter | UnloadAdapter):
             attempts = []
@@ -71,8 +88,11 @@ class StepJournal:
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
-        """Record that a phase of a step begins. Layers show progress while the model runs; copies of swapped
-        KV and drafts do not."""
+        """Record that a phase of a step begins.
+
+        While the model runs, each layer is progress, so less than the predicted time passes without progress.
+        Copies of swapped KV and drafts show no progress.
+        """
         self.plan = plan
         if phase in ("run", "verify"):
             predicted *= self.signs.longest_part
@@ -82,12 +102,13 @@ class StepJournal:
         self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
 
     def leave(self, sending: Sequence[Running]) -> None:
-        """Record that a step, or a message, is done."""
+        """Record that a step or a message is done; only the KV transfers of the sequences `sending`
+        continue."""
         self.plan = None
         self._write("transfer" if sending else "", [sequence.attempt for sequence in sending])
 
     def say(self, words: str, report: str) -> None:
-        """Write last words."""
+        """Record why this worker ends, and the name of its crash report."""
         self._writer.say(words, report)
 
     def keep_beating(self) -> None:
@@ -95,18 +116,22 @@ class StepJournal:
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def beat(self) -> None:
-        """Write a sign of life. While something is compiled the last progress is in the future: no cost curve
-        predicts how long it takes."""
+        """Write a sign of life.
+
+        During a compilation, the time of the last progress is in the future: no cost curve predicts how long
+        compiling takes.
+        """
         now = self._clock()
-        seen = (self.signs.progress(), self.signs.compiled(), self._writer.number)
-        before = self._seen or seen
-        if seen[1] != before[1]:
-            self._moved_at = now + COMPILING_SECONDS
-        elif seen[0] != before[0]:
-            self._moved_at = now
-        elif seen[2] != before[2]:  # the phase in which it compiled is over
-            self._moved_at = min(self._moved_at, now)
-        self._seen = seen
+        with self._reading:
+            seen = (self._signs.progress(), self._signs.compiled(), self._writer.number)
+            before = self._seen or seen
+            if seen[1] != before[1]:
+                self._moved_at = now + COMPILING_SECONDS
+            elif seen[0] != before[0]:
+                self._moved_at = now
+            elif seen[2] != before[2]:  # the phase with the compilation is over
+                self._moved_at = min(self._moved_at, now)
+            self._seen = seen
         self._writer.beat(now, self._moved_at)
 
     def _beat(self) -> None:
@@ -120,8 +145,10 @@ class StepJournal:
 
 
 def open_journal(descriptor: int) -> StepJournal:
-    """Return the journal at an inherited file descriptor; if it cannot be used, one in private memory, which
-    is never read."""
+    """Return the journal at an inherited file descriptor.
+
+    If that cannot be used, return a journal in private memory, which is never read.
+    """
     try:
         memory = mmap.mmap(descriptor, JOURNAL_BYTES)
         os.close(descriptor)

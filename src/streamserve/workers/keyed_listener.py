@@ -12,18 +12,18 @@ from zmq.utils.monitor import recv_monitor_message
 from streamserve.protocol.curve import Endpoint, KeyPair
 from streamserve.workers.draft_listener import (
     CLOSE_BYTES,
-    HANDSHAKE_SECONDS,
     MAX_MESSAGES_AT_ONCE,
-    QUEUED_OUT,
     Disconnected,
     Failure,
     Received,
 )
+from streamserve.workers.plain_connection import HANDSHAKE_SECONDS
 
 logger = logging.getLogger(__name__)
 
-QUEUED_IN = 8
-"""Queued messages of one connection. Beyond it, TCP flow control holds its client back."""
+QUEUED_IN, QUEUED_OUT = 8, 64
+"""Queued messages of one connection. Beyond it, TCP flow control holds its client back, and answers are
+dropped."""
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "a connection was closed during its handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "a connection violated the protocol",

@@ -1,13 +1,13 @@
-"""How a worker exchanges KV with others: its memory that receives, and its transport that sends.
+"""How a worker exchanges KV with other workers: by memory that receives, and a transport that sends.
 
     one head ── leave ──▶ nothing is received or written ── join ──▶ the next head, with its keys
 
-The pools themselves stay, and with them the prefix cache.
+The pools stay, and so does the prefix cache.
 """
 
 from dataclasses import dataclass
 
-from streamserve.engine.transport import TransferError
+from streamserve.contracts.transport import TransferError
 from streamserve.execution.cuda.landing import KVLanding
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.transfers import CacheAddress
@@ -25,8 +25,12 @@ Transport = SharedMemoryTransport | NixlTransport | NetworkTransport
 
 @dataclass
 class KVPorts:
-    """The `memory` of a worker's `pools`, which others write at the address `cache`, and the `transport` that
-    writes to theirs. Address and transport are None for a worker that exchanges no KV."""
+    """A worker's memory and transport for KV.
+
+    The `memory` holds the worker's `pools`; other workers write into it at the address `cache`. The
+    `transport` writes into the pools of other workers. Address and transport are None for a worker that
+    exchanges no KV.
+    """
 
     memory: Memory
     pools: Pools
@@ -37,16 +41,17 @@ class KVPorts:
 
     @property
     def can_leave(self) -> bool:
-        """Whether another head can be joined later."""
+        """Whether the worker can join another head later."""
         return not isinstance(self.memory, NixlMemory)
 
     @property
     def gate(self) -> BlockGate | Fence | None:
-        """What refuses late writes that come over the network."""
+        """The gate that refuses late writes over the network; None if KV does not come over a network."""
         return None if isinstance(self.memory, SharedMemory) else self.memory.gate
 
     def open(self, config: WorkerConfig, sends: bool) -> None:
-        """Receive KV if there is memory for it, and send it with `sends`. Raises TransferError."""
+        """Prepare to receive KV if there is memory for it, and to send it with `sends`. Raises
+        TransferError."""
         memory = self.memory
         if sends:
             self.transport = transport_of(config, self.pools, self.fingerprint, self.landing)
@@ -55,7 +60,7 @@ class KVPorts:
         self.cache = memory.address(self.pools.num_blocks, self.fingerprint) if memory.size else None
 
     def join(self, config: WorkerConfig) -> None:
-        """Send and receive KV in another fleet, after `leave`. Raises TransferError."""
+        """Prepare to send and receive KV in another fleet, after `leave`. Raises TransferError."""
         memory = self.memory
         if self.transport:
             self.transport = transport_of(config, self.pools, self.fingerprint, self.landing)
@@ -64,19 +69,19 @@ class KVPorts:
         self.cache = memory.address(self.pools.num_blocks, self.fingerprint) if memory.size else None
 
     def leave(self) -> None:
-        """Write to no other worker's memory any more, and accept nothing over the network."""
+        """Stop writing to other workers' memory, and accept nothing over the network."""
         if self.transport and not isinstance(self.transport, NixlTransport):
             self.transport.abort()
         self.memory.close()
 
     def close(self) -> None:
-        """Send nothing more, after waiting a moment for what is being sent."""
+        """Send nothing more, after waiting a moment for pushes in progress."""
         if self.transport:
             self.transport.close()
 
 
 def memory_of(config: WorkerConfig) -> Memory:
-    """Return the memory that receives KV."""
+    """Return the memory that receives KV, not yet allocated."""
     if config.kv_network:
         return NetworkMemory(config.kv_network)
     return NixlMemory(config.leased) if config.kv_transport == "nixl" else SharedMemory()

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Link:
-    """Connected by the name that the configuration gives it."""
+    """Connects a worker to its configured endpoint, under its configured name."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> None:
         self._socket = context.socket(zmq.DEALER)
@@ -46,8 +46,12 @@ class Link:
         self._socket.send(encode(message))
 
     def receive(self, wait: int | None) -> list[ToEngine] | Stop | Leave | Adopt:
-        """Return the messages that have arrived, after at most `wait` milliseconds (None: any number of
-        them), or alone the one that is not for the engine; those that arrived before it are dropped."""
+        """Return the messages that have arrived, after waiting at most `wait` milliseconds (None: without
+        limit).
+
+        A message that is not for the engine is returned alone; messages that arrived before it are
+        dropped.
+        """
         messages: list[ToEngine] = []
         while self._socket.poll(wait):
             wait = 0

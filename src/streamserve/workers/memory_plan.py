@@ -1,5 +1,8 @@
-"""Program that plans the memory of several models: `MemoryRequest` on standard input, the plan on standard
-output. A process of its own, because reading a checkpoint's shapes loads torch, which a server does not."""
+"""Program that plans the memory of several models.
+
+Reads a `MemoryRequest` from standard input and writes the plan to standard output. It is a separate process,
+because reading a checkpoint's shapes loads torch, which a server does not load.
+"""
 
 import os
 import sys
@@ -16,13 +19,16 @@ from streamserve.protocol.model_memory import (
 )
 
 BUDGET_SHARE = 0.8
-"""Default share of the available memory that the models take."""
+"""Default share of the available memory for all models together."""
 
 
 def plan(request: MemoryRequest) -> MemoryPlan | PlanRefused:
-    """Return the memory of each model, so that it fits the budget alone. The KV caches of all models together
-    take by default at most the share of the budget that one model's takes."""
-    from streamserve.protocol.available_memory import available_bytes
+    """Return the memory of each model, such that every model alone fits the budget.
+
+    The KV caches of all models together take by default at most the share of the budget that the KV cache of
+    a single model takes.
+    """
+    from streamserve.system.available_memory import available_bytes
 
     budget = int(available_bytes() * BUDGET_SHARE) if request.budget is None else request.budget
     planned = []
@@ -49,7 +55,7 @@ def main() -> None:
     """Answer the request on standard input."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MemoryRequest)
     answers = os.dup(1)
-    os.dup2(2, 1)  # nothing else gets between the bytes of the answer
+    os.dup2(2, 1)  # other output goes to standard error, not between the bytes of the answer
     os.write(answers, msgspec.msgpack.encode(plan(request)))
 
 

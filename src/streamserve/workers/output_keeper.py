@@ -1,8 +1,9 @@
-"""The outputs of requests with an idempotency key, as a worker keeps them for the next head.
+"""Keeps the outputs of requests with an idempotency key, for the worker's next head.
 
-Submit, Join ──▶ what the client has already     Events ──▶ the tokens after it     Cancel ──▶ forgotten
+Submit, Join ──▶ tokens that the client has     Events ──▶ the tokens after them     Cancel ──▶ forgotten
 
-Requests that have ended stay until there are newer ones: a worker cannot know whether the client got all.
+Outputs of ended requests stay until newer outputs need the space: a worker cannot know whether the client got
+all tokens.
 """
 
 from collections import OrderedDict
@@ -27,7 +28,8 @@ Choices = dict[int, list[KeptToken]]
 
 
 class OutputKeeper:
-    """The kept outputs by request, oldest first; at most `max_requests` and about `max_bytes` of them."""
+    """The kept outputs by request, oldest first: at most `max_requests` outputs of about `max_bytes` bytes
+    together."""
 
     def __init__(self, max_requests: int = MAX_KEPT_OUTPUTS, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -37,12 +39,12 @@ class OutputKeeper:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self, message: ToEngine) -> None:
+    def apply(self, message: ToEngine) -> None:
         """Process a message that goes to the engine."""
         match message:
             case Submit() if message.keep and not message.open and message.phase != "return":
                 digest, known = self._kept.get(message.request, (b"", {}))
-                if digest != message.keep:  # the name of another request at an earlier head
+                if digest != message.keep:  # an earlier head used the name for another request
                     known = {}
                 self._forget(message.request)
                 self._kept[message.request] = message.keep, {}
@@ -77,7 +79,7 @@ class OutputKeeper:
         self._limit()
 
     def messages(self, model: str) -> Iterator[KeptOutputs]:
-        """Yield the messages that have all of it, which this model (ModelInfo.kv_name) has computed."""
+        """Yield messages with all kept outputs, which this model (ModelInfo.kv_name) has computed."""
         outputs = [KeptOutput(digest, choices) for digest, choices in self._kept.values()]
         for start in range(0, len(outputs), MAX_IN_MESSAGE):
             yield KeptOutputs(model, outputs[start : start + MAX_IN_MESSAGE])

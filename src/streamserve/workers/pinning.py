@@ -10,8 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def pin_threads(cores: ReservedCores, loaded: Loaded) -> None:
-    """Pin the main thread to the first core of the kernels' thread pool; without a thread pool, release the
-    cores."""
+    """Pin the main thread to the first core of the kernels' thread pool.
+
+    Without a thread pool, release the cores.
+    """
     if loaded.pool:
         os.sched_setaffinity(0, cores.cpus[:1])
         logger.info("threads pinned to CPUs %s", ", ".join(map(str, cores.cpus)))

@@ -1,8 +1,8 @@
 """The listener of a draft service without keys: TCP connections of this machine, read by zmtp.py.
 
-                 ┌ Connection ─ Reader: received bytes, at most a message and a chunk
-accept ─▶ epoll ─┤ Connection ─ unsent: at most QUEUED_OUT answers
-                 └ …            all of them hold at most MAX_HELD_BYTES
+                 ┌ Client ─ received bytes: at most a message and a chunk
+accept ─▶ epoll ─┤          unsent answers: at most MAX_UNSENT
+                 └ Client … all clients together hold at most MAX_HELD_BYTES of received bytes
 
 A connection whose next message is complete is not read further until `receive` has returned that message, so
 TCP flow control holds its client back.
@@ -16,24 +16,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from streamserve.protocol.curve import Endpoint
-from streamserve.protocol.drafting import MAX_REPLY_BYTES
 from streamserve.workers.draft_listener import (
     CLOSE_BYTES,
-    HANDSHAKE_SECONDS,
     MAX_MESSAGES_AT_ONCE,
-    QUEUED_OUT,
     Disconnected,
     Failure,
     Received,
 )
+from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, Connection
 from streamserve.workers.zmtp import ProtocolError, Reader, frame
 
-CHUNK_BYTES = 1 << 16
-"""Bytes read from a connection at once."""
 MAX_HELD_BYTES = 64 << 20
 """Received bytes of unfinished messages, of all connections. Beyond it the connection with most is closed."""
-MAX_UNSENT_BYTES = 4 * MAX_REPLY_BYTES
-"""Unsent bytes of one connection; further answers are dropped."""
 BACKLOG = 1024
 """Connections that wait to be accepted. The kernel may allow fewer."""
 ACCEPTED_AT_ONCE = 128
@@ -42,41 +36,14 @@ ACCEPT_PAUSE_SECONDS = 0.1
 NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-class Connection:
-    """A client's connection, with what it has sent and what is to be sent to it."""
+class Client(Connection):
+    """The connection of a client."""
 
-    def __init__(self, peer: bytes, stream: socket.socket, deadline: float) -> None:
+    def __init__(self, stream: socket.socket, peer: bytes) -> None:
+        super().__init__(stream, Reader(CLOSE_BYTES))
         self.peer = peer
-        self.socket = stream
-        self.deadline = deadline
-        self.reader = Reader(CLOSE_BYTES)
         self.held = 0
         """Bytes that the reader held when the listener last counted them."""
-        self._unsent: deque[bytes] = deque()
-        self._unsent_bytes = 0
-
-    def queue(self, data: bytes) -> None:
-        """Add bytes to send; they are dropped if the peer has not read what was sent before."""
-        if len(self._unsent) < QUEUED_OUT and self._unsent_bytes + len(data) <= MAX_UNSENT_BYTES:
-            self._unsent.append(data)
-            self._unsent_bytes += len(data)
-
-    def flush(self) -> bool:
-        """Send what the socket takes; return whether something is left. Raises OSError."""
-        if self.reader.answer:
-            if self._unsent_bytes < CHUNK_BYTES:  # a peer that does not read needs no more PONGs
-                self.queue(bytes(self.reader.answer))
-            self.reader.answer.clear()
-        while self._unsent:
-            try:
-                sent = self.socket.send(self._unsent[0])
-            except BlockingIOError:
-                return True
-            data = self._unsent.popleft()
-            self._unsent_bytes -= sent
-            if sent < len(data):
-                self._unsent.appendleft(data[sent:])
-        return False
 
 
 class PlainListener:
@@ -93,10 +60,10 @@ class PlainListener:
         self.address = f"tcp://{endpoint.host}:{self._listening.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self.pollable: Sequence[int] = (self._selector.fileno(),)
-        self._connections: dict[bytes, Connection] = {}
-        self._handshakes: deque[Connection] = deque()
-        """New connections, the oldest first. One that has shaken hands stays until its deadline."""
-        self._unread: deque[Connection] = deque()
+        self._connections: dict[bytes, Client] = {}
+        self._handshakes: deque[tuple[float, bytes]] = deque()
+        """When each new client must have shaken hands, the oldest first."""
+        self._unread: deque[Client] = deque()
         """Connections that may have a complete message."""
         self._ended: deque[Failure | Disconnected] = deque()
         self._accepted = 0
@@ -144,7 +111,7 @@ class PlainListener:
             self._accept_at = None
         unread = {connection.peer for connection in self._unread}
         for key, events in self._selector.select(0):
-            connection: Connection | None = key.data
+            connection: Client | None = key.data
             if connection is None:
                 self._accept(now)
                 continue
@@ -158,12 +125,12 @@ class PlainListener:
             for _ in range(ACCEPTED_AT_ONCE):
                 stream, _ = self._listening.accept()
                 stream.setblocking(False)
-                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._accepted += 1
-                connection = Connection(self._accepted.to_bytes(8, "big"), stream, now + HANDSHAKE_SECONDS)
+                peer = self._accepted.to_bytes(8, "big")
+                connection = Client(stream, peer)
                 self._selector.register(stream, selectors.EVENT_READ, connection)
                 self._connections[connection.peer] = connection
-                self._handshakes.append(connection)
+                self._handshakes.append((now + HANDSHAKE_SECONDS, peer))
                 self._flush(connection)
         except BlockingIOError:
             return
@@ -173,31 +140,25 @@ class PlainListener:
                 self._accept_at = now + ACCEPT_PAUSE_SECONDS
 
     def _close_late(self, now: float) -> None:
-        while self._handshakes and self._handshakes[0].deadline <= now:
-            connection = self._handshakes.popleft()
-            if not connection.reader.shaken:
+        while self._handshakes and self._handshakes[0][0] <= now:
+            _, peer = self._handshakes.popleft()
+            connection = self._connections.get(peer)
+            if connection is not None and not connection.reader.shaken:
                 self._fail(connection, "a connection did not finish its handshake in time")
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: Client) -> None:
         if connection.peer not in self._connections:  # closed by the lines before, in the same round
             return
-        try:
-            data = connection.socket.recv(CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
+        if not connection.read():
             self._drop(connection)
             return
-        connection.reader.feed(data)
         self._count(connection)
         self._unread.append(connection)
         if self._held > MAX_HELD_BYTES:
             largest = max(self._connections.values(), key=lambda each: each.held)
             self._fail(largest, "a connection held too much of an unfinished message")
 
-    def _next_message(self, connection: Connection) -> bytes | None:
+    def _next_message(self, connection: Client) -> bytes | None:
         """Take the next complete message of a connection, if there is one."""
         if connection.peer not in self._connections:
             return None
@@ -210,12 +171,12 @@ class PlainListener:
         self._flush(connection)
         return body
 
-    def _count(self, connection: Connection) -> None:
+    def _count(self, connection: Client) -> None:
         held = connection.reader.held
         self._held += held - connection.held
         connection.held = held
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: Client) -> None:
         """Send what is queued, and wait for the socket to take more if something is left."""
         if connection.peer not in self._connections:
             return
@@ -228,13 +189,13 @@ class PlainListener:
         if self._selector.get_key(connection.socket).events != events:
             self._selector.modify(connection.socket, events, connection)
 
-    def _fail(self, connection: Connection, text: str) -> None:
+    def _fail(self, connection: Client, text: str) -> None:
         """Close a connection whose peer broke the protocol."""
         if connection.peer in self._connections:
             self._ended.append(Failure("unreadable", text))
             self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: Client) -> None:
         """Close a connection and forget what it held."""
         del self._connections[connection.peer]
         self._held -= connection.held

@@ -1,5 +1,7 @@
-"""Refreshes a profile: one that was measured unstably, or that step times contradict, is measured again while
-the worker is idle, one short step at a time."""
+"""Refreshes a profile that was measured unstably, or that step times contradict.
+
+The profile is measured again while the worker is idle, one short step at a time.
+"""
 
 import logging
 import shlex
@@ -15,14 +17,14 @@ from streamserve.protocol.config import ModelConfig
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
-"""Idle seconds before it measures, since a client may be about to send more."""
+"""Idle seconds before a measurement begins, since a client may be about to send more requests."""
 FIRST_SECONDS = 30.0
 """Seconds before an unsuccessful measurement is repeated, doubled each time."""
 LONGEST_SECONDS = 3600.0
 
 
 class ProfileRefresher:
-    """Measures one piece when it is due; called by the worker's loop between messages."""
+    """Measures one piece of the profile when it is due; called by the worker's loop between messages."""
 
     def __init__(
         self,
@@ -46,8 +48,11 @@ class ProfileRefresher:
             )  # fmt: skip
 
     def wait(self, engine: Engine, milliseconds: int) -> int:
-        """Measure a piece if the engine has been idle for `IDLE_SECONDS` and the profile is in doubt. Return
-        how long to wait for messages: 0 while there is more to measure, else `milliseconds`."""
+        """Measure a piece if the engine has been idle for `IDLE_SECONDS` and the profile is in doubt.
+
+        Returns how many milliseconds to wait for messages: 0 while there is more to measure, else
+        `milliseconds`.
+        """
         now = self._clock()
         if engine.has_work or engine.transfers.busy:
             self._worked = now
@@ -65,7 +70,7 @@ class ProfileRefresher:
         return 0 if self._measuring else milliseconds
 
     def _measure(self, profile: Profile, engine: Engine) -> None:
-        """Measure a piece; after the last one, store the profile and use it from now on."""
+        """Measure a piece; after the last piece, store the profile and use it from now on."""
         if self._measuring is None:
             cost = engine.speculation.step_cost
             if cost.contradicted:
@@ -86,9 +91,7 @@ class ProfileRefresher:
             path = self._store.write(measured)
             engine.speculation.step_cost.replace_prior(measured.cost.in_tokens(measured.kv_token_bytes))
             self.profile = measured
-            changed = (
-                "different from before" if contradicts(profile, measured) else "about the same as before"
-            )
+            changed = "changed" if contradicts(profile, measured) else "almost unchanged"
             logger.info("measured again, %s: %s; stored in %s", changed, measured.summary, path)
 
     def _stop(self) -> None:

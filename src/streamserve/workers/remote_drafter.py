@@ -1,8 +1,8 @@
-"""The sockets of a target's draft service client: engine.plan.Drafter on top of
-draft_service/target/client.py.
+"""Drafts with draft services: the connections of draft_service/target/client.py. Implements
+contracts.plan.Drafter.
 
 begin ── deltas ──▶ service            the target continues: other requests' prompts, and steps without trees
-collect ◀── trees ── service           waits as long as it pays, then takes the received trees
+collect ◀── trees ── service           waits while waiting pays, then takes the received trees
         ◀── trees ── fallback drafter  for sequences without a tree: late, slow, busy or unreachable service
 
 Between steps `maintain` keeps the sessions open: a service is connected before the first request, and no
@@ -13,34 +13,35 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import zmq
 
+from streamserve.contracts.plan import Drafter, DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.client import Client, Identity
 from streamserve.draft_service.target.links import Out
 from streamserve.draft_service.target.waiting import Waiting
-from streamserve.engine.plan import Drafter, DraftRequest
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.curve import Endpoint, KeyPair, parse_endpoints, read_key_pair
 from streamserve.protocol.drafting import MAX_REPLY_BYTES, decode_to_target, encode
 from streamserve.protocol.reports import RemoteReport
-from streamserve.speculation.tree import TokenTree
+from streamserve.workers.draft_links import DraftLink, open_link
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_MILLISECONDS = 2000
 MAX_MESSAGES_AT_ONCE, MAX_BYTES_AT_ONCE = 64, 2 * MAX_REPLY_BYTES
-"""Limits of messages, and bytes of them, read from a service before the engine continues."""
-QUEUED = 32
-"""Messages of a service in the receive queue; beyond it, TCP flow control holds the service back."""
+"""Limits of the messages, and of their bytes, that are read from a service before the engine continues."""
 
 
 def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> "RemoteDrafter | None":
-    """Return the drafter for `--draft tcp://…`, or None for other settings. Raises CheckpointError if the
-    target's tokenizer cannot be read, ValueError for an invalid key file."""
+    """Return the drafter for `--draft tcp://…`, or None for other settings.
+
+    Raises CheckpointError if the target's tokenizer cannot be read, ValueError for an invalid key file.
+    """
     model = config.model
     if not model.draft.startswith("tcp://"):
         return None
@@ -52,8 +53,10 @@ def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> 
 
 
 class RemoteDrafter:
-    """Drafts at the services at `endpoints`; `own` is the key pair of this target. `fallback`, the fallback
-    drafter, drafts locally for sequences without a tree from a service."""
+    """Drafts with the services at `endpoints`; `own` is the key pair of this target.
+
+    `fallback` drafts locally for sequences without a tree from a service.
+    """
 
     group = None
 
@@ -64,7 +67,8 @@ class RemoteDrafter:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._endpoints, self._own = endpoints, own
         self._poller = zmq.Poller()
-        self._sockets: list[zmq.Socket[bytes] | None] = [None for _ in endpoints]
+        self._links: list[DraftLink | None] = [None for _ in endpoints]
+        """The connection to each service; None while the service is on probation."""
         for number in range(len(endpoints)):
             self._connect(number)
         self.client = Client(identity, [endpoint.address for endpoint in endpoints], seed, models)
@@ -72,15 +76,17 @@ class RemoteDrafter:
         self._collected: float | None = None
         self._had_trees = False
         self._lengths: dict[int, int] = {}
-        """Lengths of the sequences in the latest `begin`, after which trees were returned."""
+        """Lengths of the sequences in the latest `begin`: the returned trees continue them."""
         self._returned_trees: dict[int, TokenTree] = {}
         self._fallback = fallback
         self._fallback_returned: dict[int, TokenTree] = {}
         self._trees = self._accepted = self._fallback_trees = self._fallback_accepted = 0
 
     def maintain(self) -> None:
-        """Read received messages and send the Hellos and Pings that are due. Called between steps, at least
-        twice a second."""
+        """Read received messages and send the Hellos and Pings that are due.
+
+        Must be called between steps, at least twice a second.
+        """
         self._receive(0)
         now = time.monotonic()
         self._reconnect(now)
@@ -92,7 +98,7 @@ class RemoteDrafter:
         self._send(self.client.tick(time.monotonic()))
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Sync the services and request trees."""
+        """Send new tokens to the services and request trees."""
         now = time.monotonic()
         if self._collected is not None:
             self.waiting.worked(now - self._collected, self._had_trees)
@@ -117,7 +123,7 @@ class RemoteDrafter:
         while now < until and self.client.outstanding(now, limits):
             self._receive(until - now)
             now = time.monotonic()
-        self._returned_trees = self.client.take()
+        self._returned_trees = self.client.pop_trees()
         self._fallback_returned = {}
         if self._fallback:
             others = self._fallback.collect(deadline)
@@ -149,9 +155,9 @@ class RemoteDrafter:
     def close(self) -> None:
         """End the sessions and free the sockets."""
         self._send(self.client.close(time.monotonic()))
-        for socket in self._sockets:
-            if socket is not None:
-                socket.close(linger=200)
+        for link in self._links:
+            if link is not None:
+                link.close(linger=200)
         self._context.term()
 
     def _learn(self, requests: Sequence[DraftRequest], now: float) -> None:
@@ -172,34 +178,33 @@ class RemoteDrafter:
                 self._fallback_accepted += len(other.follow(new)) - 1
 
     def _receive(self, seconds: float) -> None:
-        """Process received messages; wait up to `seconds` for the first."""
-        ready = self._poller.poll(max(0, round(seconds * 1000)) if seconds else 0)
-        for ready_socket, _ in ready:
-            socket: zmq.Socket[bytes] = ready_socket
-            number, size = self._sockets.index(socket), 0
-            for _ in range(MAX_MESSAGES_AT_ONCE):
-                if size >= MAX_BYTES_AT_ONCE or self._sockets[number] is not socket:
+        """Process received messages; wait up to `seconds` for the first message."""
+        if seconds:
+            self._poller.poll(max(0, round(seconds * 1000)))
+        for number, link in enumerate(self._links):
+            if link is None:
+                continue
+            size = 0
+            for message in islice(link.receive(), MAX_MESSAGES_AT_ONCE):
+                size += len(message)
+                self._hear(number, message)
+                # A service on probation has no link any more: the rest of its messages is not even read.
+                if size >= MAX_BYTES_AT_ONCE or self._links[number] is not link:
                     break
-                try:
-                    frame = socket.recv(zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    break
-                size += len(frame)
-                self._hear(number, frame)
 
-    def _hear(self, number: int, frame: zmq.Frame) -> None:
+    def _hear(self, number: int, data: bytes | memoryview) -> None:
         """Process a message of service `number`, valid or not."""
         now = time.monotonic()
-        if self.client.size(number, len(frame), now):
+        if self.client.size(number, len(data), now):
             try:
-                message = decode_to_target(frame.bytes)
+                message = decode_to_target(data)
             except msgspec.DecodeError as error:
                 self.client.reject(number, "unreadable", str(error), now)
                 self._reconnect(now)
                 return
             try:
                 self._send(self.client.heard(number, message, now))
-            except Exception:  # a bug here that this service can trigger: it is not used any more
+            except Exception:  # a bug here that this service can trigger: it is no longer used
                 logger.exception("failed to process an answer of draft service %d", number)
                 self.client.reject(number, "internal", type(message).__name__, now, certain=True)
         self._reconnect(now)
@@ -207,41 +212,23 @@ class RemoteDrafter:
     def _reconnect(self, now: float) -> None:
         """Close the connections of services on probation, so that their messages are not even read, and
         reopen them afterwards."""
-        for number, link in enumerate(self.client.links):
-            socket = self._sockets[number]
-            if link.on_probation(now):
-                if socket is not None:
-                    self._poller.unregister(socket)
-                    socket.close(linger=0)
-                    self._sockets[number] = None
-            elif socket is None:
+        for number, service in enumerate(self.client.links):
+            link = self._links[number]
+            if service.on_probation(now):
+                if link is not None:
+                    self._poller.unregister(link.pollable)
+                    link.close()
+                    self._links[number] = None
+            elif link is None:
                 self._connect(number)
 
     def _send(self, outs: Sequence[Out]) -> None:
         for out in outs:
-            socket = self._sockets[out.link]
-            try:
-                if socket is not None:
-                    socket.send(encode(out.message), zmq.NOBLOCK)
-            except zmq.ZMQError:  # not connected, or the send queue is full
+            link = self._links[out.link]
+            if link is not None and not link.send(encode(out.message)):
                 self.client.unreachable(out.link, time.monotonic())
 
     def _connect(self, number: int) -> None:
-        endpoint, own = self._endpoints[number], self._own
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.SNDHWM, 64)
-        socket.setsockopt(zmq.RCVHWM, QUEUED)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-        if endpoint.server_key is not None:
-            assert own is not None, "settings see to that"
-            socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.server_key)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-        socket.connect(endpoint.address)
-        self._sockets[number] = socket
-        self._poller.register(socket, zmq.POLLIN)
+        link = open_link(self._context, self._endpoints[number], self._own)
+        self._links[number] = link
+        self._poller.register(link.pollable, zmq.POLLIN)

@@ -1,6 +1,7 @@
-"""Times in messages between the clock of the server and that of a worker's machine.
+"""Converts times in messages between the server's clock and the clock of a worker's machine.
 
-The server's clock is `offset` seconds ahead of this machine's; on the server's machine they are one clock.
+The server's clock is `offset` seconds ahead of this machine's clock. On the server's machine both are one
+clock.
 """
 
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from streamserve.protocol.transfers import Join
 
 
 def to_local(message: ToEngine, offset: float) -> ToEngine:
-    """Return a message of the server with this machine's times."""
+    """Return a message from the server with times of this machine's clock."""
     if not offset:
         return message
     match message:
@@ -26,7 +27,7 @@ def to_local(message: ToEngine, offset: float) -> ToEngine:
 
 
 def to_server(message: FromWorker, offset: float) -> FromWorker:
-    """Return a message to the server with the server's times."""
+    """Return a message to the server with times of the server's clock."""
     if not offset or not isinstance(message, Traced):
         return message
     return Traced([replace(work, at=work.at + offset) for work in message.work])

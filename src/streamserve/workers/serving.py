@@ -1,4 +1,4 @@
-"""A worker's turns for one head: messages in, events and reports out."""
+"""A worker's turns for one head: messages come in, events and reports go out."""
 
 import logging
 import time
@@ -18,13 +18,16 @@ from streamserve.workers.throughput_log import ThroughputLog
 logger = logging.getLogger(__name__)
 
 COMPILING_MILLISECONDS = 2
-"""Interval at which an idle worker checks whether a grammar is compiled."""
+"""Milliseconds between checks by an idle worker whether a grammar is compiled."""
 
 
 @dataclass
 class Serving:
-    """What serves one head, whose clock is `clock_offset` seconds ahead of this machine's. Blocks that the
-    workers of the head before could still write stay out of use until the time `closed`."""
+    """The parts of a worker that serve one head, whose clock is `clock_offset` seconds ahead of this
+    machine's.
+
+    Blocks that workers of the previous head could still write stay out of use until the time `closed`.
+    """
 
     loop: WorkerLoop
     outputs: OutputKeeper
@@ -33,15 +36,18 @@ class Serving:
     closed: float | None = None
 
     def open_blocks(self, now: float) -> None:
-        """Use the closed blocks again, once it is time."""
+        """Use the closed blocks again once the time `closed` has come."""
         if self.closed is not None and now >= self.closed:
             self.loop.engine.transfers.release_abandoned()
             self.closed = None
 
 
 def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> bool:
-    """Receive messages between turns, and send what the turns yield, until a Stop or Leave message arrives;
-    return whether it was a Leave."""
+    """Receive messages between turns, and send the output of the turns, until a Stop or Leave message
+    arrives.
+
+    Returns whether the message was a Leave.
+    """
     loop, engine, grammar_queue = serving.loop, serving.loop.engine, serving.grammar_queue
     throughput = ThroughputLog(engine.report(), time.monotonic())
     while True:
@@ -54,10 +60,10 @@ def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> bool:
         if isinstance(received, Stop | Leave):
             return isinstance(received, Leave)
         local = (to_local(message, serving.clock_offset) for message in received)
-        messages = [message for taken in local for message in grammar_queue.take(taken)]
+        messages = [message for taken in local for message in grammar_queue.accept(taken)]
         messages += grammar_queue.ready()
         for message in messages:
-            serving.outputs.take(message)
+            serving.outputs.apply(message)
         loop.begin_turn(messages)
         now = time.monotonic()
         for sent in loop.end_turn(now, busy=wait < longest):
@@ -70,7 +76,7 @@ def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> bool:
 
 
 def _wait_milliseconds(engine: Engine, grammar_queue: GrammarQueue) -> int:
-    """Return how long to wait for messages before the next turn."""
+    """Return how many milliseconds to wait for messages before the next turn."""
     seconds = wait_seconds(engine.has_work, engine.stalled, engine.transfers.busy)
     wait = round(1000 * seconds)
     return min(wait, COMPILING_MILLISECONDS) if grammar_queue.waiting else wait

@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from streamserve.engine.plan import AsyncExecutor
+from streamserve.contracts.plan import AsyncExecutor
 from streamserve.execution.loaded import Loaded
 from streamserve.workers.journal import Signs
 
@@ -13,13 +13,15 @@ class Compiling(Protocol):
 
     @property
     def firsts(self) -> int:
-        """Runs that compiled kernels or captured a graph, or are about to."""
+        """The number of runs that compiled kernels or captured a graph, or are about to."""
         ...
 
 
 def signs_of(loaded: Loaded, measured: bool) -> Signs:
-    """Return the signs of a model's steps: the layers whose KV was written, and what was compiled.
-    `measured`: whether there is a profile of its steps on this machine."""
+    """Return the signs of a model's steps: the layers whose KV was written, and the number of compilations.
+
+    `measured`: whether there is a profile of the model's steps on this machine.
+    """
     written = [cache.written for cache in loaded.caches]
     compiling = [part for part in (loaded.executor, loaded.drafter) if isinstance(part, Compiling)]
     return Signs(
@@ -31,8 +33,10 @@ def signs_of(loaded: Loaded, measured: bool) -> Signs:
 
 
 def longest_part(loaded: Loaded) -> float:
-    """Return the largest share of a step's time that passes without progress: a layer or the output head. A
-    device shows progress only when a step is done."""
+    """Return the largest share of a step's time that passes without progress: a layer or the output head.
+
+    A device shows progress only when a step is done.
+    """
     if isinstance(loaded.executor, AsyncExecutor):
         return 1.0
     info = loaded.model_info

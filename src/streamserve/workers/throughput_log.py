@@ -1,4 +1,4 @@
-"""A periodic log line: the engine's recent throughput, and its ratio to the possible one."""
+"""Writes a periodic log line: the engine's recent throughput, and the step floor's share of the step time."""
 
 from streamserve.protocol.reports import Report
 
@@ -6,14 +6,17 @@ SECONDS = 60.0
 
 
 class ThroughputLog:
-    """Compares a worker's reports, once a minute."""
+    """Compares the reports of a worker once a minute."""
 
     def __init__(self, report: Report, now: float) -> None:
         self._last = report
         self._since = now
 
     def line(self, report: Report, now: float) -> str | None:
-        """Return the line for the time since the last one, if a minute has passed with work in it."""
+        """Return the line for the time since the last line.
+
+        None before a minute has passed, and if the engine has made no steps since.
+        """
         if now - self._since < SECONDS:
             return None
         last, self._last, self._since = self._last, report, now
@@ -25,4 +28,7 @@ class ThroughputLog:
         text = f"{steps} steps in {busy:.1f} s: {generated / busy:.0f} tokens/s, {prompt} prompt tokens"
         if report.step_floor_seconds is None or last.step_floor_seconds is None:
             return text
-        return f"{text}, {(report.step_floor_seconds - last.step_floor_seconds) / busy:.0%} of the floor"
+        return (
+            f"{text}, step floor at {(report.step_floor_seconds - last.step_floor_seconds) / busy:.0%} "
+            "of step time"
+        )

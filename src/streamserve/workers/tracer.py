@@ -1,4 +1,4 @@
-"""Records what a worker did and when, for a timeline or a trace, until it is sent."""
+"""Records the work of a worker and its times, for a timeline or a trace, until the records are sent."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ class Tracer:
             total = sum(count for _, count in query_tokens)
             self._done.append(Work("step", "", self._clock() - seconds, seconds, total))
 
-    def take(self) -> list[Work]:
-        """Return what was recorded since the last call."""
+    def pop(self) -> list[Work]:
+        """Return the work recorded since the last call."""
         done, self._done = self._done, []
         return done

@@ -15,11 +15,13 @@ import zmq
 from llguidance import LLTokenizer
 from msgspec.structs import replace
 
+from streamserve.baselines.orders import ORDERS
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
+from streamserve.contracts.plan import Drafter
+from streamserve.contracts.transport import TransferError
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import Drafter
 from streamserve.engine.ports import EnginePorts
-from streamserve.engine.transport import TransferError
 from streamserve.engine.worker_loop import WorkerLoop
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.default_swap import with_default_swap
@@ -33,25 +35,24 @@ from streamserve.execution.profile.measure import load_or_measure_profile
 from streamserve.execution.profile.profile import Profile, user_profiles
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.errors import CheckpointError, OtherModelError
-from streamserve.protocol.logs import configure_logging
 from streamserve.protocol.messages import (
     PROTOCOL_VERSION,
     CostCurve,
     Failed,
     Ready,
 )
-from streamserve.protocol.processors import usable_processors
 from streamserve.protocol.reports import Report
 from streamserve.protocol.transfers import kv_fingerprint
-from streamserve.scheduling.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.speculation.controller import Speculation, default_cost
+from streamserve.system.logs import configure_logging
+from streamserve.system.processors import usable_processors
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.transfer.pools import Pools
 from streamserve.workers.crash import write_report
 from streamserve.workers.grammar_queue import GrammarQueue
 from streamserve.workers.heads import between_heads, join
-from streamserve.workers.journal import StepJournal
+from streamserve.workers.journal import Signs, StepJournal
 from streamserve.workers.kv_ports import KVPorts, memory_of
 from streamserve.workers.link import Link
 from streamserve.workers.output_keeper import OutputKeeper
@@ -78,8 +79,10 @@ class _Parts:
 
 
 def run(config: WorkerConfig, journal: StepJournal) -> int:
-    """Load the model and serve until a Stop message arrives; return the exit status. An exception while
-    serving ends the process with a crash report."""
+    """Load the model and serve until a Stop message arrives; return the exit status.
+
+    An exception while serving ends the process with a crash report.
+    """
     with zmq.Context() as context:
         with Link(context, config) as link:
             started = time.monotonic()
@@ -95,6 +98,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
                 link.send(Failed(out_of_memory_text(), 1))
                 return 1
             _run_engine(config, parts, link, journal, started)
+        journal.signs = Signs()  # the model's signs cannot be read once it is closed
         parts.kv.memory.close()
         parts.loaded.executor.close()
     return 0
@@ -103,8 +107,10 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
 def _run_engine(
     config: WorkerConfig, parts: _Parts, link: Link, journal: StepJournal, started: float
 ) -> None:
-    """Serve with the loaded components until a Stop message arrives, one head after another. `started`: when
-    loading began."""
+    """Serve with the loaded components until a Stop message arrives, one head after another.
+
+    `started` is the time when loading began.
+    """
     fallback = NGramDrafter(parts.loaded.model_info.eos_token_ids)
     vocabulary_size = parts.loaded.model_info.vocab_size
     drafter = parts.loaded.drafter or remote_drafter(config, vocabulary_size, fallback)
@@ -113,7 +119,7 @@ def _run_engine(
         remote.maintain()
     tracer = Tracer(time.monotonic) if config.trace else None
     engine = _engine(config, parts, drafter, tracer, journal)
-    loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.take if tracer else None)
+    loop = WorkerLoop(engine, partial(_report, engine, remote), tracer.pop if tracer else None)
     journal.signs = signs_of(parts.loaded, measured=parts.profile is not None)
     ready = _ready(parts, time.monotonic() - started)
     link.send(ready)
@@ -131,7 +137,7 @@ def _run_engine(
             configure_logging(config.log_level, config.log_format, config.worker)
             serving.grammar_queue.close()
             if tracer:
-                tracer.take()
+                tracer.pop()
             grammar_queue = GrammarQueue(parts.loaded.executor.grammars)
             serving = Serving(loop, outputs, grammar_queue, config.clock_offset, adopt.closed)
             join(config, engine, parts.kv)
@@ -142,7 +148,7 @@ def _run_engine(
             link.send(loop.report(time.monotonic()))
     except Exception as error:
         _crash(config, error, journal, engine)
-    finally:  # its thread may wait for a step that will never come
+    finally:  # a transport's thread may wait for a step that will never come
         serving.grammar_queue.close()
         parts.kv.close()
     if remote:
@@ -150,8 +156,11 @@ def _run_engine(
 
 
 def _load(config: WorkerConfig) -> _Parts:
-    """Load the model, on reserved cores if possible. A prefill or decode worker's KV is allocated in memory
-    that other workers can reach. Raises CheckpointError or TransferError."""
+    """Load the model, on reserved cores if possible.
+
+    A prefill or decode worker's KV is allocated in memory that other workers can reach. Raises
+    CheckpointError or TransferError.
+    """
     model, disaggregated = config.model, config.role in ("prefill", "decode")
     memory = memory_of(config)
     cores = reserve_cores(model.threads or usable_processors().threads)
@@ -163,7 +172,7 @@ def _load(config: WorkerConfig) -> _Parts:
     fingerprint = kv_fingerprint(
         loaded.model_info.kv_name, loaded.engine_config.block_size, loaded.draft_fingerprint
     )
-    blocks = loaded.engine_config.num_blocks  # a device's cache has one more, for padding
+    blocks = loaded.engine_config.num_blocks  # a device's cache has one more block, for padding
     pools = Pools([cache.as_bytes()[:, :blocks] for cache in loaded.caches], loaded.cache.written)
     kv = KVPorts(memory, pools, fingerprint, loaded.landing)
     kv.open(config, sends=disaggregated)
@@ -174,8 +183,10 @@ def _load(config: WorkerConfig) -> _Parts:
 
 
 def _crash(config: WorkerConfig, error: Exception, journal: StepJournal, engine: Engine) -> NoReturn:
-    """Report the error and exit at once: after it, nothing in this process is reliable, neither threads nor
-    locks."""
+    """Report the error and exit at once.
+
+    After the error, nothing in this process is reliable, neither threads nor locks.
+    """
     reason = f"{type(error).__name__} in phase {journal.phase or 'none'}"
     folder = Path(config.crash_folder)
     name = ""
@@ -219,6 +230,7 @@ def _engine(
             journal=journal,
             adapters=loaded.adapters,
         ),
+        ORDERS,
     )
 
 
@@ -258,7 +270,7 @@ def _vocabulary(path: str, size: int, eos_token_ids: Sequence[int]) -> LLTokeniz
 
 
 def _report(engine: Engine, remote: RemoteDrafter | None) -> Report:
-    """Return the engine's report with the draft services' counters; their sessions are kept open."""
+    """Return the engine's report with the draft services' counters, and keep the sessions open."""
     if remote is None:
         return engine.report()
     remote.maintain()

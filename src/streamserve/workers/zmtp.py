@@ -1,8 +1,8 @@
-"""ZMTP 3, the wire protocol of ZeroMQ, as a server without keys reads and writes it (RFC 37, NULL mechanism).
+"""ZMTP 3, the wire protocol of ZeroMQ, without keys (RFC 37, NULL mechanism).
 
-client ── greeting, READY ──▶ server        64 bytes, then a command with the socket's type
+DEALER ── greeting, READY ──▶ ROUTER        64 bytes, then a command with the socket's type
        ◀── greeting, READY ──
-       ── frames ──▶                        flags (1 byte), length (1 or 8 bytes), body
+       ◀───── frames ──────▶                flags (1 byte), length (1 or 8 bytes), body
 
 libzmq holds all parts of a message until the last one arrives, and no option limits their number. This reader
 accepts messages of one part: the first frame that announces another one is an error, before anything is held.
@@ -20,8 +20,8 @@ MAX_COMMAND_BYTES = 512
 """Bytes of a command. READY of libzmq has at most 300: a type, and an identity of up to 255 bytes."""
 MAX_CONTEXT_BYTES = 16
 """Bytes of a PING's context, which PONG returns."""
-CLIENTS = (b"DEALER", b"REQ", b"ROUTER")
-"""Socket types that may connect to a ROUTER."""
+PEERS = {b"ROUTER": (b"DEALER", b"REQ", b"ROUTER"), b"DEALER": (b"ROUTER", b"REP", b"DEALER")}
+"""The socket types that each socket type may talk to."""
 
 
 class ProtocolError(Exception):
@@ -44,17 +44,19 @@ def ready(socket_type: bytes) -> bytes:
 
 
 class Reader:
-    """Reads what one client sends. `answer` collects the bytes to send to it: greeting, READY and PONGs.
+    """Reads what one peer sends. `answer` collects the bytes to send to it: greeting, READY and PONGs.
 
     Args:
         max_bytes: size of the largest message; a longer one is an error as soon as its length arrives.
+        own: this end's socket type.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.answer = bytearray(GREETING)
+    def __init__(self, max_bytes: int, own: bytes = b"ROUTER") -> None:
+        self.answer = bytearray(GREETING + ready(own))
         self.shaken = False
         """Whether the handshake is complete."""
         self._max_bytes = max_bytes
+        self._peers = PEERS[own]
         self._held = bytearray()
         self._greeted = False
 
@@ -90,7 +92,7 @@ class Reader:
         if len(held) < len(GREETING):
             return False
         if held[MECHANISM] != GREETING[MECHANISM]:
-            raise ProtocolError("this service has no keys: connect without a server key")
+            raise ProtocolError("one end has keys, the other has none")
         del held[: len(GREETING)]
         self._greeted = True
         return True
@@ -119,9 +121,8 @@ class Reader:
         """Process a command. Unknown ones are ignored, as ZMTP demands."""
         name, rest = body[1 : 1 + body[0]] if body else b"", body[1 + body[0] :] if body else b""
         if not self.shaken:
-            if name != b"READY" or _properties(rest).get(b"socket-type") not in CLIENTS:
-                raise ProtocolError("the handshake is not that of a DEALER socket")
-            self.answer += ready(b"ROUTER")
+            if name != b"READY" or _properties(rest).get(b"socket-type") not in self._peers:
+                raise ProtocolError("the peer is no socket of a type that fits")
             self.shaken = True
         elif name == b"PING":
             if not 2 <= len(rest) <= 2 + MAX_CONTEXT_BYTES:  # a time to live of 2 bytes comes first

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.execution.attention import ReferenceAttention
 from streamserve.execution.cuda.attention import (
     AttentionArrays,
@@ -17,7 +18,6 @@ from streamserve.execution.cuda.attention import (
 )
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import Layout, lay_out
-from streamserve.speculation.tree import TokenTree, root
 from tests.execution.kv_spec import SPEC
 
 Attend = Callable[..., None]

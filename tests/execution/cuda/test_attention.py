@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.cuda.attention import (
     DIRECT,
     MIN_SPLIT,
@@ -18,7 +19,6 @@ from streamserve.execution.cuda.attention import (
 )
 from streamserve.execution.cuda.plain.attention import attend as plain_attend
 from streamserve.execution.layout import lay_out
-from streamserve.speculation.tree import root
 from tests.conftest import Scale
 from tests.execution.cuda.attention_cases import make_case, random_case, run_layer
 from tests.execution.dense_attention import visible_slots

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from streamserve.engine.plan import DRAFT, DraftRequest
+from streamserve.contracts.plan import DRAFT, DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamserve.engine.plan import UNKNOWN_TOKEN, SequenceState, Span
+from streamserve.contracts.plan import UNKNOWN_TOKEN, SequenceState, Span
+from streamserve.contracts.tree import TokenTree, root
 from streamserve.execution.branches import ActiveSequence, new_sequence
 from streamserve.execution.cuda.attention import plan_attention
 from streamserve.execution.cuda.decoding import Decoding, DecodingStep
@@ -20,7 +21,6 @@ from streamserve.execution.cuda.passes import forward_arrays, sample_arrays
 from streamserve.execution.layout import Layout, lay_out
 from streamserve.execution.sampling import NOT_FINITE
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree, root
 
 SIZE = 4
 WINDOWS = (None, 7)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.engine_config import EngineConfig
 from streamserve.engine.engine import Engine
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import CudaGraphs, Graphs, NoGraphs
@@ -24,7 +25,7 @@ from streamserve.execution.drafters.choice import DraftChoice
 from streamserve.execution.quantization import parse_format
 from streamserve.execution.shapes import matrix_shapes, weight_shapes
 from streamserve.execution.spec import ModelSpec
-from streamserve.protocol.config import EngineConfig, Eviction
+from streamserve.protocol.config import Eviction
 from streamserve.protocol.messages import DraftVerified, ModelInfo, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.speculation.controller import Speculation, default_cost

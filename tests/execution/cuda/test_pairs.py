@@ -128,8 +128,8 @@ def test_landed_blocks_are_copied_and_no_others() -> None:
     assert sum(pool.numel() for pool in landing.pools) == size
     for cache in caches:
         cache.as_bytes().zero_()
-    landing.take([])
-    landing.take([6, 0, 3])
+    landing.land([])
+    landing.land([6, 0, 3])
     for cache, pool in zip(caches, landing.pools, strict=True):
         copied = cache.as_bytes().cpu()
         assert torch.equal(copied[:, [6, 0, 3]], pool[:, [6, 0, 3]])
@@ -166,7 +166,7 @@ def test_workers_of_a_device_divide_its_memory(monkeypatch: pytest.MonkeyPatch) 
 
 def test_host_memory_that_does_not_suffice_is_refused_by_name() -> None:
     _check_landing(PoolSizes(10, 1 << 20, 0, 0, 100), 10 << 20)
-    with pytest.raises(CheckpointError, match=r"10 MiB, where 9 MiB are free .* --kv-cache-bytes"):
+    with pytest.raises(CheckpointError, match=r"10 MiB, but 9 MiB are free .* --kv-cache-bytes"):
         _check_landing(PoolSizes(10, 1 << 20, 0, 0, 100), 9 << 20)
 
 
@@ -176,6 +176,6 @@ def test_ranks_of_a_pair_are_refused_by_name(shared_checkpoint: Shared, share: H
         path=str(shared_checkpoint()), device="cpu", backend="device", tensor_parallel_size=2
     )
     memory = SharedMemory()
-    with pytest.raises(CheckpointError, match="--tensor-parallel-size 2 is for one worker"):
+    with pytest.raises(CheckpointError, match="--tensor-parallel-size 2 requires a single worker"):
         load(config, share=share, allocate=memory.allocate)
     assert memory.size == 0

@@ -155,8 +155,8 @@ def test_shards_are_the_whole() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"tensor_parallel_size": 3}, "query heads, 8, cannot be divided by it"),
-        ({"tensor_parallel_size": 8}, "key-value heads, 4, cannot be divided by it"),
+        ({"tensor_parallel_size": 3}, r"query heads \(8\) is not a multiple of 3"),
+        ({"tensor_parallel_size": 8}, r"key-value heads \(4\) is not a multiple of 8"),
         ({"tensor_parallel_size": 2, "quantization": "int8"}, "--quantization int8:128 is not supported"),
         ({"tensor_parallel_size": 2, "draft": "self:1"}, "--draft self:1 is not supported"),
         ({"tensor_parallel_size": 2, "backend": "reference"}, "--tensor-parallel-size is for GPUs"),

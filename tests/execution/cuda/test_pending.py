@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from streamserve.baselines.speculation import parse_policy
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine import drafting
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import StepPlan
 from streamserve.execution.cuda.warm_up import capture
 from streamserve.execution.drafters.model import ModelDrafter
 from streamserve.execution.load import load

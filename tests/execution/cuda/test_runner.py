@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.plan import StepPlan
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.executor import DeviceExecutor
 from streamserve.execution.cuda.graphs import ROWS, bucket

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.engine.plan import Drafter, DraftRequest
+from streamserve.contracts.plan import Drafter, DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.grammar import Grammars
 from streamserve.execution.load import load, make_drafter
@@ -13,7 +14,6 @@ from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 from streamserve.text.grammar import vocabulary
 from streamserve.text.tokenizer import Tokenizer
 from tests.exact.speculating import make_pair

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.execution.grammar import Grammars
 from streamserve.protocol.grammar import Grammar

@@ -15,7 +15,7 @@ import torch
 from streamserve.execution.native.build import BuildFailed, build, flags_up_to
 from streamserve.execution.native.library import Path, ThreadPool, kernels, load_library
 from streamserve.protocol.config import KernelPath
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 from tests.execution.native.paths import name_of, repeated
 from tests.processor import chosen_path, leave_out
 from tests.small_runs import cases_left_out, group_cases

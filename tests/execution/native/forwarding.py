@@ -6,7 +6,7 @@ from pathlib import Path as Folder
 
 import torch
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.kv_cache import KVCache

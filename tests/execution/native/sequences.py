@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import ThreadPool
-from streamserve.speculation.tree import TokenTree
 from tests.execution.kv_spec import SPEC
 
 

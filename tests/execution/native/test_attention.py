@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.kv_vectors import dequantize_vectors
 from streamserve.execution.layout import lay_out
 from streamserve.execution.native.attention import NativeAttention
 from streamserve.execution.native.library import Path
-from streamserve.speculation.tree import TokenTree
 from tests.execution.dense_attention import dense
 from tests.execution.kv_reference import reference_bytes, reference_numbers
 from tests.execution.kv_spec import SPEC

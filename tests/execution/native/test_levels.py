@@ -18,7 +18,7 @@ from streamserve.execution.native.levels import (
 from streamserve.execution.native.packaged import file_name, packaged_library, rates_file
 from streamserve.protocol.config import KernelPath
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE
 
 HASWELL = "fpu sse sse2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
 ALDER_LAKE = f"{HASWELL} avx_vnni"

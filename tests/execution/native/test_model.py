@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.native.library import Path
 from tests.execution.native.forwarding import BLOCKS, forward, logits_of, model_of
 from tests.execution.variants import TEXT, VARIANTS, error_of, logits_by_transformers

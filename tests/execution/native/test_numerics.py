@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.load import make_attention
@@ -21,7 +22,6 @@ from streamserve.execution.native.paths import numerics_of
 from streamserve.execution.quantization import HEAD_FORMAT, parse_format
 from streamserve.execution.spec import read_spec
 from streamserve.execution.weights import LinearMakers, load_model
-from streamserve.speculation.tree import TokenTree
 from tests.conftest import Scale
 from tests.execution.native.forwarding import BLOCKS, forward
 from tests.execution.native.sequences import Sequence

@@ -159,7 +159,7 @@ def test_a_class_of_bits_can_be_chosen_for_unlike_machines(
         ({"kernel_path": "portable", "backend": "device"}, "--device cpu"),
         ({"numerics": "native", "backend": "reference"}, "--backend native"),
         ({"numerics": "portable", "backend": "device"}, "--device cpu"),
-        ({"numerics": "native", "kernel_path": "portable"}, "does not compute the bits of --numerics native"),
+        ({"numerics": "native", "kernel_path": "portable"}, "is not in the class --numerics native"),
     ],
 )
 def test_a_path_that_is_not_there_is_refused(

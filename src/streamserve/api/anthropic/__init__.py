@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: requests are converted to chats, and take their path to the engine."""
+"""Anthropic's Messages API: its requests are converted to chat requests."""

@@ -23,8 +23,8 @@ NAMES = {
 """Names of the Messages API for fields that a chat request names differently."""
 
 BILLING = "x-anthropic-billing-header:"
-"""How Claude Code begins a system block that is a header, not a text: it differs in each request, so that no
-prompt with it would be found in the cache."""
+"""Prefix of a system block in which Claude Code sends a header, not a text. It differs in each request, so no
+prompt that contained it would be found in the cache."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enabled", "adaptive", "disabled")
@@ -34,13 +34,13 @@ _BLOCK_FIELDS = {
     "tool_use": {"id", "name", "input"},
     "tool_result": {"tool_use_id", "content"},
 }
-"""The blocks that a prompt can be made of, and their fields."""
+"""Fields of each block that a prompt can contain, by the block's type."""
 _ROLES = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
     "system": ("text",),
 }
-"""The blocks of each role."""
+"""Types of blocks that each role may have."""
 _ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "allowed_callers": (["direct"],),
     "caller": ({"type": "direct"},),
@@ -49,12 +49,12 @@ _ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "input_examples": ([],),
     "is_error": (False,),
 }
-"""Values of further fields that ask for nothing."""
+"""Further fields, with the values that have no effect and are accepted without a warning."""
 _WITHOUT_EFFECT = {*_ASKS_NOTHING, "cache_control", "eager_input_streaming"}
 
 
 def as_chat(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) -> ChatRequest:
-    """Convert to a chat request; what has no effect is added to `ignored`.
+    """Convert to a chat request; fields without effect are added to `ignored`.
 
     Raises RequestError naming the field of the Messages API.
     """
@@ -79,7 +79,7 @@ def as_chat(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) 
 
 
 def thinking_type(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) -> str | None:
-    """Return the type of thinking that is requested, if any. Raises RequestError for an unknown one."""
+    """Return the requested type of thinking, if any. Raises RequestError for an unknown type."""
     thinking = body.thinking
     if thinking is None:
         return None
@@ -96,7 +96,7 @@ def _stop(body: MessagesRequest) -> list[str] | None:
 
 
 def _messages(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) -> list[dict[str, Any]]:
-    """Convert the turns. Consecutive messages of the user, or of the assistant, become one."""
+    """Convert the turns. Consecutive messages of the user become one message; so do the assistant's."""
     chat: list[dict[str, Any]] = []
     system = _system(body, ignored)
     if system:
@@ -128,7 +128,7 @@ def _system(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) 
 
 
 def _blocks(content: Any, where: str, kinds: tuple[str, ...], ignored: IgnoredFields) -> list[dict[str, Any]]:
-    """Return a message's content as blocks of these `kinds`."""
+    """Return a message's content as blocks. Raises RequestError for a block that is not of these `kinds`."""
     field = field_of(where)
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -148,7 +148,7 @@ def _blocks(content: Any, where: str, kinds: tuple[str, ...], ignored: IgnoredFi
 
 
 def _note_others(entry: dict[str, Any], known: set[str], inside: str, ignored: IgnoredFields) -> None:
-    """Add the fields of a block or a tool that are not `known` to `ignored`."""
+    """Add the unknown fields of a block or a tool to `ignored`, and the fields without effect."""
     for name, value in entry.items():
         if name in known or value is None or value in _ASKS_NOTHING.get(name, ()):
             continue
@@ -161,7 +161,7 @@ def _note_others(entry: dict[str, Any], known: set[str], inside: str, ignored: I
 def _converted(
     role: str, blocks: list[dict[str, Any]], where: str, ignored: IgnoredFields
 ) -> list[dict[str, Any]]:
-    """Convert one message: results of tools become messages of their own."""
+    """Convert one message. Each tool result becomes a separate message."""
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] = {"role": role}
     for index, block in enumerate(blocks):
@@ -196,7 +196,7 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _append(chat: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Append a message, or extend the last one if both are the user's or both the assistant's."""
+    """Append a message, or extend the last one if it has the same role, user or assistant."""
     last = chat[-1] if chat else None
     if last is None or last["role"] != message["role"] or message["role"] not in ("user", "assistant"):
         chat.append(message)
@@ -209,7 +209,7 @@ def _append(chat: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 
 def _tools(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) -> dict[str, Any]:
-    """Convert the tools and the choice among them."""
+    """Convert the tools and the tool choice."""
     tools = [_tool(tool, f"tools[{index}]", ignored) for index, tool in enumerate(body.tools)]
     choice = body.tool_choice
     if choice is None:
@@ -239,7 +239,7 @@ def _tool(tool: dict[str, Any], where: str, ignored: IgnoredFields) -> dict[str,
 
 
 def _output_config(body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields) -> dict[str, Any]:
-    """Convert the output's format and the effort."""
+    """Convert the output format and the effort."""
     config = {name: value for name, value in (body.output_config or {}).items() if value is not None}
     for name in config.keys() - {"effort", "format"}:
         ignored.add_unknown(f"output_config.{name}")

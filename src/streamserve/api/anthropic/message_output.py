@@ -1,4 +1,5 @@
-"""The output of a message as it is generated: content blocks open, grow and close, with an event for each."""
+"""Content blocks of a message while it is generated: they open, grow and close, with an event for each
+step."""
 
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -111,8 +112,8 @@ class Content:
 
 
 def _arguments(text: str) -> dict[str, object]:
-    """Return the arguments of a call. Text that is not a JSON object, as of a call that was cut short, is
-    returned under the key `invalid_json`."""
+    """Return the arguments of a call. If the text is not a JSON object, because the call was cut short,
+    return it under the key `invalid_json`."""
     try:
         arguments = msgspec.json.decode(text or "{}")
     except (ValueError, RecursionError):

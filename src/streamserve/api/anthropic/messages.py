@@ -19,7 +19,8 @@ from streamserve.api.anthropic.schemas import (
     StopReason,
     ThinkingTokens,
 )
-from streamserve.api.generation import AppContext, GenerationTask, generate, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.anthropic_errors import AnthropicErrorBody, anthropic_error
 from streamserve.api.http.auth import caller_of
@@ -29,7 +30,8 @@ from streamserve.api.http.errors import as_request_error
 from streamserve.api.http.ignored_fields import IgnoredFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import (
     LARGE_REQUEST,
     Conversation,
@@ -43,13 +45,13 @@ from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import Delta, Usage
 
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Versions of the API. They differ in fields that the later one removes; here it has them, too."""
+"""Supported versions of the API. The later version removes fields; this server accepts them in both
+versions."""
 VERSION_HEADER, BETA_HEADER = "anthropic-version", "anthropic-beta"
 
 _HEADERS: tuple[dict[str, Any], ...] = (
@@ -68,7 +70,7 @@ _HEADERS: tuple[dict[str, Any], ...] = (
     {
         "name": "beta",
         "in": "query",
-        "description": "without effect: Anthropic's clients send it with the header of betas",
+        "description": "without effect; Anthropic's clients send it together with the header anthropic-beta",
         "schema": {"type": "boolean"},
     },
 )
@@ -111,7 +113,7 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
         "/v1/messages",
         messages,
         Operation(
-            "The next message of a conversation, by Anthropic's API",
+            "The next message of a conversation, in Anthropic's API",
             MessagesRequest,
             MessageReply,
             event=MessageEvent,
@@ -139,10 +141,10 @@ MESSAGE_ROUTES: tuple[Route[AppContext], ...] = (
 
 
 def _ignored_headers(request: Request) -> IgnoredFields:
-    """Return the request's ignored fields, with the headers that have no effect."""
+    """Return the request's ignored fields, to which the headers without effect are added."""
     ignored = ignored_of(request)
     if request.headers.get(VERSION_HEADER, VERSIONS[0]) not in VERSIONS:
-        ignored.add(VERSION_HEADER, f" with other values than {' and '.join(VERSIONS)}")
+        ignored.add(VERSION_HEADER, f" with values other than {' and '.join(VERSIONS)}")
     if request.headers.get(BETA_HEADER):
         ignored.add(BETA_HEADER)
     return ignored
@@ -151,7 +153,7 @@ def _ignored_headers(request: Request) -> IgnoredFields:
 async def _chat(
     context: AppContext, request: Request, body: MessagesRequest | CountTokensRequest, ignored: IgnoredFields
 ) -> ChatRequest:
-    """Convert a request to a chat request, with its reasoning as variables of the template."""
+    """Convert a request to a chat request. Its thinking becomes variables of the chat template."""
     large = charge_of(request).held > LARGE_REQUEST
     chat = await context.side_thread.run_if(large, lambda: as_chat(body, ignored))
     thinking = thinking_type(body, ignored)
@@ -187,7 +189,7 @@ class _Message:
         return Content(emit, omit_thinking=(self._body.thinking or {}).get("display") == "omitted")
 
     async def _stream(self, emit: Any) -> None:
-        """Stream the message. An error after the first event is sent as an event."""
+        """Stream the message. After the first event, an error is sent as an event."""
         content = self._content(emit)
         try:
             await self._run(content)
@@ -204,7 +206,7 @@ class _Message:
         parser = OutputParser(conversation.reader(), content)
         begin = self._reply(Usage(len(conversation.prompt.ids), 0))
 
-        async def take(task: GenerationTask, item: Item) -> None:
+        async def handle(task: GenerationTask, item: Item) -> None:
             if not content.begun:
                 await content.begin(begin)
             if isinstance(item, Usage):
@@ -218,7 +220,7 @@ class _Message:
             adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:
-            await generate(self._context, [task], take)
+            await generate(self._context, [task], handle)
         except RequestError as error:
             raise renamed(error, NAMES) from error
         await content.close()
@@ -252,4 +254,4 @@ class _Message:
 
 
 async def _discard(event: MessageEvent) -> None:
-    """Discard an event, for a message that is not streamed."""
+    """Discard an event of a message that is not streamed."""

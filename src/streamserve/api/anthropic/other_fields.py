@@ -1,4 +1,4 @@
-"""Fields of Anthropic's API, and of other routes, that its routes know and do not obey."""
+"""Known fields, of Anthropic's API and of other routes, that the routes of Anthropic's API do not obey."""
 
 from streamserve.api.http.ignored_fields import OtherFields, Values
 

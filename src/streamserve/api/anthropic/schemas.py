@@ -26,7 +26,7 @@ ToolChoice = Annotated[
 ]
 Thinking = Annotated[
     dict[str, Any] | None,
-    about("type: enabled, adaptive or disabled, where the model's chat template has that"),
+    about("type: enabled, adaptive or disabled, if the model's chat template supports it"),
 ]
 OutputConfig = Annotated[
     dict[str, Any] | None, about("format: a json_schema that the output must match; effort")
@@ -34,12 +34,12 @@ OutputConfig = Annotated[
 
 
 class MessagesRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages. The fields of other routes that select tokens are obeyed, too."""
+    """POST /v1/messages. Sampling fields of the other routes are obeyed, too."""
 
     max_tokens: Annotated[
         int,
         about(
-            "maximum number of tokens of the output; it also ends where the context does",
+            "maximum number of output tokens; the output also ends at the end of the context",
             minimum=0,
             maximum=2**31,
         ),
@@ -58,13 +58,13 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = msgspec.field(default_factory=list)
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("further variables of the model's template")
+        dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
     metadata: Annotated[dict[str, Any] | None, about("without effect: named in the Warning header")] = None
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages/count_tokens: the fields of a message that its prompt is made of."""
+    """POST /v1/messages/count_tokens: the fields of a message that determine its prompt."""
 
     model: Model = None
     messages: Messages
@@ -74,7 +74,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     thinking: Thinking = None
     output_config: OutputConfig = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("further variables of the model's template")
+        dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
 
 
@@ -109,13 +109,14 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class ThinkingTokens(msgspec.Struct, frozen=True):
-    """How many output tokens were reasoning."""
+    """The number of output tokens that are reasoning."""
 
     thinking_tokens: int
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts. The prompt has `input_tokens` and `cache_read_input_tokens`, those found in the cache."""
+    """Token counts. The prompt has `input_tokens` tokens, and `cache_read_input_tokens` more that were found
+    in the cache."""
 
     input_tokens: int
     output_tokens: int

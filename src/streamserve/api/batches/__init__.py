@@ -1,1 +1,2 @@
-"""Files of requests that are answered in the background, in OpenAI's format: /v1/files and /v1/batches."""
+"""Batches: requests in a file, in OpenAI's format, are answered in the background: /v1/files and
+/v1/batches."""

@@ -1,4 +1,4 @@
-"""Call routes within this process: requests of batches take the same path to the engine as others."""
+"""Calls routes within this process, so that a batch's requests take the same path to the engine as others."""
 
 import asyncio
 import logging
@@ -13,13 +13,13 @@ from starlette.middleware import Middleware
 from starlette.types import Message, Scope
 
 from streamserve.api.batches.lines import ENDPOINTS, PIECE, LineResponse, RequestLine, prepared_body
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import with_caller
 from streamserve.api.http.errors import ERROR_HANDLERS, error_body, error_headers
 from streamserve.api.http.ignored_fields import FieldWarnings
 from streamserve.api.http.limits import RequestMemory
 from streamserve.api.http.request_ids import HEADER, RequestIds
-from streamserve.api.on_demand import HeldModels
+from streamserve.api.leases import HeldModels, lease_of
 from streamserve.api.openai.chat import CHAT_ROUTES
 from streamserve.api.openai.completions import COMPLETION_ROUTES
 from streamserve.api.openai.responses import RESPONSE_ROUTES
@@ -30,17 +30,18 @@ _log = logging.getLogger(__name__)
 
 _BUSY, _UNAVAILABLE = 429, 503
 _MAX_RETRIES = 10
-"""How often a request is sent again that a server, which can serve others, ended without an answer."""
+"""Maximum number of times that a request is sent again after a server, which is healthy, ended it without an
+answer."""
 _MAX_WAIT = 30.0
 _PIECE = 32 << 10
-"""Bytes of a body that a route gets at a time. All open requests of batches may get one in the same iteration
-of the event loop."""
+"""Bytes of a body that a route gets at a time: all open requests of batches may get a piece in the same
+iteration of the event loop."""
 _FAILED = RequestError("the server failed to handle this request", status=500)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The answer of a route; `healthy`: of a server that can serve others."""
+    """The answer of a route. `healthy`: whether its server can serve other requests."""
 
     status: int
     headers: Headers
@@ -49,12 +50,12 @@ class _Answer:
 
     @property
     def wait(self) -> float:
-        """After how many seconds to try again."""
+        """Seconds until the next attempt."""
         return min(float(self.headers.get("retry-after", "1")), _MAX_WAIT)
 
 
 class Caller:
-    """Answers the requests of batches by the routes of one context."""
+    """Answers requests of batches by calling the routes of one context."""
 
     def __init__(self, context: AppContext) -> None:
         routes = bound((*COMPLETION_ROUTES, *CHAT_ROUTES, *RESPONSE_ROUTES), context)
@@ -96,11 +97,13 @@ class Caller:
             await asyncio.sleep(answer.wait)
 
     async def _answer(self, path: str, body: bytes, owner: str) -> _Answer:
-        """Return the answer of the model that the body names, however long that takes to load."""
-        if self._context.models is None:
+        """Return the answer of the model that the body names. Waits until the model is loaded, without a
+        limit."""
+        requested = await self._context.side_thread.run_if(len(body) > PIECE, partial(_model_of, body))
+        if not self._context.models.has(requested):  # the route refuses it
             return await self._call(path, body, owner, self._context)
         try:
-            lease = await self._context.models.lease(_model_of(body), patient=True)
+            lease = await lease_of(self._context, requested, patient=True)
         except RequestError as error:
             return _Answer(error.status, Headers(error_headers(error)), error_body(error), healthy=True)
         try:
@@ -127,10 +130,10 @@ class Caller:
 
 
 def _model_of(body: bytes) -> str | None:
-    """Return the model that a request names; None if it names none, or in a way that its route refuses."""
+    """Return the model that a request names. None if it names none, or if its route refuses the field."""
     try:
         return msgspec.json.decode(body, type=_Named).model
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -139,7 +142,8 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def _check_cancelled() -> None:
-    """Raise CancelledError if this task is cancelled: routes reply to that as to a server's shutdown."""
+    """Raise CancelledError if this task is cancelled. The routes turn a cancellation into a reply, as for a
+    shutdown."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -164,7 +168,8 @@ def _scope(path: str, body: bytes, owner: str) -> Scope:
 
 
 def _receiving(body: bytes) -> Callable[[], Awaitable[Message]]:
-    """Return a function that receives `body`, piece by piece, and then never a disconnection."""
+    """Return a function that receives `body` in pieces, and afterwards waits for ever: there is no
+    disconnection."""
     pieces = [body[start : start + _PIECE] for start in range(0, len(body), _PIECE)]
     rest = iter(enumerate(pieces, start=1))
 

@@ -1,9 +1,9 @@
 """The folder in which files and batches are kept, so that they survive a restart.
 
-files/ID.json       what is known about a file; written last, so that a file without it is incomplete
+files/ID.json       a file's record; written last, so that a file without a record is incomplete
 files/ID.jsonl      its content
 batches/ID.json     a batch
-*.damaged           what could not be read when a server started, left for the operator
+*.damaged           records that could not be read when a server started, left for the operator
                     (the subfolders are made for the server's user alone: they hold prompts and answers)
 lock                held by the server that uses the folder
 """
@@ -29,13 +29,13 @@ S = TypeVar("S", bound=msgspec.Struct)
 _log = logging.getLogger(__name__)
 
 MAX_FILES = 10_000
-"""Maximum number of files and of batches, each."""
+"""Maximum number of files, and maximum number of batches."""
 
 MAX_RECORD_BYTES = 4 << 20
-"""Maximum size of what is known about a file or a batch."""
+"""Maximum size of the record of a file or a batch, in bytes."""
 
 DAMAGED = ".damaged"
-"""The end of the names of files that are set aside."""
+"""Suffix of the names of files that are set aside."""
 
 
 class FolderError(OSError):
@@ -43,13 +43,14 @@ class FolderError(OSError):
 
 
 class BatchFolder:
-    """Files and batches by id, oldest first. `held` is their size in bytes, at most `max_bytes`."""
+    """Files and batches by id, oldest first. `held` is the size of all files in bytes, at most
+    `max_bytes`."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Read the folder, which is created if there is none, and remove what a crash left. Damaged files are
-        set aside, each with a warning.
+        """Read the folder, or create it; remove incomplete files that a crash left. Damaged files are set
+        aside, each with a warning.
 
-        Raises FolderError if it cannot be used, or another server uses it.
+        Raises FolderError if the folder cannot be used, or if another server uses it.
         """
         self.max_bytes = max_bytes
         self.held = 0
@@ -74,7 +75,7 @@ class BatchFolder:
         self._lock.close()
 
     def content(self, file_id: str) -> Path:
-        """Return where the content of a file is, or will be."""
+        """Return the path of a file's content, which need not exist yet."""
         return self._files_path / f"{file_id}.jsonl"
 
     def file(self, file_id: str, owner: str, field: str | None = None) -> StoredFile:
@@ -96,34 +97,34 @@ class BatchFolder:
         if self.held + size > self.max_bytes:
             raise RequestError(
                 f"the files of all batches take {self.held} bytes, and {self.max_bytes} is the limit "
-                "(max_batch_folder_bytes): delete some",
+                "(max_batch_folder_bytes): delete some files",
                 status=413,
             )
         self.held += size
 
     def release(self, size: int) -> None:
-        """Count `size` bytes less."""
+        """Subtract `size` bytes from the count."""
         self.held -= size
 
     def check_number(self) -> None:
         """Raise RequestError (413) if there are too many files or batches for another one."""
         if max(len(self.files), len(self.batches)) >= MAX_FILES:
             raise RequestError(
-                f"there are {MAX_FILES} files or batches, which is the limit: delete some", status=413
+                f"there are {MAX_FILES} files or batches, which is the limit: delete some of them", status=413
             )
 
     def put_file(self, stored: StoredFile) -> None:
-        """Keep a file, whose content is written and counted."""
+        """Store the record of a file whose content is written and counted."""
         _write(self._files_path / f"{stored.file.id}.json", stored)
         self.files[stored.file.id] = stored
 
     def put_batch(self, stored: StoredBatch) -> None:
-        """Keep a batch, new or changed."""
+        """Store the record of a batch, new or changed."""
         _write(self._batches_path / f"{stored.batch.id}.json", stored)
         self.batches[stored.batch.id] = stored
 
     def delete_file(self, file_id: str) -> None:
-        """Delete a file, and the batches that have ended and whose last file it was."""
+        """Delete a file. Also delete the batches that have ended and have no other files left."""
         (self._files_path / f"{file_id}.json").unlink(missing_ok=True)
         self.discard(file_id)
         del self.files[file_id]
@@ -143,21 +144,22 @@ class BatchFolder:
         return [stored for stored in self.batches.values() if stored.batch.status not in FINAL]
 
     def _remove_incomplete(self, damaged: bool) -> None:
-        """Remove contents that belong to no file and no batch that goes on; count the others. Where a record
-        was `damaged`, such contents may be its own and are set aside."""
+        """Remove contents without a record, except the results of batches that go on, and count the others.
+        If a record was `damaged`, contents without a record may belong to it: they are set aside."""
         growing = {name for stored in self.unfinished() for name in (stored.output, stored.error)}
         for path in [*self._files_path.iterdir(), *self._batches_path.glob("*.part")]:
             if path.suffix == ".jsonl" and path.stem in growing | self.files.keys():
                 self.held += _size(path)
             elif path.suffix == ".jsonl" and damaged:
-                _set_aside(path, "its record may be one that is damaged")
+                _set_aside(path, "its record may be damaged")
             elif path.suffix not in (".json", DAMAGED) and not path.is_dir():
                 path.unlink()
 
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Raise RequestError (507) in place of an OSError: a folder that cannot be written, as on a full disk."""
+    """Raise RequestError (507) in place of OSError: the folder cannot be written, for example on a full
+    disk."""
     try:
         yield
     except OSError as error:
@@ -165,7 +167,7 @@ def writing() -> Iterator[None]:
 
 
 def new_name(kind: str) -> str:
-    """Return a new id, such as file-0123…"""
+    """Return a new id such as file-0123…"""
     return f"{kind}{secrets.token_hex(16)}"
 
 
@@ -174,7 +176,7 @@ def _size(path: Path) -> int:
 
 
 def _write(path: Path, stored: msgspec.Struct) -> None:
-    """Write a file as a whole, even if the process ends."""
+    """Write a file as a whole: it is complete or absent, even if the process ends meanwhile."""
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:
@@ -188,15 +190,15 @@ def _write(path: Path, stored: msgspec.Struct) -> None:
 
 @dataclass(frozen=True)
 class _Records(Generic[S]):
-    """The records of a folder, oldest first, and whether others were `damaged`."""
+    """The records of a folder, oldest first. `damaged`: whether there were records that could not be read."""
 
     records: list[S]
     damaged: bool
 
 
 def _read_all(folder: Path, kind: type[S]) -> _Records[S]:
-    """Return what the folder's JSON files have; damaged ones are set aside. Raises FolderError where one
-    cannot be read or set aside."""
+    """Return the records in the folder's JSON files; damaged files are set aside. Raises FolderError if a
+    file cannot be read or set aside."""
     records = list[S]()
     paths = list(folder.glob("*.json"))
     for path in paths:
@@ -213,15 +215,15 @@ def _read(path: Path, kind: type[S]) -> S:
     """Return a record. Raises ValueError if it is damaged, OSError if it cannot be read."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
-        raise ValueError(f"it is no file of at most {MAX_RECORD_BYTES} bytes")
+        raise ValueError(f"it is not a file of at most {MAX_RECORD_BYTES} bytes")
     record = msgspec.json.decode(path.read_bytes(), type=kind)
     if _id(record) != path.stem:
-        raise ValueError(f"it has the id {_id(record)!r:.100}, not that of its name")
+        raise ValueError(f"it contains the id {_id(record)!r:.100}, which differs from the id in its name")
     return record
 
 
 def _set_aside(path: Path, reason: str) -> None:
-    """Rename a file so that it is not read again, and say so. Raises FolderError if that fails."""
+    """Rename a file so that it is not read again, and log that. Raises FolderError if that fails."""
     aside = path.with_name(path.name + DAMAGED)
     try:
         path.rename(aside)

@@ -1,4 +1,4 @@
-"""Lines of batch files: a request each in the input, its result in the output."""
+"""Lines of batch files: each input line is a request, each output line its result."""
 
 import os
 import re
@@ -14,11 +14,11 @@ import msgspec
 from streamserve.protocol.errors import RequestError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-"""The routes that the requests of a batch may use."""
+"""The routes that a batch's requests may use."""
 
 BATCH_PRIORITY = 1_000_000
-"""The least priority value of a batch's requests: those of interactive requests are lower unless they say
-otherwise, and are served first."""
+"""The minimum priority value of a batch's requests. Interactive requests have lower values unless they set
+one, and lower values are served first."""
 
 MAX_CUSTOM_ID = 512
 PIECE = 32 << 10
@@ -28,7 +28,7 @@ _MAX_PRIORITY = 2**63 - 1
 
 
 class LineError(ValueError):
-    """A line that is not a request. `line` counts from 1, `param` is the field at fault."""
+    """A line that is not a valid request. `line` counts from 1; `param` is the field at fault."""
 
     def __init__(self, message: str, line: int, param: str | None = None) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class LineResponse(msgspec.Struct, frozen=True):
 
 
 class LineFailure(msgspec.Struct, frozen=True):
-    """Why a request has no response."""
+    """Why a request got no response."""
 
     code: str
     message: str
@@ -76,14 +76,15 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_of(custom_id: str, response: LineResponse | None, error: LineFailure | None = None) -> ResultLine:
-    """Return the result of a request, with an id of its own."""
+    """Return the result of a request, with a new id."""
     return ResultLine(
         id=f"batch_req_{secrets.token_hex(16)}", custom_id=custom_id, response=response, error=error
     )
 
 
 def parse_line(text: bytes, number: int, endpoints: Iterable[str]) -> RequestLine:
-    """Return the request of a line. Raises LineError with its `number` if it is none of these `endpoints`."""
+    """Return the request of a line. Raises LineError with its `number` if the line is not a request to one of
+    these `endpoints`."""
     try:
         line = msgspec.json.decode(text, type=RequestLine)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -102,7 +103,8 @@ def parse_line(text: bytes, number: int, endpoints: Iterable[str]) -> RequestLin
 
 
 def prepared_body(line: RequestLine) -> bytes:
-    """Return the body of a request as the route gets it: after interactive requests, and not stored.
+    """Return the body of a request as the route gets it: its priority is below interactive requests, and its
+    response is not stored.
 
     Raises RequestError if it asks for a stream.
     """
@@ -121,7 +123,7 @@ def prepared_body(line: RequestLine) -> bytes:
 
 
 class Place(NamedTuple):
-    """Where a line is in its file: its number from 1, its offset and its length in bytes."""
+    """The position of a line in its file: its number from 1, its offset and its length in bytes."""
 
     number: int
     offset: int
@@ -133,9 +135,9 @@ class Place(NamedTuple):
 
 
 class LineScan:
-    """Finds the lines of a file that are not blank, a piece of the file at a time.
+    """Finds the nonblank lines of a file, a piece of the file at a time.
 
-    A piece takes less than a millisecond, however many blank lines it has: the search for text is in C.
+    A piece takes less than a millisecond, however many blank lines it has: the search for text runs in C.
     """
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:
@@ -145,12 +147,12 @@ class LineScan:
         self._error: LineError | None = None
         self._number, self._start = 1, 0  # of the line in which the next piece begins
         self._offset = 0  # of the next piece
-        self._blank = True  # so far, the line in which the next piece begins
+        self._blank = True  # whether the line in which the next piece begins is blank so far
 
     def next(self) -> list[Place]:
-        """Return the places of the lines that end in the next piece.
+        """Return the positions of the lines that end in the next piece.
 
-        Raises LineError for a line longer than `max_bytes`, after the places before it were returned.
+        Raises LineError for a line longer than `max_bytes`, after the positions before it were returned.
         """
         if self._error:
             self.ended = True
@@ -182,7 +184,7 @@ class LineScan:
             position = end + 1
 
     def _skip_blanks(self, piece: bytes, position: int) -> int:
-        """Return where the next text begins; at the end of the piece if there is none."""
+        """Return the position of the next text, or the end of the piece if there is none."""
         text = _TEXT.search(piece, position)
         end = text.start() if text else len(piece)
         self._blank = text is None
@@ -194,9 +196,9 @@ class LineScan:
 
 
 def places(file: BinaryIO, max_bytes: int) -> Iterator[Place]:
-    """Yield the places of the lines of a file that are not blank.
+    """Yield the positions of the nonblank lines of a file.
 
-    Raises LineError for one longer than `max_bytes`.
+    Raises LineError for a line longer than `max_bytes`.
     """
     scan = LineScan(file, max_bytes)
     while not scan.ended:
@@ -204,7 +206,8 @@ def places(file: BinaryIO, max_bytes: int) -> Iterator[Place]:
 
 
 def append_line(file: FileIO, line: bytes) -> None:
-    """Append a whole line, or nothing. Raises OSError if it cannot be written, as on a full disk."""
+    """Append a line, as a whole or not at all. Raises OSError if it cannot be written, for example on a full
+    disk."""
     end, rest = file.tell(), memoryview(line)
     try:
         while rest:
@@ -215,9 +218,9 @@ def append_line(file: FileIO, line: bytes) -> None:
 
 
 def complete_lines(path: Path, read: Callable[[bytes], None] | None = None) -> int:
-    """Return the number of complete lines of a file of results, and pass each to `read`.
+    """Return the number of complete lines of a results file, and pass each to `read`.
 
-    What follows the last of them, written when the process ended, is cut off.
+    An incomplete last line, left by a process that ended while it wrote, is cut off.
     """
     if not path.exists():
         return 0

@@ -9,7 +9,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AHEAD = 4
-"""Results that may wait for an earlier one, for each request that may run at once."""
+"""Results that may wait for an earlier result, per request that may run at once."""
 
 
 async def run_in_order(
@@ -19,10 +19,10 @@ async def run_in_order(
     limit: asyncio.Semaphore,
     width: int,
 ) -> None:
-    """Run `work` on all `entries`, as many at once as `limit` lets, and pass the results to `take` in order.
+    """Run `work` on all `entries`, limited by `limit`, and pass the results to `take` in order.
 
-    At most four times `width` entries are read ahead of the first that is not done. A failure cancels the
-    others, and so does cancelling this.
+    At most four times `width` entries are started before the first unfinished one is done. A failure cancels
+    the other tasks, and so does cancelling this call.
     """
     pending: deque[asyncio.Task[R]] = deque()
 

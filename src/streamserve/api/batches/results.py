@@ -1,4 +1,5 @@
-"""The results of a batch as they are written: answers to one file, failures to another, in order."""
+"""The results of a batch while they are written: answers to one file, failures to another, in the order of
+requests."""
 
 from types import TracebackType
 
@@ -10,11 +11,11 @@ from streamserve.api.batches.schemas import RequestCounts, StoredBatch
 
 
 class Results:
-    """The two files of a batch, opened to go on where they end. A context manager that closes them.
+    """The two result files of a batch, opened for appending. A context manager that closes them.
 
-    Every line of the input has one line in one of them, in the same order: their number says where to go on.
-    Opening reads the files, outside of the event loop; `cut` is how many bytes of an incomplete line were
-    then cut off.
+    Every input line has one line in one of the files, in the same order: the number of lines is the position
+    at which to continue. Opening reads the files, so do it outside of the event loop. `cut` is the number of
+    bytes of an incomplete last line that were cut off.
     """
 
     def __init__(self, folder: BatchFolder, stored: StoredBatch) -> None:
@@ -28,16 +29,16 @@ class Results:
 
     @property
     def number(self) -> int:
-        """How many requests have a result."""
+        """The number of requests that have a result."""
         return sum(self._counts)
 
     @property
     def counts(self) -> RequestCounts:
-        """The counts so far."""
+        """The counts of requests so far."""
         return RequestCounts(total=self._total, completed=self._counts[0], failed=self._counts[1])
 
     def write(self, result: ResultLine) -> None:
-        """Append a result. Raises RequestError (413) if the folder is full, OSError if the disk is."""
+        """Append a result. Raises RequestError (413) if the folder is full, OSError if the disk is full."""
         line = msgspec.json.encode(result) + b"\n"
         self._folder.reserve(len(line))
         index = 0 if result.succeeded else 1

@@ -23,7 +23,7 @@ from streamserve.api.batches.schemas import (
 )
 from streamserve.api.batches.service import BatchService
 from streamserve.api.batches.upload import Upload, receive
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.descriptors import Descriptors
@@ -41,14 +41,14 @@ _JSON_LINES = "application/jsonl"
 
 @dataclass(frozen=True)
 class BatchContext:
-    """What the routes of batches need. Without a `folder` they are disabled."""
+    """The context of the routes of batches. Without a `folder` they are disabled."""
 
     context: AppContext
     folder: BatchFolder | None = None
 
     @cached_property
     def service(self) -> BatchService:
-        """The batches. Raises RequestError (404) if there is no folder for them."""
+        """The batch service. Raises RequestError (404) if there is no folder for it."""
         if self.folder is None:
             raise RequestError(
                 "files and batches are disabled: start the server with --batch-folder FOLDER", status=404
@@ -65,7 +65,8 @@ def batch_context(context: AppContext) -> BatchContext:
 
 
 async def create_file(context: BatchContext, request: Request) -> Response:
-    """Store the file of a form. Raises RequestError if it is no form, too large, or cannot be written."""
+    """Store the file of a form. Raises RequestError if the form is invalid, too large, or cannot be
+    written."""
     folder = context.service.folder
     folder.check_number()
     name = new_name("file-")
@@ -100,7 +101,7 @@ async def _received(context: BatchContext, request: Request, path: Path) -> Uplo
 
 
 async def list_files(context: BatchContext, request: Request) -> Response:
-    """Return a page of the caller's files. Raises RequestError naming a parameter that is invalid."""
+    """Return a page of the caller's files. Raises RequestError naming an invalid parameter."""
     owner, purpose = caller_of(request), request.query_params.get("purpose")
     stored = context.service.folder.files.values()
     files = [
@@ -112,7 +113,7 @@ async def list_files(context: BatchContext, request: Request) -> Response:
 
 
 async def retrieve_file(context: BatchContext, request: Request) -> Response:
-    """Return what is known about a file. Raises RequestError (404) if there is none."""
+    """Return a file's record. Raises RequestError (404) if there is none."""
     return json_response(_file(context, request).file)
 
 
@@ -123,7 +124,8 @@ async def file_content(context: BatchContext, request: Request) -> Response:
 
 
 class _Content(FileResponse):
-    """A response that holds a descriptor while it sends a file. Raises RequestError (503) for too many."""
+    """A response that counts a descriptor while it sends a file. Raises RequestError (503) if too many are
+    open."""
 
     def __init__(self, descriptors: Descriptors, path: Path) -> None:
         super().__init__(path, media_type=_JSON_LINES)
@@ -174,7 +176,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 
 async def list_batches(context: BatchContext, request: Request) -> Response:
-    """Return a page of the caller's batches. Raises RequestError naming a parameter that is invalid."""
+    """Return a page of the caller's batches. Raises RequestError naming an invalid parameter."""
     service, owner = context.service, caller_of(request)
     batches = [
         (stored.batch.id, service.reply(stored))

@@ -44,7 +44,7 @@ class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/batches."""
 
-    input_file_id: Annotated[str, about("an uploaded file: a request in JSON on each line")]
+    input_file_id: Annotated[str, about("an uploaded file with one request in JSON per line")]
     endpoint: Annotated[str, about("the route of all requests", enum=list(ENDPOINTS))]
     completion_window: Annotated[str, about("the time until which the batch is done", enum=[WINDOW])]
     metadata: Annotated[
@@ -53,7 +53,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BatchError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a batch failed; of its input also the line, from 1."""
+    """Why a batch failed. An error of its input names the line, from 1."""
 
     code: str
     message: str
@@ -69,7 +69,7 @@ class BatchErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests a batch has, and how many have been answered or have failed."""
+    """The number of requests of a batch, of answered requests, and of failed ones."""
 
     total: int = 0
     completed: int = 0
@@ -102,15 +102,15 @@ class BatchReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it is kept: `owner` is the id of the caller that made it."""
+    """The stored record of a file. `owner` is the id of the caller that created it."""
 
     owner: str
     file: FileReply
 
 
 class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch as it is kept. `output` and `error` are the ids of its files, which exist once it has ended, if
-    they have a line."""
+    """The stored record of a batch. `output` and `error` are the ids of its result files. They exist once the
+    batch has ended, unless they would be empty."""
 
     owner: str
     batch: BatchReply
@@ -118,5 +118,5 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
     def changed(self, **fields: Any) -> "StoredBatch":
-        """Return the same with other fields of the batch."""
+        """Return a copy in which these fields of the batch are changed."""
         return msgspec.structs.replace(self, batch=msgspec.structs.replace(self.batch, **fields))

@@ -1,4 +1,4 @@
-"""Answer batches in the background: from validation to their files, across restarts of the server."""
+"""Answers batches in the background, from validation to the result files, across restarts of the server."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ from streamserve.api.batches.schemas import (
     StoredBatch,
     StoredFile,
 )
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.protocol.errors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -46,14 +46,14 @@ _log = logging.getLogger(__name__)
 MAX_UNFINISHED = 64
 """Maximum number of batches that have not ended."""
 RETRY_SECONDS = 10.0
-"""Time after which a batch whose results cannot be written, as on a full disk, goes on."""
+"""Seconds after which a batch is resumed whose results could not be written, for example on a full disk."""
 _MAX_ERRORS = 100
 _FILES = 3
-"""Files that a batch has open: its input, and two for its results."""
+"""Number of files that a running batch has open: its input, and two for results."""
 
 
 class BatchService:
-    """The batches of a server. Their requests share one limit of those that are open at once."""
+    """The batches of a server. Their requests share one limit on open requests."""
 
     def __init__(self, context: AppContext, folder: BatchFolder) -> None:
         self.folder = folder
@@ -64,12 +64,12 @@ class BatchService:
         self._results: dict[str, Results] = {}
 
     def start(self) -> None:
-        """Go on with the batches that have not ended."""
+        """Continue the batches that have not ended."""
         for stored in self.folder.unfinished():
             self._begin(stored)
 
     async def close(self) -> None:
-        """Interrupt all batches; `start` goes on with them."""
+        """Interrupt all batches; `start` continues them."""
         jobs = list(self._jobs.values())
         for job in jobs:
             job.cancel()
@@ -77,7 +77,7 @@ class BatchService:
         self.folder.close()
 
     def create(self, owner: str, body: BatchRequest) -> BatchReply:
-        """Create a batch and begin with it. Raises RequestError if there are too many."""
+        """Create a batch and start it. Raises RequestError if there are too many."""
         self.folder.check_number()
         if len(self._jobs) >= MAX_UNFINISHED:
             raise RequestError(
@@ -126,7 +126,8 @@ class BatchService:
         self._jobs[name].add_done_callback(lambda _: self._jobs.pop(name, None))
 
     async def _run(self, name: str) -> None:
-        """Process a batch; it waits while the server drains, and while the folder cannot be written."""
+        """Process a batch until it has ended. Wait while the server drains, and while the folder cannot be
+        written."""
         drain = self._context.drain
         while self.folder.batches[name].batch.status not in FINAL:
             await drain.accepting()
@@ -161,7 +162,7 @@ class BatchService:
             self._finish(name, status)
 
     async def _processed(self, name: str, source: BinaryIO) -> BatchStatus | None:
-        """Process a batch; return the status in which it ends, None if it has failed."""
+        """Process a batch; return its final status, or None if it has failed."""
         batch = self.folder.batches[name].batch
         if batch.status == "validating":
             total, errors = await self._validate(batch, source)
@@ -172,7 +173,7 @@ class BatchService:
         return await self._answer(name, source)
 
     async def _validate(self, batch: BatchReply, source: BinaryIO) -> tuple[int, list[BatchError]]:
-        """Return the number of requests, and the errors of lines that are none."""
+        """Return the number of requests, and the errors of invalid lines."""
         settings = self._context.settings
         check = _Check(batch.endpoint, settings.max_batch_requests)
         scan = LineScan(source, settings.max_body_bytes)
@@ -181,7 +182,7 @@ class BatchService:
         return check.total, check.errors
 
     async def _places(self, source: BinaryIO, skipped: int) -> AsyncIterator[Place]:
-        """Yield the places of a file's requests after the first `skipped` ones."""
+        """Yield the positions of a file's requests after the first `skipped` ones."""
         scan = LineScan(source, self._context.settings.max_body_bytes)
         while not scan.ended:
             found = await self._context.side_thread.run(scan.next)
@@ -190,7 +191,7 @@ class BatchService:
             skipped = max(0, skipped - len(found))
 
     async def _answer(self, name: str, source: BinaryIO) -> BatchStatus:
-        """Answer the requests that have no result yet; return the status in which the batch ends."""
+        """Answer the requests that have no result yet; return the final status of the batch."""
         stored = self.folder.batches[name]
         batch, settings, side_thread = stored.batch, self._context.settings, self._context.side_thread
         endpoints = (batch.endpoint,)
@@ -217,7 +218,7 @@ class BatchService:
         return "completed"
 
     async def _expire(self, batch: BatchReply, source: BinaryIO, results: Results) -> None:
-        """Write failures for the requests that have no result."""
+        """Write a failure for each request without a result."""
         failure = LineFailure("batch_expired", "this request was not answered within the completion window")
         endpoints = (batch.endpoint,)
         async for place in self._places(source, results.number):
@@ -234,7 +235,7 @@ class BatchService:
         self.folder.put_batch(stored.changed(status=status, **fields))
 
     def _finish(self, name: str, status: BatchStatus) -> None:
-        """Make files of the results, and end the batch."""
+        """Create files from the results, and end the batch."""
         stored = self.folder.batches[name]
         if stored.batch.status not in ("finalizing", "cancelling"):
             self._change(name, "finalizing")
@@ -243,7 +244,7 @@ class BatchService:
         self._change(name, status, output_file_id=output, error_file_id=error)
 
     def _result_file(self, stored: StoredBatch, name: str, kind: str) -> str | None:
-        """Make a file of the results with this id; without results there is none."""
+        """Create a file with this id from the results. Return its id, or None if there are no results."""
         path = self.folder.content(name)
         size = path.stat().st_size if path.exists() else 0
         if not size:
@@ -273,7 +274,7 @@ class BatchService:
 
 
 class _Check:
-    """Validates the lines of a batch, some at a time."""
+    """Validates the lines of a batch, a piece of the file at a time."""
 
     def __init__(self, endpoint: str, max_requests: int) -> None:
         self.done = False
@@ -304,7 +305,9 @@ class _Check:
         try:
             line = _parsed(source, place, (self._endpoint,))
             if line.custom_id in self._seen:
-                raise LineError("custom_id: an earlier line has the same", place.number, "custom_id")
+                raise LineError(
+                    "custom_id: an earlier line has the same custom_id", place.number, "custom_id"
+                )
             self._seen.add(line.custom_id)
         except LineError as error:
             self._add(error)

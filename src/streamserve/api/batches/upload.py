@@ -1,4 +1,4 @@
-"""Receive a file as multipart/form-data: written to disk as it arrives, within limits."""
+"""Receives a file as multipart/form-data: it is written to disk as it arrives, within limits."""
 
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -11,16 +11,16 @@ from streamserve.api.batches.folder import BatchFolder
 from streamserve.protocol.errors import RequestError
 
 _MAX_VALUE = 1024
-"""Maximum size of a field that is not the file, in bytes."""
+"""Maximum size of a field other than the file, in bytes."""
 _MAX_FIELDS = 16
 _MAX_NAME = 255
 _HEADERS = 2048
-"""What the parts of a form may take besides the file, in bytes."""
+"""Maximum size of the headers of one part of a form, in bytes."""
 
 
 @dataclass
 class Upload:
-    """A received form: its fields, the name of its file (None: it has none), and the file's size."""
+    """A received form: its fields, the name of its file (None: no file), and the file's size in bytes."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
@@ -30,8 +30,9 @@ class Upload:
 async def receive(request: Request, folder: BatchFolder, target: BinaryIO, max_bytes: int) -> Upload:
     """Write the file of a form to `target`, counted in `folder`.
 
-    Raises RequestError if it is no form of a batch's requests, or larger than `max_bytes` or than what the
-    folder may still hold, OSError if it cannot be written; what was counted is then released.
+    Raises RequestError if the form is no upload of a batch's requests, or if the file is larger than
+    `max_bytes` or than the free space of the folder. Raises OSError if it cannot be written. The count is
+    undone in both cases.
     """
     too_large = RequestError(
         f"the file is larger than {max_bytes} bytes, which is the limit (max_batch_file_bytes)", status=413

@@ -17,7 +17,7 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Types of errors by their status; others are an invalid_request_error."""
+"""Types of errors by status. Errors with any other status are of type invalid_request_error."""
 
 OVERLOADED = 529
 """Anthropic's status of an overloaded_error."""

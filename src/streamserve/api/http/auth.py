@@ -1,4 +1,4 @@
-"""Authentication: API keys on all routes but health checks and the page, admin keys on the admin routes,
+"""Authentication: API keys on all routes except health checks and the page, admin keys on the admin routes,
 metrics keys on /metrics. It also determines the caller of a request (`caller_of`)."""
 
 import base64
@@ -15,7 +15,7 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest, matches, tenants
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/"})
-"""Routes that need no key, and reveal nothing sensitive: load balancers' health checks, and the page for
+"""Routes that need no key and reveal nothing sensitive: load balancers' health checks, and the page for
 people, which asks for the key itself."""
 
 ASSETS_PREFIX = "/assets/"
@@ -28,7 +28,7 @@ ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Further admin routes, at the paths where vLLM has them."""
 
 METRICS_PATH = "/metrics"
-"""The route that metrics keys open, and only they and the API keys."""
+"""The route that metrics keys open. API keys open it, too."""
 
 BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 """Routes that people open in a browser, which asks them for the key as the password of Basic authentication;
@@ -39,19 +39,19 @@ whichever site's page makes it.
 """
 
 ANYONE = ""
-"""The caller where no key is required: on a server without keys, and on its public and admin routes."""
+"""The caller where no key is required: on a server without keys, and on public and admin routes."""
 
 _CALLER = "caller"
 
 
 class Authentication:
     """Middleware that passes a request to `app` if it has a valid key: `Authorization: Bearer KEY`, or
-    `X-Api-Key: KEY` where there is no such header.
+    `X-Api-Key: KEY` without an Authorization header.
 
-    All keys are digests, those in `keys` each alone or with its tenant (protocol/keys.py). Without `keys`
-    all but the admin routes are open, though /metrics is not if there are `metrics_keys`; without
-    `admin_keys` the admin routes are closed. At most `max_requests_per_key` requests and WebSockets of one
-    key are open at once.
+    All keys are digests; in `keys`, a digest may be followed by the key's tenant (protocol/keys.py). Without
+    `keys`, all routes are open except the admin routes, and except /metrics if there are `metrics_keys`.
+    Without `admin_keys`, the admin routes are closed. `max_requests_per_key` limits the open requests and
+    WebSockets of one key.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Authentication:
             await self._counted(scope, receive, send, known, self._limit)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send, key: str, limit: int) -> None:
-        """Pass a request on, unless its key, given as a digest, has reached its limit of open requests."""
+        """Pass a request on, unless its key has reached the limit of open requests. `key` is a digest."""
         if self._open[key] >= limit:
             message = f"{limit} requests with this key are open, which is the limit (max_requests_per_key)"
             error = RequestError(message, status=429, retry_after=1.0)
@@ -106,8 +106,7 @@ class Authentication:
                 del self._open[key]
 
     def _checked(self, path: str, key: str) -> str:
-        """Return the digest of the key with which a request passes; empty if its route requires none of the
-        `keys`."""
+        """Return the digest of a request's valid key; "" if its route requires none of the `keys`."""
         return digest(key) if self._keys and not _is_public(path) and not _is_admin(path) else ""
 
     def _refusal(self, path: str, key: str) -> RequestError | None:
@@ -131,7 +130,7 @@ def _is_admin(path: str) -> bool:
 
 
 def with_caller(scope: Scope, caller: str) -> Scope:
-    """Return `scope`, changed to be a request of `caller`."""
+    """Mark `scope` as a request of `caller`, and return it."""
     scope.setdefault("state", {})[_CALLER] = caller
     return scope
 
@@ -139,8 +138,8 @@ def with_caller(scope: Scope, caller: str) -> Scope:
 def caller_of(connection: HTTPConnection) -> str:
     """Return the id of the caller of a request or WebSocket: the owner of what it stores.
 
-    It is the tenant of the key, whichever header has the key; `ANYONE` where no key is required. Stored
-    objects of another caller do not exist for it (404).
+    It is the tenant of the key, or `ANYONE` if no key is required. Stored objects of other callers do not
+    exist for a caller (404).
     """
     caller: str = connection.scope["state"][_CALLER]
     return caller
@@ -151,7 +150,7 @@ def _is_public(path: str) -> bool:
 
 
 def _request_key(headers: Headers, path: str) -> str:
-    """Return the key of a request; empty if there is none."""
+    """Return the key of a request; "" if there is none."""
     if "authorization" not in headers:
         return headers.get("x-api-key", "").strip()
     kind, _, value = headers["authorization"].partition(" ")

@@ -1,62 +1,78 @@
-"""Request bodies: read within limits and parsed strictly; each error names the field.
+"""Request bodies: read within limits and parsed strictly. Each error names the field.
 
-The memory that a decoded body takes is known before decoding (json_scan.py), and charged (memory.py).
+The memory of a decoded body is computed before decoding (json_scan.py), and charged (memory.py).
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.requests import Request
 
-from streamserve.api.generation import AppContext
 from streamserve.api.http.ignored_fields import STRICT, IgnoredFields, OtherFields, ignored_of
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
+from streamserve.api.http.side_thread import SideThread
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.field_errors import Mismatch, mismatch_of
 
 _LARGE_BYTES = 64 << 10
 _LARGE_VALUES = 4096
-"""Larger bodies are decoded outside of the event loop."""
+"""Larger bodies are decoded in the side thread."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class BodyLimits(Protocol):
+    """The limits of request bodies, and the thread that decodes large ones."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def max_values(self) -> int: ...
+
+    @property
+    def max_characters(self) -> int: ...
+
+    @property
+    def side_thread(self) -> SideThread: ...
+
+
 async def read_request(
-    request: Request, context: AppContext, kind: type[T], others: OtherFields = STRICT
+    request: Request, limits: BodyLimits, kind: type[T], others: OtherFields = STRICT
 ) -> T:
     """Read the body of `request` as `kind`.
 
-    `others` says what becomes of fields that `kind` does not have. Raises RequestError if the body is larger
-    than a limit or is not a JSON object, or naming the first field that is refused or of the wrong type; 429
-    if there is no memory for it.
+    `others` says how to treat fields that `kind` does not have. Raises RequestError if the body is larger
+    than a limit or is not a JSON object, if a field is refused or has a wrong type (the error names the first
+    one), or with status 429 if there is no memory for it.
     """
     ignored = IgnoredFields(strict=True) if others.strict else ignored_of(request)
     charge = charge_of(request)
-    scan = JsonScan(context.max_values, context.max_characters)
-    data = await _read(request, context.settings.max_body_bytes, charge, scan)
+    scan = JsonScan(limits.max_values, limits.max_characters)
+    data = await _read(request, limits.max_body_bytes, charge, scan)
     size = len(data)
     charge.add(scan.decoded_bytes)
     large = size > _LARGE_BYTES or scan.values > _LARGE_VALUES
-    body = await context.side_thread.run_if(large, lambda: checked(parse(data), kind, others, ignored))
+    body = await limits.side_thread.run_if(large, lambda: checked(parse(data), kind, others, ignored))
     charge.release(size)
     return body
 
 
 async def read_message(
-    data: bytes, context: AppContext, charge: Charge, kind: type[T], others: OtherFields = STRICT
+    data: bytes, limits: BodyLimits, charge: Charge, kind: type[T], others: OtherFields = STRICT
 ) -> T:
     """Parse a WebSocket message as `kind`, strictly. Raises RequestError as `read_request` does."""
-    scan = JsonScan(context.max_values, context.max_characters)
+    scan = JsonScan(limits.max_values, limits.max_characters)
 
     def decoded() -> T:
         scan.feed(data)
         charge.add(scan.decoded_bytes)
         return checked(parse(data), kind, others)
 
-    return await context.side_thread.run_if(len(data) > _LARGE_BYTES, decoded)
+    return await limits.side_thread.run_if(len(data) > _LARGE_BYTES, decoded)
 
 
 async def _read(request: Request, limit: int, charge: Charge, scan: JsonScan) -> bytearray:
@@ -76,7 +92,7 @@ async def _read(request: Request, limit: int, charge: Charge, scan: JsonScan) ->
 
 
 def parse(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object from text that passed JsonScan. Raises RequestError if it is not one."""
+    """Parse a JSON object from text that passed JsonScan. Raises RequestError if it is not a JSON object."""
     try:
         content = msgspec.json.decode(body)
     except RecursionError as error:
@@ -94,7 +110,8 @@ def checked(
     others: OtherFields = STRICT,
     ignored: IgnoredFields | None = None,
 ) -> T:
-    """Convert `content` to `kind`; null means that a field is left out. Without `ignored`, fields are strict.
+    """Convert `content` to `kind`. A field that is null counts as left out. Without `ignored`, fields are
+    strict.
 
     Raises RequestError as `read_request` does.
     """
@@ -130,7 +147,7 @@ def _refused(mismatch: Mismatch, kind: type[msgspec.Struct]) -> RequestError:
 def _check_other(
     name: str, value: Any, others: OtherFields, ignored: IgnoredFields, known: tuple[str, ...]
 ) -> None:
-    """Refuse a field that would change the result; add one that is ignored to `ignored`."""
+    """Refuse a field that would change the result. Add a field without effect to `ignored`."""
     values = others.refused.get(name)
     if values is None and ignored.strict:
         values = others.without_effect.get(name)

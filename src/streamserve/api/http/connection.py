@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with limits on how long a client may take to send and to read."""
+"""One HTTP connection: uvicorn's class, with limits on how long a client may take to send and to read."""
 
 import asyncio
 import logging
@@ -23,19 +23,19 @@ MAX_HEADER_BYTES = 64 << 10
 """Maximum size of the request line and headers together."""
 
 SLICE = 2048
-"""Bytes of requests parsed at a time; most requests are smaller."""
+"""Bytes parsed at a time of request lines and headers; most requests are smaller."""
 
 BODY_SLICE = 32 << 10
-"""The same for bodies, which cost less per byte."""
+"""Bytes parsed at a time of bodies: they cost less per byte."""
 
 MAX_PIPELINED = 8
-"""Maximum number of pipelined requests pending on one connection; reading pauses while it is reached."""
+"""Maximum number of pipelined requests pending on one connection. Reading pauses at this limit."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Timeouts in seconds: `read` for a client to send a complete request, `write` for it to leave its reply
-    unread."""
+    """Timeouts in seconds. `read`: a client has this long to send a complete request. `write`: it may leave
+    its reply unread for this long."""
 
     read: float = 60.0
     write: float = 30.0
@@ -44,9 +44,9 @@ class Timeouts:
 class Connection(HttpToolsProtocol):
     """Closes connections whose client sends too slowly, sends too large a header, or does not read.
 
-    Unread replies fill the transport's buffer (64 KiB); then the sender blocks, so that no more memory is
-    used, and the write timeout runs until the buffer has free space again. The end of a connection cancels
-    its request.
+    Unread replies fill the transport's buffer (64 KiB). Then the sender blocks, so no more memory is used,
+    and the write timeout runs until the buffer has free space. The end of a connection cancels its
+    request.
     """
 
     def __init__(self, timeouts: Timeouts, connections: Connections, slices: Slices, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ class Connection(HttpToolsProtocol):
         self._read_timer.start(self._read_timed_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release what the connection holds."""
+        """Release the resources of the connection."""
         self._read_timer.stop()
         self._write_timer.stop()
         self._received.clear()
@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse `data`, one slice at a time if large: it may contain thousands of pipelined requests."""
+        """Parse `data`. Large data is parsed in slices: it may contain thousands of pipelined requests."""
         if not self._entered:
             return
         if not self._received.size and len(data) <= SLICE and self._may_parse():
@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start the next request, and resume parsing what was waiting for a free pipeline slot."""
+        """Start the next request, and parse data that was waiting for a free pipeline slot."""
         super().on_response_complete()
         self._continue()
 
@@ -159,7 +159,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._received.clear()
         if self._received.size:
-            self._feed(self._received.take(SLICE if self._in_headers else BODY_SLICE))
+            self._feed(self._received.pop(SLICE if self._in_headers else BODY_SLICE))
             if not self._received.size and not self.flow.read_paused and not self.transport.is_closing():
                 self.transport.resume_reading()
         return self._may_parse()
@@ -172,7 +172,8 @@ class Connection(HttpToolsProtocol):
                 self._refuse(431, f"the request's headers are larger than {MAX_HEADER_BYTES} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error, unless a reply to this request or the one before has begun, and close."""
+        """Send an error and close. The error is left out if a reply to this request, or to the one before,
+        has begun."""
         cycle = self.cycle
         if cycle is None or (cycle.response_complete if self._in_headers else not cycle.response_started):
             send_error(self.transport, RequestError(message, status=status))

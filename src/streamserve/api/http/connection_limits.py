@@ -18,18 +18,18 @@ class ConnectionLimits:
     per_address: int = 2048
 
     def within(self, descriptors: int) -> "ConnectionLimits":
-        """Return these limits, reduced for a process with `descriptors` file descriptors for clients."""
+        """Return these limits, reduced to `descriptors`, the number of file descriptors for clients."""
         total = min(self.total, descriptors)
         return ConnectionLimits(total, min(self.per_address, total))
 
 
 def address(client: tuple[str, int] | None) -> str:
-    """Return the address that a client's connections are counted under; empty if it is unknown."""
+    """Return the address under which a client's connections are counted; "" if it is unknown."""
     return client[0] if client else ""
 
 
 class Connections:
-    """Counts the open connections by address, each of which holds one of `descriptors`."""
+    """Counts the open connections by address. Each connection takes one of `descriptors`."""
 
     def __init__(self, limits: ConnectionLimits, descriptors: Descriptors) -> None:
         self.limits = limits.within(descriptors.limit)
@@ -47,8 +47,10 @@ class Connections:
                 "(max_connections_per_address)",
                 429,
             )
-        if not self._descriptors.take():
-            return _refusal("as many connections and files are open as this server's process can have", 503)
+        if not self._descriptors.acquire():
+            return _refusal(
+                "this server's process has reached its limit of open connections and files (ulimit -n)", 503
+            )
         self.open += 1
         self._by_address[address] += 1
         return None
@@ -63,5 +65,5 @@ class Connections:
 
 
 def _refusal(message: str, status: int) -> RequestError:
-    _log.warning("a connection was refused: too many are open")
+    _log.warning("a connection was refused: too many connections are open")
     return RequestError(message, status=status, retry_after=RETRY_AFTER)

@@ -1,4 +1,4 @@
-"""CORS: the web pages that may call this server. By default only its own."""
+"""CORS: which web pages may call this server. By default only the server's pages."""
 
 import ipaddress
 from collections.abc import Collection
@@ -16,10 +16,10 @@ _LOOPBACK = frozenset({"localhost"})
 class CORS:
     """Middleware that refuses requests from pages of other sites, unless their origin is allowed.
 
-    Without CORS such a page cannot read a reply, but it could still cause load; WebSockets are not subject to
-    CORS at all. With `local_only` the Host must be localhost or an IP address: otherwise a page whose domain
-    resolves to this server (DNS rebinding) would count as same-origin. Only browsers send an Origin, so other
-    clients are not affected.
+    Without CORS headers, such a page cannot read a reply, but it could still cause load; and WebSockets are
+    not subject to CORS at all. With `local_only`, the Host must be localhost or an IP address: otherwise a
+    page whose domain resolves to this server (DNS rebinding) would count as same-origin. Only browsers send
+    an Origin, so other clients are not affected.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str], local_only: bool) -> None:
@@ -58,7 +58,7 @@ class CORS:
 
 
 def _is_local(host: str) -> bool:
-    """Return whether a Host header has no domain other than localhost."""
+    """Return whether a Host header is localhost or an IP address."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if name in _LOOPBACK:
         return True

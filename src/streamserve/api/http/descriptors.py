@@ -1,8 +1,8 @@
-"""The file descriptors that clients make this process hold: connections, and files of uploads, downloads and
-batches.
+"""The file descriptors that clients cause this process to open: connections, and files of uploads, downloads
+and batches.
 
-They come out of one number, which leaves a reserve for the server: its workers could not be restarted without
-descriptors.
+All are counted against one limit, which leaves a reserve for the server: without descriptors it could not
+restart its workers.
 """
 
 import asyncio
@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager, contextmanager
 from streamserve.protocol.errors import RequestError
 
 RESERVED = 96
-"""File descriptors reserved for the server itself, its logs and its first workers; at most half of all."""
+"""File descriptors reserved for the server itself, its logs and its first workers. At most half of all are
+reserved."""
 
 RESERVED_PER_WORKER = 8
-"""The same for each worker: its sockets, its pipes, and what its start takes for a moment."""
+"""File descriptors reserved for each further worker: its sockets, its pipes, and some during its start."""
 
 RETRY_AFTER = 5.0
 
@@ -29,8 +30,9 @@ class Descriptors:
         self.held = 0
         self._given = asyncio.Event()
 
-    def take(self, count: int = 1) -> bool:
-        """Count descriptors that are about to be opened. Returns False, and counts none, if too many are."""
+    def acquire(self, count: int = 1) -> bool:
+        """Count descriptors that are about to be opened. Return False, without counting any, if the limit
+        would be exceeded."""
         if self.held + count > self.limit:
             return False
         self.held += count
@@ -44,7 +46,7 @@ class Descriptors:
     @contextmanager
     def file(self) -> Iterator[None]:
         """Count a file that is open within the block. Raises RequestError (503) if too many are open."""
-        if not self.take():
+        if not self.acquire():
             raise RequestError(
                 f"{self.held} connections and files are open, which is the limit of this server's process "
                 "(ulimit -n)",
@@ -58,8 +60,8 @@ class Descriptors:
 
     @asynccontextmanager
     async def files(self, count: int) -> AsyncIterator[None]:
-        """Count files that are open within the block, as soon as that many may be open."""
-        while not self.take(count):
+        """Count files that are open within the block. Waits until the limit allows them."""
+        while not self.acquire(count):
             self._given.clear()
             await self._given.wait()
         try:
@@ -69,7 +71,8 @@ class Descriptors:
 
 
 def client_descriptors(workers: int = 0) -> Descriptors:
-    """Return the descriptors of this process that are left for clients, besides up to so many workers."""
+    """Return the descriptors of this process for clients. Descriptors for up to `workers` workers are
+    reserved."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = 1 << 20

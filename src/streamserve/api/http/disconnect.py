@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` while the client is connected; return or raise what it does.
+    """Run `work` while the client is connected; return its result, or raise its error.
 
-    If the client disconnects first, cancels `work` at once and raises ClientDisconnect. The request's body
-    must have been read from `receive` before. Requests are only cancelled by a server that is shutting down:
-    that becomes a RequestError, so that the client gets a reply.
+    If the client disconnects first, `work` is cancelled and ClientDisconnect is raised. The request's body
+    must have been read from `receive` before. Only a server that is shutting down cancels requests: a
+    cancellation becomes a RequestError, so that the client gets a reply.
     """
     task = asyncio.ensure_future(work)
     disconnection = asyncio.ensure_future(_disconnection(receive))

@@ -22,7 +22,8 @@ class Drain:
         self._accepting.set()
 
     def begin(self, seconds: float = 0.0) -> None:
-        """Refuse new requests. If the server is shutting down, `seconds` is how long that may take."""
+        """Refuse new requests. If the server is shutting down, `seconds` is the limit for the open ones to
+        finish."""
         self.draining = True
         self._begun.set()
         self._accepting.clear()

@@ -1,4 +1,5 @@
-"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}; Anthropic's on its routes."""
+"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}. Routes of Anthropic's API have
+its format."""
 
 import logging
 import math
@@ -21,8 +22,8 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """The cause of an error, and the request field responsible. `version` is a prompt stream's current
-    version, if the request was made for another one."""
+    """The cause of an error, and the request field at fault. `version` is the current version of a prompt
+    stream, if the request was made for an older one."""
 
     message: str
     type: str
@@ -38,9 +39,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Return what the client may see of `error`.
+    """Return the error that the client sees.
 
-    That is nothing but a status of 500, unless it is a RequestError; all other errors are logged.
+    A RequestError is returned unchanged. Any other error is logged, and the client sees only a status of
+    500.
     """
     if isinstance(error, RequestError):
         return error
@@ -101,7 +103,8 @@ async def _disconnected(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Respond with 500. Starlette then re-raises the error; the server logs it and closes the connection."""
+    """Respond with 500. Starlette then raises the error again; the server logs it and closes the
+    connection."""
     failure = RequestError("the server failed to handle this request", status=500)
     response = error_response(failure, request.scope)
     response.headers["X-Request-Id"] = getattr(request.state, "request_id", "")
@@ -115,4 +118,4 @@ ERROR_HANDLERS: dict[type[Exception], ExceptionHandler] = {
     ClientDisconnect: _disconnected,
     Exception: _failed,
 }
-"""The application's handlers: every error is returned in the format of its path."""
+"""The application's handlers: every error is returned in the format of the route."""

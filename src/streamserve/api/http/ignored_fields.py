@@ -1,7 +1,8 @@
-"""Request fields and query parameters that are not obeyed: which are refused, which are taken with a warning.
+"""Request fields and query parameters that are not obeyed: some are refused, others are accepted with a
+warning.
 
-A warning is in the reply's Warning header, in the debug log and in a metric. With strict_fields these fields
-are refused, too.
+A warning appears in the reply's Warning header, in the debug log and in a metric. With strict_fields, all
+such fields are refused.
 """
 
 import difflib
@@ -20,7 +21,7 @@ from streamserve.protocol.field_errors import field_of
 
 HEADER = "Warning"
 OTHER = "other"
-"""The metric's label for the names of unknown fields, which clients choose."""
+"""The metric's label for all unknown fields: their names are chosen by clients."""
 MAX_NAMED = 16
 """Maximum number of fields of each kind that the header names."""
 
@@ -31,19 +32,20 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _log = logging.getLogger(__name__)
 
 Values = Mapping[str, tuple[Any, ...]]
-"""Fields, with the values that ask for nothing and are accepted without a warning."""
+"""Fields with the values that have no effect; these values are accepted without a warning."""
 
 Count = Callable[[str, str, int], None]
-"""Counts so many fields of a kind (unknown, without_effect) under a name."""
+"""Called with a kind (unknown, without_effect), a field's name and a number, to count fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFields:
-    """What becomes of the fields that a route does not obey.
+    """How to treat the fields that a route does not obey.
 
-    Fields that are `refused` would change the result. Those `without_effect` do not change it here, and are
-    taken with a warning like unknown ones; if `strict`, both are refused. `instead` says what to use in place
-    of a field.
+    - `refused`: fields that would change the result.
+    - `without_effect`: fields that do not change the result on this server. They are accepted with a warning,
+      as unknown fields are; if `strict`, they are refused, too.
+    - `instead`: what to use in place of a field.
     """
 
     refused: Values = field(default_factory=dict)
@@ -52,19 +54,19 @@ class OtherFields:
     strict: bool = False
 
     def hint(self, name: str) -> str:
-        """Return what to use in place of the field, for a message."""
+        """Return which field to use instead, as a part of a message."""
         return f" (use {self.instead[name]})" if name in self.instead else ""
 
 
 STRICT = OtherFields(strict=True)
-"""For routes that only this server has: all of their fields are known."""
+"""For routes that only this server has: all their fields are known."""
 
 LENIENT = OtherFields()
 
 
 class IgnoredFields:
     """The fields of one request that have no effect. If `strict`, such a field is an error. `counted_by`
-    counts them for the request's model, if that is not the default one."""
+    counts them if the request's model is not the default model."""
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
@@ -78,14 +80,15 @@ class IgnoredFields:
         return bool(self._without_effect or self._unknown)
 
     def add(self, name: str, hint: str = "") -> None:
-        """Add a known field. `hint` says what has the effect. Raises RequestError if fields are strict."""
+        """Add a known field. `hint` says which field to use instead. Raises RequestError if fields are
+        strict."""
         if self.strict:
             raise RequestError(f"{name} has no effect{hint}", field=field_of(name))
         self._without_effect[name] = hint
 
     def add_unknown(self, name: str, known: Iterable[str] = (), what: str = "field") -> None:
-        """Add an unknown field, or `what` else it is, which may be meant as a `known` one. Raises
-        RequestError if fields are strict."""
+        """Add an unknown field, or another unknown item named by `what`. The warning suggests a `known` field
+        with a similar name. Raises RequestError if fields are strict."""
         if self.strict:
             meant = similar(name, known)
             hint = f": did you mean {meant}?" if meant else ""
@@ -110,7 +113,7 @@ class IgnoredFields:
         return "; ".join(parts)
 
     def count(self, count: Count) -> None:
-        """Count the fields. The names of unknown ones are not labels: clients choose them."""
+        """Count the fields. Names of unknown fields are not used as labels: clients choose them."""
         for name in self._without_effect:
             count("without_effect", name, 1)
         unknown = sum(self._unknown.values()) + self._more_unknown
@@ -145,14 +148,14 @@ class FieldWarnings:
 
 
 def ignored_of(connection: HTTPConnection) -> IgnoredFields:
-    """Return the ignored fields of a request, to add to them."""
+    """Return the ignored fields of a request, so that fields can be added."""
     ignored: IgnoredFields = connection.scope["state"][_STATE]
     return ignored
 
 
 def check_parameters(request: Request, known: Sequence[str], strict: bool) -> None:
-    """Treat query parameters of a request that are not `known` as unknown fields are treated: raise
-    RequestError if they are `strict`, on this route or on the server, else name them in the warning."""
+    """Treat query parameters that are not `known` as unknown fields: add them to the warning, or raise
+    RequestError if they are `strict` on this route or on the server."""
     unknown = dict.fromkeys(name for name in request.query_params if name not in known)
     if unknown:
         ignored = IgnoredFields(strict=True) if strict else ignored_of(request)
@@ -161,12 +164,13 @@ def check_parameters(request: Request, known: Sequence[str], strict: bool) -> No
 
 
 def similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the known field that an unknown name resembles most, if there is one."""
+    """Return the known field whose name is most similar to an unknown name, or None."""
     if len(name) > _MAX_NAME:
         return None
     return next(iter(difflib.get_close_matches(name.lower(), list(known), 1, 0.75)), None)
 
 
 def _plain(name: str) -> str:
-    """Return a name that is safe in a header: at most 64 letters, digits and _.-[]."""
+    """Return a name that is safe in a header: at most 64 letters, digits and _.-[]; other characters are
+    replaced."""
     return _UNSAFE.sub("?", name[:_MAX_NAME])

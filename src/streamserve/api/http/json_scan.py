@@ -1,4 +1,4 @@
-"""Scan JSON text before decoding: count values, measure depth, and bound the decoded size.
+"""Scans JSON text before decoding: counts values, measures depth, and bounds the decoded size.
 
 Runs over the bytes as they arrive, piece by piece, with the C code of bytes and numpy: about 1 GB/s. Text
 inside of strings is skipped. For invalid JSON the counts are meaningless; the decoder then refuses it.
@@ -15,33 +15,34 @@ MAX_DEPTH = 64
 """Maximum nesting depth of a request's JSON."""
 
 MAX_VALUES = 1 << 19
-"""Values and names of one request's JSON: token ids, strings, numbers. A large model context raises it."""
+"""Maximum number of values and names in one request's JSON: token ids, strings, numbers. Raised for a model
+with a large context."""
 
 MAX_NAMES = 1 << 17
-"""Names in all objects of one request's JSON. The decoder holds the interpreter, and each name that it has
-not seen before costs it half a microsecond."""
+"""Maximum number of names in all objects of one request's JSON. While the decoder runs, it holds the
+interpreter's lock, and each name that it has not seen before costs half a microsecond."""
 
 MAX_CONTAINERS = 1 << 16
-"""Lists and objects of one request's JSON: messages, parts, tools and their schemas."""
+"""Maximum number of lists and objects in one request's JSON: messages, parts, tools and their schemas."""
 
 MAX_ESCAPES = 4 << 20
-"""Backslashes of one request's JSON, each of which costs the decoder some nanoseconds."""
+"""Maximum number of backslashes in one request's JSON. Each costs the decoder some nanoseconds."""
 
 MIN_CHARACTERS = 1 << 18
-"""Lower bound of `max_characters`: strings up to this length always pass the scan, so that the check of their
-field refuses them, with an error that names the field."""
+"""Lower bound of `max_characters`. Strings up to this length always pass the scan: the check of their field
+refuses them, with an error that names the field."""
 
 PIECE = 64 << 10
 """Bytes scanned at a time: less than a millisecond."""
 
 CHARACTER_BYTES, ESCAPED_BYTES = 4, 12
-"""The maximum number of bytes per character of a string: in UTF-8, and with escapes."""
+"""Maximum number of bytes per character of a string: without escapes (UTF-8), and with escapes."""
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{},:"))
 
 
 def _width(data: bytes, escaped: bool) -> int:
-    """Return the bytes per character that the widest character of `data` makes its string take.
+    """Return the bytes per character of a decoded string: the widest character of `data` determines it.
 
     A piece may end inside an escape: an incomplete \\u counts as the widest.
     """
@@ -67,11 +68,11 @@ _STEPS = _steps()
 
 
 class JsonScan:
-    """Scans one JSON text. Call `feed` in order; it raises RequestError (400) when a limit is exceeded.
+    """Scans one JSON text. Call `feed` in order; it raises RequestError (400) if a limit is exceeded.
 
-    `values` is an upper bound of the number of values and names, `containers` counts lists and objects. No
-    string may have more than `max_characters`; strings shorter than a piece are left to the checks of their
-    fields.
+    `values` is an upper bound of the number of values and names, `containers` the number of lists and
+    objects. A string with more than `max_characters` is refused; strings shorter than a piece are left to the
+    checks of their fields.
     """
 
     def __init__(self, max_values: int = MAX_VALUES, max_characters: int = sys.maxsize) -> None:
@@ -81,7 +82,7 @@ class JsonScan:
         self.depth = 0
         self._max_values = max_values
         self._max_characters = max(max_characters, PIECE)
-        self._string = 0  # bytes so far of the open string
+        self._string = 0  # bytes of the open string so far
         self._bytes = 0
         self._escapes = 0
         self._width = 1
@@ -98,8 +99,8 @@ class JsonScan:
     def decoded_bytes(self) -> int:
         """An upper bound of the memory that the decoded text takes, in bytes.
 
-        One character that is not ASCII makes every character of its string take two bytes, one above U+FFFF
-        four.
+        One character that is not ASCII makes every character of its string take two bytes; a character above
+        U+FFFF makes it four.
         """
         return self._bytes * self._width + self.values * VALUE_BYTES + self.containers * CONTAINER_BYTES
 

@@ -1,4 +1,4 @@
-"""Limits on one request, and on all requests together. Each error message names the field and the limit."""
+"""Limits on one request, and on all requests together. Each error names the field and the limit."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,14 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 
 MAX_CHOICES = 1024
-"""Maximum number of choices over all prompts of one request."""
+"""Maximum number of choices of one request, over all its prompts."""
 
 _CHARGE = "memory_charge"
 
 
 def check_choices(params: Sequence[SamplingParams]) -> None:
-    """Raise RequestError if a request, whose prompts have these `params`, asks for too many choices."""
+    """Raise RequestError if a request asks for too many choices. `params` are the parameters of its
+    prompts."""
     choices = sum(each.n for each in params)
     if choices > MAX_CHOICES:
         raise RequestError(
@@ -27,7 +28,8 @@ def check_choices(params: Sequence[SamplingParams]) -> None:
 
 
 class RequestMemory:
-    """Middleware that opens and closes each request's charge of the memory account (`charge_of`)."""
+    """Middleware that opens a charge of the memory account for each request (`charge_of`), and closes it at
+    the end."""
 
     def __init__(self, app: ASGIApp, account: MemoryAccount) -> None:
         self._app = app

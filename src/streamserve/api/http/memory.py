@@ -10,8 +10,8 @@ from types import TracebackType
 from streamserve.protocol.errors import RequestError
 
 SMALL = 1 << 20
-"""Bytes that a request may hold and still count as small. The last quarter of the budget is reserved for
-small requests: uploads that fill the rest do not block a chat message."""
+"""A request up to this size, in bytes, counts as small. The last quarter of the budget is reserved for small
+requests, so that uploads which fill the rest do not block a chat message."""
 
 RETRY_AFTER = 1.0
 
@@ -19,15 +19,15 @@ VALUE_BYTES = 64
 """An upper bound for one parsed JSON value, in bytes, including its slot in a list or an object."""
 
 CONTAINER_BYTES = 448
-"""The same for the overhead of a list or an object, twice: it is copied once when it is validated."""
+"""An upper bound for the overhead of a list or an object, in bytes, counted twice: validation copies it
+once."""
 
 TOKEN_BYTES = 44
 """Bytes of a token id in a list: a pointer and an integer object."""
 
 
 class MemoryAccount:
-    """A budget of `limit` bytes, of which `held` are charged now; `peak` is the maximum so far.
-    Thread-safe."""
+    """A budget of `limit` bytes. `held` bytes are charged now; `peak` is the maximum so far. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -40,9 +40,10 @@ class MemoryAccount:
         return Charge(self)
 
     def acquire(self, size: int, before: int) -> None:
-        """Charge `size` bytes more to a holder of `before` bytes.
+        """Charge `size` more bytes to a holder that has `before` bytes.
 
-        Raises RequestError, without charging anything: 413 if it can never fit, else 429 with Retry-After.
+        Raises RequestError, without charging anything: 413 if the sum can never fit, else 429 with
+        Retry-After.
         """
         total = before + size
         if total > self.max_charge:
@@ -71,14 +72,14 @@ class MemoryAccount:
 
     @property
     def max_charge(self) -> int:
-        """The maximum number of bytes that one holder may have."""
+        """The maximum number of bytes of one holder."""
         return self.limit - self.limit // 4
 
 
 class Charge:
     """The bytes that one holder has charged to an account.
 
-    A context manager that releases everything at its end.
+    A context manager that releases all of them at its end.
     """
 
     def __init__(self, account: MemoryAccount) -> None:
@@ -87,13 +88,13 @@ class Charge:
         self.held = 0
 
     def add(self, size: int) -> None:
-        """Charge `size` bytes more. Raises RequestError as MemoryAccount.acquire does."""
+        """Charge `size` more bytes. Raises RequestError as MemoryAccount.acquire does."""
         if self._open:
             self._account.acquire(size, self.held)
             self.held += size
 
     def release(self, size: int) -> None:
-        """Release `size` bytes, at most all that is held."""
+        """Release `size` bytes, or all if fewer are held."""
         size = min(size, self.held)
         self._account.release(size)
         self.held -= size
@@ -106,7 +107,7 @@ class Charge:
             self.release(self.held - size)
 
     def close(self) -> None:
-        """Release everything; later calls charge nothing."""
+        """Release all bytes; later calls charge nothing."""
         self._open = False
         self.release(self.held)
 

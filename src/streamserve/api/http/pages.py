@@ -1,4 +1,4 @@
-"""Lists in pages, as OpenAI's API has them: limit, order and after."""
+"""Paginated lists as in OpenAI's API, with the parameters limit, order and after."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ PARAMETERS: tuple[dict[str, Any], ...] = (
     {
         "name": "order",
         "in": "query",
-        "description": "by time: newest first (desc, the default), or oldest",
+        "description": "newest first (desc, the default), or oldest first (asc)",
         "schema": {"enum": ["asc", "desc"]},
     },
     {
         "name": "after",
         "in": "query",
-        "description": "the id after which the list goes on",
+        "description": "the id of an entry: the list continues after it",
         "schema": {"type": "string"},
     },
 )
 
 
 class ListReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a list. If it `has_more`, the next page comes after `last_id`."""
+    """A page of a list. If it `has_more`, the next page begins after `last_id`."""
 
     object: str = "list"
     data: list[Any]
@@ -52,7 +52,8 @@ class Page:
     after: str | None
 
     def of(self, entries: Sequence[tuple[str, T]]) -> tuple[list[tuple[str, T]], bool]:
-        """Return the entries of the page, of all `entries` by id from the oldest, and whether more follow.
+        """Return the entries of the page, and whether more follow. `entries` are all entries with their ids,
+        the oldest first.
 
         Raises RequestError if there is no entry `after`.
         """
@@ -66,7 +67,7 @@ class Page:
 
 
 def page_of(request: Request, default: int, maximum: int) -> Page:
-    """Return the page that the query asks for. Raises RequestError naming a parameter that is invalid."""
+    """Return the page that the query asks for. Raises RequestError naming an invalid parameter."""
     query = request.query_params
     text, order = query.get("limit", str(default)), query.get("order", "desc")
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= maximum):
@@ -77,7 +78,7 @@ def page_of(request: Request, default: int, maximum: int) -> Page:
 
 
 def list_reply(entries: Sequence[tuple[str, Any]], has_more: bool) -> ListReply:
-    """Return the reply of a page with `entries` by id."""
+    """Return the reply for a page of `entries` with their ids."""
     return ListReply(
         data=[entry for _, entry in entries],
         first_id=entries[0][0] if entries else None,

@@ -1,4 +1,4 @@
-"""Settings of the API process: return freed memory to the system, limit the pauses of the event loop."""
+"""Settings of the API process that return freed memory to the system, and limit pauses of the event loop."""
 
 import ctypes
 import gc
@@ -8,29 +8,29 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Parameters of glibc's mallopt."""
 
 _MMAP_ABOVE = 256 << 10
-"""Larger blocks are mapped individually, and so returned to the system when they are freed. glibc would raise
-this threshold to 32 MB after the first large body, and keep the fragmented heap."""
+"""Larger blocks, in bytes, are mapped individually, and so returned to the system when they are freed. glibc
+would raise this threshold to 32 MB after the first large body, and keep the fragmented heap."""
 
 _ARENAS = 2
-"""One for the event loop, one for the side threads."""
+"""Number of glibc's arenas: one for the event loop, one for the side threads."""
 
 _COLLECT_AFTER = 20_000
-"""Allocations before the youngest generation is collected; Python's default of 700 makes a large request
-cause hundreds of collections."""
+"""Allocations before the youngest generation is collected. With Python's default of 700, a large request
+causes hundreds of collections."""
 
 
 _SWITCH_SECONDS = 0.001
-"""Time for which a side thread that computes in Python may hold the interpreter while the event loop waits
-for it, at each of the several wake-ups that a request costs; Python's default is 5 ms."""
+"""Seconds for which a side thread that computes in Python may hold the interpreter while the event loop waits
+for it. The event loop may wait at each of the several wake-ups of a request. Python's default is 5 ms."""
 
 
 def bound_switching() -> None:
-    """Let the event loop run soon while side threads compute."""
+    """Bound the time for which side threads delay the event loop."""
     sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def bound_allocator() -> None:
-    """Make freed memory return to the system, if the C library supports it."""
+    """Make freed memory return to the system, if the C library is glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
@@ -40,9 +40,9 @@ def bound_allocator() -> None:
 
 
 def freeze_started() -> None:
-    """Exclude all objects created at startup from garbage collection.
+    """Exclude all objects that exist now, at the end of startup, from garbage collection.
 
-    A full collection stops the event loop; it then takes time in proportion to the objects of requests only.
+    A full collection stops the event loop. Its time then grows only with the objects of requests.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a connection has received and not parsed yet."""
+"""Data that a connection has received and not parsed yet."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from streamserve.api.http.slices import Slices
 
 
 class Received:
-    """Received data of one connection, parsed a slice at a time, in turn with other connections.
+    """Received data of one connection. It is parsed in slices, in turn with other connections.
 
-    `size` is the number of bytes waiting. It refers to the parsing function only while that is scheduled, so
+    `size` is the number of waiting bytes. The parsing function is referenced only while it is scheduled, so
     that a closed connection is freed at once.
     """
 
@@ -25,7 +25,7 @@ class Received:
         self._chunks.append(data)
         self.size += len(data)
 
-    def take(self, limit: int) -> bytes:
+    def pop(self, limit: int) -> bytes:
         """Remove and return a slice of at most `limit` bytes. Raises IndexError if nothing is waiting."""
         data = self._chunks.popleft()
         if len(data) > limit:

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamserve.api.http.anthropic_errors import is_anthropic
-from streamserve.protocol.logs import ACCESS, REQUEST_ID
+from streamserve.system.logs import ACCESS, REQUEST_ID
 
 HEADER = "X-Request-Id"
 ANTHROPIC_HEADER = "request-id"
@@ -50,7 +50,7 @@ class RequestIds:
         scope.setdefault("state", {})["request_id"] = request_id
         REQUEST_ID.set(
             request_id
-        )  # not reset: each request has its own task, and its failures are logged last
+        )  # Not reset: each request runs in a separate task, and its failures are logged last.
         try:
             await self._app(scope, receive, send_with_id)
         finally:
@@ -59,9 +59,10 @@ class RequestIds:
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
-    """Write one access log line.
+    """Write one line of the access log.
 
-    The path is as it was sent, so that it has no line breaks; queries are left out.
+    The path is written as it was sent, still percent-encoded, so it has no line breaks. Queries are left
+    out.
     """
     path = scope["raw_path"].decode("ascii", "replace")[:_MAX_PATH]
     client = (scope.get("client") or ("-",))[0]

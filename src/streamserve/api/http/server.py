@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a socket that is bound before any slow startup work."""
+"""The HTTP server: uvicorn on a socket that is bound before any slow part of the startup."""
 
 import asyncio
 import errno
@@ -21,8 +21,8 @@ from streamserve.api.http.connection_limits import ConnectionLimits, Connections
 from streamserve.api.http.drain import Drain
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.websocket import SocketProtocol
-from streamserve.protocol.stop_signals import stop_signals
-from streamserve.protocol.throttle import throttled
+from streamserve.system.stop_signals import stop_signals
+from streamserve.system.throttle import throttled
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _SEND_SECONDS = 5.0
 _CLOSE_SECONDS = 0.2
-"""Time for connections to close at the end, when nothing else is waited for."""
+"""Seconds for connections to close at the end, when there are no replies left to wait for."""
 _CLIENT_LOGGERS = (
     "uvicorn.error",
     "streamserve.api.http.connection",
@@ -40,7 +40,7 @@ _CLIENT_LOGGERS = (
 
 
 class BindError(OSError):
-    """An address that cannot be listened on. The message is one line for the operator."""
+    """An address on which the server cannot listen. The message is one line for the operator."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -78,13 +78,15 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     stopping: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this is cancelled.
+    """Serve `app` on a socket from `bind` until SIGINT, SIGTERM or SIGHUP, or until this call is cancelled.
 
     The first signal drains: new requests get 503, open ones have `grace_seconds` to finish. A second signal
-    ends them at once. A WebSocket message has at most `max_message_bytes`. The number of connections is
-    limited by `limits` and by the file descriptors that the app leaves for them. With `tls` they are HTTPS.
-    `stopping` is called at the first signal. Returns normally, so that the caller can clean up. The event
-    loop is the caller's.
+    ends them at once. `stopping` is called at the first signal. Returns normally, so that the caller can
+    clean up; the event loop belongs to the caller.
+
+    - `max_message_bytes`: the maximum size of a WebSocket message.
+    - `limits`: limits of connections; the file descriptors that the app leaves for them also limit them.
+    - `tls`: if given, connections are HTTPS.
     """
     connections = Connections(limits or ConnectionLimits(), app.state.descriptors)
     config = _config(app, timeouts or Timeouts(), connections, max_message_bytes, tls)
@@ -106,7 +108,7 @@ def _config(
     max_message_bytes: int,
     tls: ssl.SSLContext | None,
 ) -> uvicorn.Config:
-    """Return uvicorn's configuration, with our protocols."""
+    """Return uvicorn's configuration with this package's protocol classes."""
     slices = Slices()
     socket_protocol = partial(SocketProtocol, app.state.memory, timeouts.read, connections, slices)
     return uvicorn.Config(
@@ -126,9 +128,9 @@ def _config(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but signals drain before they stop the server.
+    """uvicorn's server, except that signals drain before they stop it.
 
-    uvicorn would also raise them again at its end, which would end the process before its cleanup.
+    uvicorn would also raise the signals again at its end: they would end the process before its cleanup.
     """
 
     def __init__(
@@ -159,17 +161,20 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._draining is None:
             self._stopping()
-            _log.info("draining: %d open requests have %g seconds", self._drain.open, self._grace_seconds)
+            _log.info(
+                "draining: %d open requests have %g seconds to finish", self._drain.open, self._grace_seconds
+            )
             self._drain.begin(self._grace_seconds)
             self._draining = asyncio.get_running_loop().create_task(self._drain_and_end())
         else:
-            _log.info("stopping at once")
+            _log.info("stopping at once, without waiting for open requests")
             self._end(_CLOSE_SECONDS)
             for task in self.server_state.tasks:
                 task.cancel()
 
     async def _drain_and_end(self) -> None:
-        """Wait for open requests, for at most the grace period, then for replies still being sent."""
+        """Wait for open requests, at most for the grace period, then for replies that are still being
+        sent."""
         try:
             await asyncio.wait_for(self._drain.idle(), self._grace_seconds)
         except TimeoutError:

@@ -1,8 +1,8 @@
-"""One thread for work that takes more than a few milliseconds, so that the event loop does not block on it.
+"""One thread for work that takes more than a few milliseconds, so that the event loop is not blocked.
 
-A single thread, as each thread that computes in Python delays the loop by the interpreter's switch interval.
-Work runs in order of arrival; a request with many parts submits them one by one, so that other requests' work
-can run in between.
+There is only one, because each thread that computes in Python delays the loop by the interpreter's switch
+interval. Work runs in order of arrival. A request with many parts submits them one by one, so that other
+requests' work runs in between.
 """
 
 import asyncio
@@ -24,16 +24,17 @@ class SideThread:
         return ThreadPoolExecutor(1, thread_name_prefix="api-side")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread; return what it returns, or raise what it raises."""
+        """Run `work` in the thread; return its result, or raise its error."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def run_if(self, large: bool, work: Callable[[], T]) -> T:
-        """Like `run` if `large`; otherwise run `work` in the calling thread."""
+        """Run `work` in the thread if `large`, else in the calling thread."""
         return await self.run(work) if large else work()
 
     async def render(self, large: bool, work: Callable[[], T]) -> T:
-        """Like `run_if`, for `work` that renders a checkpoint's template. It is run again in the thread if
-        that takes more than some milliseconds: even for a small request a template may compute for long."""
+        """Run `work`, which renders a checkpoint's template, as `run_if` does. Even for a small request a
+        template may compute for long: rendering that takes more than some milliseconds is started again in
+        the thread."""
         if not large:
             try:
                 with quick():

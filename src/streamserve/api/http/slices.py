@@ -1,4 +1,4 @@
-"""Process received data in small slices, between the event loop's other events.
+"""Processes received data in small slices, between other events of the event loop.
 
 64 KiB of received data can be thousands of tiny WebSocket frames or pipelined requests, each of which costs
 Python tens of microseconds, on any number of connections at once.
@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable
 
 SECONDS = 0.005
-"""Time in which slices are processed before the loop's other events run."""
+"""Seconds for which slices are processed before other events of the loop run."""
 
 STARTS = 8
-"""Requests started before the loop's other events run."""
+"""Number of requests started before other events of the loop run."""
 
 
 class Slices:
-    """Calls functions round-robin, each until it has no more work, and starts requests a few at a time."""
+    """Calls functions in turn, each until it has no more work, and starts requests a few at a time."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], bool]] = deque()
@@ -25,12 +25,12 @@ class Slices:
         self._scheduled = False
 
     def add(self, work: Callable[[], bool]) -> None:
-        """Schedule calls of `work` until it returns False. It may be added again after that."""
+        """Schedule calls of `work` until it returns False. Afterwards it may be added again."""
         self._waiting.append(work)
         self._schedule()
 
     def start(self, start_request: Callable[[], None]) -> None:
-        """Schedule one call of `start_request`, after those scheduled before."""
+        """Schedule one call of `start_request`, after the earlier ones."""
         self._starts.append(start_request)
         self._schedule()
 

@@ -1,4 +1,4 @@
-"""Server-sent events: one `data:` line per event, `[DONE]` last; errors are events too."""
+"""Server-sent events: one `data:` line per event, and `[DONE]` last. Errors are sent as events, too."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,11 +16,11 @@ Emit = Callable[[msgspec.Struct], Awaitable[None]]
 
 
 class EventStream(Response):
-    """A response whose events `produce` sends.
+    """A response whose events are sent by `produce`.
 
-    It starts with the first event: an error before that is an ordinary error response. `produce` is cancelled
-    when the client disconnects. `named` events have their `type` as event name and no `[DONE]`: the last
-    event marks the end.
+    The response starts with the first event: an error before that is an ordinary error response. `produce` is
+    cancelled when the client disconnects. If `named`, each event's `type` is sent as its event name, and
+    there is no `[DONE]`: the last event marks the end.
     """
 
     media_type = "text/event-stream"
@@ -57,7 +57,7 @@ class EventStream(Response):
 
 
 class _Events:
-    """Writes events to the connection, each as a whole even when several tasks send them."""
+    """Writes events to the connection. The lock keeps events whole that several tasks send."""
 
     def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = False

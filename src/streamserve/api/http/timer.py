@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class Timer:
-    """Calls a function once it has run for `seconds`, unless it is stopped before.
+    """Calls a function after `seconds`, unless it is stopped before.
 
-    It refers to the function only while it runs, so that a closed connection is freed at once.
+    It references the function only while it runs, so that a closed connection is freed at once.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -16,12 +16,12 @@ class Timer:
         self._handle: TimerHandle | None = None
 
     def start(self, expired: Callable[[], None]) -> None:
-        """Start, unless it runs already; call `expired` at the end."""
+        """Start the timer, unless it runs already; call `expired` at the end."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(self._seconds, self._end, expired)
 
     def stop(self) -> None:
-        """Stop, if it runs."""
+        """Stop the timer, if it runs."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -1,4 +1,4 @@
-"""A connection's transport: safe to use while it closes, and the error that ends a connection."""
+"""A connection's transport that is safe to use while it closes, and the error that ends a connection."""
 
 import asyncio
 from typing import Any

@@ -1,8 +1,10 @@
-"""One WebSocket connection: uvicorn's, within the memory account, with a timeout for incomplete messages.
+"""One WebSocket connection: uvicorn's class, within the memory account, with a timeout for incomplete
+messages.
 
 network ─▶ arrived ── a slice at a time ──▶ incomplete frame ─▶ fragments ─▶ queue ─▶ the application
 
-All data in this path is charged. A message that stays incomplete is closed after the read timeout.
+All data on this path is charged. If a message stays incomplete, the connection is closed after the read
+timeout.
 """
 
 from typing import Any, cast
@@ -27,17 +29,17 @@ _FRAGMENT_BYTES = 100
 """Memory overhead of a message fragment, in bytes."""
 
 _FRAME_COPIES = 2
-"""A frame is copied when it is complete, before the original is freed."""
+"""Copies of a frame in memory: it is copied when it is complete, before the original is freed."""
 
 _REASON_BYTES = 123
 """Maximum length of a close frame's reason, in bytes."""
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket whose unread and incomplete messages are charged to `memory`; a message must be complete
+    """A WebSocket whose unread and incomplete messages are charged to `memory`. A message must be complete
     within `read_seconds`.
 
-    Messages reach the application as bytes, including text messages: they are JSON.
+    All messages, including text messages, reach the application as bytes: they are JSON.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().handle_bytes(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Queue a complete message; the application reads it before anything after it is parsed."""
+        """Queue a complete message. Later data is parsed only after the application has read it."""
         data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
         self.frames = []
         self._fragment_bytes = 0
@@ -110,9 +112,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an event of the application; after a close, read on until the client's close frame.
+        """Send an event of the application. After a close, read on until the client's close frame.
 
-        Raises ClientDisconnected if the connection was closed by `_fail`, which the application has not seen
+        Raises ClientDisconnected if `_fail` has closed the connection, which the application has not seen
         yet.
         """
         if self.close_sent and message["type"] == "websocket.send":
@@ -122,11 +124,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._continue()
 
     def _may_parse(self) -> bool:
-        """Return whether the application has no unread message, or has closed."""
+        """Return whether data may be parsed: the application has read all messages, or has closed."""
         return not self.transport.is_closing() and (self.close_sent or not self._queued_bytes)
 
     def _continue(self) -> None:
-        """Parse what may be parsed; when nothing is left, read on."""
+        """Parse as far as allowed; resume reading when no data is left."""
         if self._may_parse():
             self._received.schedule(self._parse_next)
         if not self._received.size and not self.transport.is_closing():
@@ -135,14 +137,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def _parse_next(self) -> bool:
         """Parse one slice; return whether more may be parsed."""
         if self._received.size:
-            super().data_received(self._received.take(SLICE))
+            super().data_received(self._received.pop(SLICE))
         if self._update_charge():
             self._update_timer()
         self._continue()
         return self._may_parse()
 
     def _update_charge(self) -> bool:
-        """Charge what is held now. Returns False, and closes the connection, if there is no memory for it."""
+        """Charge the data held now. Return False, and close the connection, if there is no memory for it."""
         unfinished = _FRAME_COPIES * len(self.conn.reader.buffer)
         charged = self._received.size + unfinished + self._fragment_bytes + self._queued_bytes
         try:
@@ -176,7 +178,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._timer.stop()
 
     def _read_timed_out(self) -> None:
-        if self._received.size or self._queued_bytes:  # the delay is the server's
+        if self._received.size or self._queued_bytes:  # the application is slow, not the client
             self._update_timer()
         else:
             seconds = f"{self._read_seconds:g}"

@@ -10,26 +10,21 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import (
-    AppContext,
-    GenerationOutput,
-    GenerationTask,
-    Piece,
-    collect,
-    head_of,
-    new_id,
-)
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, new_id
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import Conversation, prepared
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_CHATS
+from streamserve.api.openai.outputs import GenerationOutput, Piece, collect, head_of
 from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import (
     ChatChoice,
@@ -46,7 +41,6 @@ from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import adapter_named, served_name
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.text.message import Part, Reader
@@ -151,7 +145,7 @@ class Chat:
     def _piece(
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> ChatChoice | None:
-        """Build a streamed choice from a delta; None if all new text is held back."""
+        """Build a choice of the stream from a delta; None if all new text is held back."""
         part = self._read(number, piece.text, piece.finish is not None)
         delta = ChatDelta(
             role="assistant" if first else UNSET,
@@ -175,7 +169,7 @@ class Chat:
         return {"reasoning": text, "reasoning_content": text}
 
     def _choice(self, number: int, piece: Piece) -> ChatChoice:
-        """Return the fields that a whole choice and a delta have in common."""
+        """Return the fields common to a complete choice and a delta."""
         called = number in self._readers and self._readers[number].called
         return ChatChoice(
             index=number,

@@ -1,4 +1,4 @@
-"""POST /v1/completions: OpenAI's legacy API to continue a text; also scores texts."""
+"""POST /v1/completions: OpenAI's legacy API, which continues a text. It also scores texts."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -8,26 +8,21 @@ from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import (
-    AppContext,
-    GenerationOutput,
-    GenerationTask,
-    Piece,
-    collect,
-    head_of,
-    new_id,
-)
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, new_id
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import Emit, EventStream
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.idle_fields import without_idle_fields
 from streamserve.api.openai.logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from streamserve.api.openai.other_fields import OTHER_IN_COMPLETIONS
-from streamserve.api.openai.prompts import Encoder, Prompt, completion_prompts, truncation_limit
+from streamserve.api.openai.outputs import GenerationOutput, Piece, collect, head_of
+from streamserve.api.openai.prompts import Encoder, completion_prompts, truncation_limit
 from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import (
     CompletionChoice,
@@ -42,7 +37,7 @@ from streamserve.api.openai.schemas import CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.structured import requested_grammar, wants_grammar
-from streamserve.api.ops.models import adapter_named, served_name
+from streamserve.api.prompt import Prompt
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 
@@ -76,7 +71,7 @@ COMPLETION_ROUTES: tuple[Route[AppContext], ...] = (
 
 
 _LARGE_PROMPT = 2048
-"""Tokens that take about a millisecond to decode."""
+"""Prompts with more tokens take over a millisecond to decode."""
 
 
 class Completion:
@@ -127,7 +122,7 @@ class Completion:
             self._params = msgspec.structs.replace(self._params, grammar=requested.grammar)
 
     async def tasks(self, prompts: list[Prompt]) -> list[GenerationTask]:
-        """Build the tasks for the request's prompts, and decode those that the reply echoes."""
+        """Build the tasks for the request's prompts; decode the prompts if the reply echoes them."""
         skip, side_thread = self._params.skip_special_tokens, self._context.side_thread
         for prompt in prompts:
             echo = partial(prompt.echo, self._tokenizer, skip)
@@ -149,7 +144,8 @@ class Completion:
         )  # fmt: skip
 
     def _repeated(self, tasks: list[GenerationTask]) -> int:
-        """Return how many characters of the prompts the reply repeats. Raises RequestError for too many."""
+        """Return the number of characters of prompts that the reply repeats. Raises RequestError if they are
+        too many."""
         n = self._params.n
         echoed = n * sum(map(len, self._echoes))
         check_repeated(echoed, "echo")
@@ -197,7 +193,8 @@ class Completion:
     def _choice(
         self, task: GenerationTask, number: int, piece: Piece, first: bool, entries: Iterable[PromptLogprob]
     ) -> CompletionChoice:
-        """Build a choice of `task`, whole or a delta. The `first` delta carries the fields of the prompt."""
+        """Build a choice of `task`, complete or a delta. The `first` delta carries the fields of the
+        prompt."""
         ids = self._body.return_token_ids
         count = self._body.prompt_logprobs
         return CompletionChoice(

@@ -1,19 +1,20 @@
-"""Prepare a chat request: its prompt, its sampling parameters, and the parsers of its replies."""
+"""Prepares a chat request: its prompt, its sampling parameters, and the parsers of its replies."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.messages import checked_messages
-from streamserve.api.openai.prompts import Encoder, Prompt, truncation_limit
+from streamserve.api.openai.prompts import Encoder, truncation_limit
 from streamserve.api.openai.sampling import chat_sampling
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
@@ -68,7 +69,7 @@ def chat_tools(context: AppContext, body: ChatRequest) -> Tools | None:
 def rendered(
     llm: Generator, body: ChatRequest, charge: Charge, tools: Tools | None = None
 ) -> str | list[int]:
-    """Render the conversation to a text, or token ids. Raises RequestError for what cannot be rendered."""
+    """Render the conversation to a text, or to token ids. Raises RequestError if it cannot be rendered."""
     max_model_len = llm.model.max_model_len
     if len(body.messages) > max_model_len:
         raise RequestError(
@@ -89,7 +90,8 @@ def rendered(
 
 
 def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
-    """Raise RequestError for more characters than a full context of the longest tokens has."""
+    """Raise RequestError if the conversation has more characters than a full context of the longest
+    tokens."""
     contents = [message.get("content") or "" for message in messages]
     texts = [part.get("text", "") for content in contents if isinstance(content, list) for part in content]
     length = sum(map(len, texts)) + sum(len(content) for content in contents if isinstance(content, str))
@@ -104,7 +106,7 @@ def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
 async def chat_prompt(
     context: AppContext, body: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
 ) -> Prompt:
-    """Return the conversation's prompt. Raises RequestError for what the template cannot render."""
+    """Return the conversation's prompt. Raises RequestError if the template cannot render it."""
     llm = context.llm
     before = charge.held
 
@@ -120,13 +122,14 @@ async def chat_prompt(
         return Prompt(ids, llm.tokenizer.decode(ids, skip_special_tokens=False))
     encoder = Encoder(llm, context.side_thread, charge)
     prompt = (await encoder.encode([text], body.add_special_tokens, "messages", truncate_to))[0]
-    return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))  # also if truncated
+    # Decoded again: it may be truncated.
+    return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))
 
 
 async def prepared(
     context: AppContext, body: ChatRequest, charge: Charge, prompt: Prompt | None = None
 ) -> Conversation:
-    """Validate `body` and prepare it, including its prompt unless that is given.
+    """Validate `body` and prepare it. `prompt` is its prompt, if known already.
 
     Raises RequestError naming the field at fault.
     """
@@ -156,8 +159,8 @@ async def prepared(
 
 
 def _requested_grammar(body: ChatRequest, tools: Tools | None) -> RequestedGrammar | None:
-    """Return the grammar of the output. With tools it is theirs, which includes the response_format: it holds
-    for a message without calls."""
+    """Return the grammar of the output, or None. With tools, it is the tools' grammar: it also contains the
+    response_format, for messages without calls."""
     requested = requested_grammar(body)
     if tools is None:
         return requested

@@ -8,12 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
@@ -24,16 +25,15 @@ from streamserve.api.openai.pooling import (
 )
 from streamserve.api.openai.prompts import Encoder, completion_prompts
 from streamserve.api.openai.schemas import Model, about
-from streamserve.api.ops.models import served_name
 from streamserve.api.routes import JSON, Operation, Route
-from streamserve.protocol.embedding import EmbeddingConfig
+from streamserve.contracts.embedding import EmbeddingConfig
 from streamserve.protocol.errors import RequestError
 from streamserve.text.embedding import check_dimensions, embedding, embedding_params
 
 NUMBER_BYTES = 64
-"""Memory of a number of an embedding until the reply is sent, in bytes: as a float in a list, and as JSON."""
+"""Bytes of one number of an embedding until the reply is sent: a float in a list, and its JSON."""
 _LARGE_REPLY = 1 << 15
-"""Numbers that take several milliseconds to encode."""
+"""A reply with more numbers takes several milliseconds to encode."""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,17 +45,22 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         about("a text, texts, token ids, or lists of them", examples=["Once upon a time"]),
     ]
     encoding_format: Annotated[
-        Literal["float", "base64"], about("numbers, or the bytes of float32 numbers, little-endian")
+        Literal["float", "base64"],
+        about("float: a list of numbers; base64: the bytes of little-endian float32 numbers"),
     ] = "float"
     dimensions: Annotated[
-        int | None, about("only the first numbers, for models trained so (Matryoshka)", minimum=1)
+        int | None,
+        about(
+            "number of dimensions to return, for models trained for shorter embeddings (Matryoshka)",
+            minimum=1,
+        ),
     ] = None
     add_special_tokens: Annotated[
-        bool, about("let the tokenizer add its tokens, of which the last one may be pooled")
+        bool, about("let the tokenizer add its special tokens; the model may need the last one for pooling")
     ] = True
-    priority: Annotated[int, about("lower is served first")] = 0
+    priority: Annotated[int, about("requests with a lower value are served first")] = 0
     cache_salt: Annotated[str | None, about("only requests with the same salt share a prefix's KV")] = None
-    user: Annotated[str | None, about("taken; it changes nothing")] = None
+    user: Annotated[str | None, about("accepted without effect")] = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +72,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The embeddings of all inputs, in their order."""
+    """The embeddings of all inputs, in the order of the inputs."""
 
     id: str
     object: str = "list"
@@ -123,11 +128,11 @@ EMBEDDING_ROUTES: tuple[Route[AppContext], ...] = (
 
 
 def embedding_config(context: AppContext) -> EmbeddingConfig:
-    """Return how the model embeds. Raises RequestError if that is not its task."""
+    """Return the model's embedding settings. Raises RequestError if its task is not to embed."""
     config = context.llm.embedding
     if config is None:
         raise RequestError(
-            f"the task of this server's model is to {context.llm.task}, not to embed: start a server with an "
+            f"the task of this server's model is {context.llm.task}, not embed: start a server with an "
             "embedding model, or with --task embed",
             field="model",
         )

@@ -1,4 +1,4 @@
-"""Errors about a chat request, told with the names of the route whose request was converted to it."""
+"""Errors about a converted chat request, with the field names of the original route."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,8 @@ from streamserve.protocol.field_errors import field_of
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """Translate the field names in an error about a chat request.
 
-    `names` maps a chat's fields to those of the route, which may be paths, and further parts of messages.
+    `names` maps field names of a chat to names of the route, which may be paths. It also maps other parts of
+    messages.
     """
     message, field = error.message, error.field
     for chat_name, name in names.items():

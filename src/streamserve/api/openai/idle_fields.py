@@ -1,5 +1,5 @@
-"""Fields that ask for nothing, given the other fields of the request: left out with a warning, or refused if
-fields are strict."""
+"""Fields without effect, given the other fields of a request: left out with a warning, or refused if fields
+are strict."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -39,7 +39,8 @@ def without_idle_fields(body: G, ignored: IgnoredFields) -> G:
 
 
 def without_unknown_keys(messages: list[dict[str, Any]], ignored: IgnoredFields) -> list[dict[str, Any]]:
-    """Return messages without the keys that no part of a prompt is made of, unless fields are strict."""
+    """Return messages without unknown keys, which cannot affect the prompt. If fields are strict, return them
+    unchanged."""
     return messages if ignored.strict else [_known_message(message, ignored) for message in messages]
 
 
@@ -70,7 +71,8 @@ def _is_text(part: Any) -> bool:
 
 
 def response_without_idle_fields(body: ResponseRequest, ignored: IgnoredFields) -> ResponseRequest:
-    """Do the same for /v1/responses: it has no encrypted reasoning, no summaries of it, and no verbosity."""
+    """Return a request of /v1/responses without the fields that have no effect, as `without_idle_fields`
+    does: encrypted reasoning, summaries of reasoning, and verbosity are not supported."""
     for name, value in (body.reasoning or {}).items():
         if name != "effort" and value is not None:
             ignored.add(f"reasoning.{name}")

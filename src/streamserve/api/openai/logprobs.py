@@ -1,11 +1,11 @@
-"""Log-probabilities in three formats: OpenAI's for completions and for chats, and vLLM's for prompts."""
+"""Log-probabilities in three formats: OpenAI's for completions, OpenAI's for chats, and vLLM's for
+prompts."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from streamserve.api.openai.prompts import Prompt
 from streamserve.api.openai.replies import (
     ChatLogprob,
     ChatLogprobs,
@@ -14,6 +14,7 @@ from streamserve.api.openai.replies import (
     PromptLogprobTable,
     RankedLogprob,
 )
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer
@@ -116,7 +117,8 @@ def _append(
 ) -> None:
     """Append a token to `table`.
 
-    The token is always among its alternatives; of two tokens with the same text the more likely is retained.
+    The token is always among its alternatives. Of two tokens with equal text, the more likely one is
+    retained.
     """
     likely: dict[str, float] = {}
     for text, value in [*tops, (token, logprob)]:

@@ -1,4 +1,4 @@
-"""Validation of a chat request's messages: fields that are not supported are refused by name."""
+"""Validation of a chat request's messages. The error names a field that is not supported."""
 
 import json
 import math
@@ -16,10 +16,10 @@ _FIELDS = {
     "assistant": ("role", "content", "name", "reasoning_content", "tool_calls"),
     "tool": ("role", "content", "name", "tool_call_id"),
 }
-"""Fields of a message that are passed to the chat template, by its role."""
+"""Fields of a message that are passed to the chat template, by role."""
 
 _OTHER_FIELDS = ("annotations", "audio", "function_call", "partial", "prefix", "reasoning", "refusal")
-"""Known fields that are not passed on: refused where they have a value that asks for something."""
+"""Known fields that are not passed on: refused if they have a value that would have an effect."""
 
 KNOWN = frozenset(name for fields in _FIELDS.values() for name in fields).union(_OTHER_FIELDS)
 PART_FIELDS = frozenset({"type", "text"})
@@ -27,11 +27,11 @@ PART_FIELDS = frozenset({"type", "text"})
 
 
 def checked_messages(messages: Sequence[dict[str, Any]], charge: Charge) -> list[dict[str, Any]]:
-    """Return `messages` with the fields passed to the template.
+    """Return `messages` with the fields that are passed to the template.
 
-    Raises RequestError naming an unsupported field. Fields that are null or empty count as absent: clients
-    send replies back unchanged. The arguments of calls, which are JSON inside of JSON, are subject to the
-    limits of a request, and charged to `charge`.
+    Raises RequestError naming an unsupported field. Fields that are null or empty count as absent, because
+    clients send replies back unchanged. The arguments of calls, which are JSON inside of JSON, are subject to
+    the limits of a request, and charged to `charge`.
     """
     return [_checked(message, f"messages[{index}]", charge) for index, message in enumerate(messages)]
 
@@ -65,7 +65,7 @@ def _checked(message: dict[str, Any], where: str, charge: Charge) -> dict[str, A
 
 
 def _check_parts(content: Any, where: str) -> None:
-    """Raise RequestError naming an unknown key of a text part. Other kinds of parts are refused later."""
+    """Raise RequestError naming an unknown key of a text part. Parts of other types are refused later."""
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") == "text":
             for name, value in part.items():
@@ -74,7 +74,7 @@ def _check_parts(content: Any, where: str) -> None:
 
 
 def _repeated(message: dict[str, Any], name: str) -> bool:
-    """Return whether a field repeats the reasoning, which replies have under two names."""
+    """Return whether a field repeats the reasoning: replies contain it under two names."""
     return name == "reasoning" and message[name] == message.get("reasoning_content")
 
 
@@ -85,8 +85,8 @@ def _checked_calls(calls: Any, where: str, charge: Charge) -> list[dict[str, Any
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON text holds. Raises ValueError also for NaN and infinities, which Python's parser takes
-    and JSON does not have."""
+    """Return the value of JSON text. Raises ValueError, also for NaN and infinities: Python's parser accepts
+    them, but they are not JSON."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
@@ -100,7 +100,7 @@ def _finite(text: str) -> float:
 
 
 def _checked_call(call: Any, where: str, charge: Charge) -> dict[str, Any]:
-    """Return a call as templates expect it: with an object as arguments instead of JSON text."""
+    """Return a call in the form that templates expect: its arguments are an object, not JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise RequestError(f"{where} must have the type function, and a function", field="messages")

@@ -3,9 +3,9 @@
 Every field of a request is in one of four classes:
 
 obeyed           a field of the route's struct
-without effect   taken with a warning: it does not change the result here
-refused          400 by name: it would change the result
-unknown          taken with a warning
+without effect   accepted with a warning: it does not change the result on this server
+refused          status 400, naming the field: it would change the result
+unknown          accepted with a warning
 """
 
 from typing import Any
@@ -103,8 +103,8 @@ _INSTEAD = {
 
 
 def _obeyed_elsewhere(kind: type[msgspec.Struct]) -> Values:
-    """Return the fields that `kind` lacks and another route obeys, with their defaults, except those that
-    are taken without effect."""
+    """Return the fields that `kind` lacks and another route obeys, with their defaults. Fields that are
+    accepted without effect are left out."""
     kinds: tuple[type[msgspec.Struct], ...] = (CompletionRequest, ChatRequest, ResponseRequest)
     fields = [field for other in kinds for field in msgspec.structs.fields(other)]
     known = {*kind.__struct_fields__, *_WITHOUT_EFFECT, *_WITHOUT_EFFECT_IN_CHATS}
@@ -193,4 +193,4 @@ OTHER_IN_STREAMS = OtherFields(
     },
     strict=True,
 )
-"""Prompt streams are this server's own: their fields are always strict."""
+"""Only this server has prompt streams, so their fields are always strict."""

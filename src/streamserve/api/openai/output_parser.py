@@ -1,4 +1,5 @@
-"""Parse one choice's deltas into reasoning, text and tool calls, in the order in which they were written."""
+"""Parses one choice's deltas into reasoning, text and tool calls, in the order in which they were
+generated."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -8,7 +9,8 @@ from streamserve.text.output import Delta, TokenLogprob, Usage
 
 
 class OutputSink(Protocol):
-    """Takes the parts of an output: the items of a response, or the content blocks of a message."""
+    """Receives the parts of an output. Implemented by the items of a response, and by the content blocks of a
+    message."""
 
     async def text(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> None:
         """Append text to the message."""

@@ -1,15 +1,16 @@
-"""Run prompts whose results are vectors, for embeddings and scores."""
+"""Runs prompts whose results are vectors, for embeddings and scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from streamserve.api.generation import AppContext, GenerationTask, generate, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.http.limits import MAX_CHOICES
-from streamserve.api.openai.prompts import Prompt
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Pooled
 from streamserve.protocol.sampling import SamplingParams
@@ -37,11 +38,11 @@ OTHER_IN_POOLING = OtherFields(
     },
     without_effect={"request_id": (), "extra_body": ({},)},
 )
-"""Fields of other servers' embeddings, scores and reranking."""
+"""Fields of other servers' embeddings, scores and reranking that are not obeyed."""
 
 
 class PoolingUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a request: there are only prompts."""
+    """The tokens of a request. All are prompt tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -74,24 +75,24 @@ async def pool(
     ]
     vectors = [b""] * len(tasks)
 
-    async def take(task: GenerationTask, item: Item) -> None:
+    async def handle(task: GenerationTask, item: Item) -> None:
         if isinstance(item, Pooled):
             vectors[task.number] = item.vector
 
-    await generate(context, tasks, take)
+    await generate(context, tasks, handle)
     tokens = sum(len(prompt.ids) for prompt in prompts)
     return Vectors(name, vectors, PoolingUsage(prompt_tokens=tokens, total_tokens=tokens))
 
 
 def check_count(context: AppContext, count: int, field: str) -> None:
-    """Raise RequestError unless a request may have so many prompts."""
+    """Raise RequestError unless a request may have `count` prompts."""
     limit = min(context.settings.max_prompts, MAX_CHOICES)
     if not 1 <= count <= limit:
         raise RequestError(f"{field} has {count} entries: 1 to {limit} are allowed", field=field)
 
 
 def check_lengths(prompts: Sequence[Prompt], limit: int | None, field: str) -> None:
-    """Raise RequestError if a prompt has more tokens than the model was made to embed."""
+    """Raise RequestError if a prompt has more tokens than `limit`, the longest text that the model embeds."""
     longest = max(len(prompt.ids) for prompt in prompts)
     if limit is not None and longest > limit:
         raise RequestError(

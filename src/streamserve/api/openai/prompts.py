@@ -1,62 +1,25 @@
-"""Convert prompts from OpenAI's formats to token ids."""
+"""Converts prompts from OpenAI's formats to token ids."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streamserve.api.generator import Generator
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.http.side_thread import SideThread
+from streamserve.api.prompt import Prompt
 from streamserve.protocol.errors import RequestError
-from streamserve.text.detokenize import detokenizer
-from streamserve.text.tokenizer import Tokenizer
 
 _THREAD_ABOVE = 8192
-"""Characters that take about a millisecond to tokenize; longer texts are tokenized outside of the event
-loop."""
+"""Texts with more characters in all take over a millisecond to tokenize: this is done in the side thread."""
 
 _ENCODING_BYTES = 32
 """The tokenizer's peak memory per character while a text is encoded, in bytes."""
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """Token ids, and the text they were encoded from, if any."""
-
-    ids: list[int]
-    text: str | None = None
-
-    def echo(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> str:
-        """Return the prompt as text."""
-        return tokenizer.decode(self.ids, skip_special_tokens) if self.text is None else self.text
-
-    def truncated(self, truncate_to: int | None) -> "Prompt":
-        """Return the last `truncate_to` tokens, without text; the whole prompt if `truncate_to` is
-        None or it is no longer."""
-        return (
-            self if truncate_to is None or len(self.ids) <= truncate_to else Prompt(self.ids[-truncate_to:])
-        )
-
-    def offsets(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> Iterator[int]:
-        """Yield for each token the number of characters of `echo` before it."""
-        reader = detokenizer(tokenizer, skip_special_tokens and self.text is None)
-        length = 0
-        for position, token in enumerate(self.ids):
-            yield length
-            if position > 0 or not self._is_added(tokenizer):
-                length += len(reader.feed(token))
-
-    def _is_added(self, tokenizer: Tokenizer) -> bool:
-        """Return whether the first token was added by the tokenizer, and is not in the text."""
-        if self.text is None or self.ids[0] != tokenizer.bos_token_id:
-            return False
-        return not self.text.startswith(tokenizer.special_tokens["bos_token"])
-
-
 def truncation_limit(llm: Generator, requested: int | None, max_tokens: int | None) -> int | None:
     """Return how many of a prompt's last tokens `truncate_prompt_tokens` retains; None: all.
 
-    -1 retains what the context can hold in addition to `max_tokens` of output. Raises RequestError for
-    invalid values.
+    -1 retains the tokens that fit in the context in addition to `max_tokens` of output. Raises RequestError
+    for an invalid value.
     """
     max_model_len = llm.model.max_model_len
     if requested is None:
@@ -74,8 +37,8 @@ def truncation_limit(llm: Generator, requested: int | None, max_tokens: int | No
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes the prompts of one request, charging their tokens to `charge`; large texts are encoded in
-    `side_thread`. `field` is the request's field that has them, for messages."""
+    """Encodes the prompts of one request, and charges their tokens to `charge`. Large texts are encoded in
+    `side_thread`. `field` is the name of the request's field, for error messages."""
 
     llm: Generator
     side_thread: SideThread
@@ -85,9 +48,9 @@ class Encoder:
     async def encode(
         self, texts: list[str], add_special_tokens: bool, field: str, truncate_to: int | None = None
     ) -> list[Prompt]:
-        """Tokenize `texts`, retaining only the last `truncate_to` tokens of each, if set.
+        """Tokenize `texts`. If `truncate_to` is given, retain only the last tokens of each.
 
-        Raises RequestError if one has more characters than a full context of the longest tokens.
+        Raises RequestError if a text has more characters than a full context of the longest tokens.
         """
         max_model_len, tokenizer = self.llm.model.max_model_len, self.llm.tokenizer
         longest = max(map(len, texts))
@@ -125,9 +88,9 @@ async def completion_prompts(
     limit: int,
     truncate_to: int | None = None,
 ) -> list[Prompt]:
-    """Return the prompts of a completion request: one, or as many as its list has.
+    """Return the prompts of a completion request: a single prompt, or one for each entry of its list.
 
-    Raises RequestError if the list mixes types, has too many prompts, or a prompt does not fit.
+    Raises RequestError if the list mixes types, has too many prompts, or if a prompt does not fit.
     """
     field = encoder.field
     if isinstance(prompt, str):

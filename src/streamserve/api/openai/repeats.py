@@ -1,5 +1,6 @@
-"""Requests that a client repeats with the same Idempotency-Key, perhaps to a server that was started since:
-the key chooses the seed, so that the answer is the same text; it begins with what workers have kept of it."""
+"""Requests that a client repeats with the same Idempotency-Key, maybe at a server that was started since. The
+key determines the seed, so that the answer is the same text. The answer begins with the outputs that workers
+have kept."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -17,8 +18,7 @@ MAX_KEY_CHARACTERS = 255
 KEY_PARAMETER: dict[str, Any] = {
     "name": KEY_HEADER,
     "in": "header",
-    "description": "chooses the seed, where the body does not: with the same key the same request gets the "
-    "same text",
+    "description": "sets the seed if the body does not: equal requests with the same key get the same text",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARACTERS},
 }
 
@@ -26,14 +26,15 @@ T = TypeVar("T", bound=SamplingFields)
 
 
 def key_of(request: HTTPConnection) -> str:
-    """Return the idempotency key of a request, which `with_key_seed` has checked, together with the request's
-    caller, since two callers may choose the same key; empty if it has none."""
+    """Return the idempotency key of a request, which `with_key_seed` has checked; "" if it has none. The
+    caller's id is a part of it, because two callers may choose the same key."""
     key = request.headers.get(KEY_HEADER, "")
     return f"{caller_of(request)}/{key}" if key else ""
 
 
 def with_key_seed(body: T, headers: Mapping[str, str]) -> T:
-    """Return `body` with the seed of its idempotency key, unless it has a seed or there is no key.
+    """Return `body` with a seed derived from its idempotency key. Unchanged if it has a seed, or if there is
+    no key.
 
     Raises RequestError if the key is empty or too long.
     """

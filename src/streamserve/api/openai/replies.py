@@ -1,4 +1,4 @@
-"""Responses and stream events in OpenAI's formats; vLLM's fields are included when they are requested."""
+"""Responses and stream events in OpenAI's formats. vLLM's fields are included if they are requested."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,20 +13,21 @@ PromptLogprobTable = list[dict[int, "RankedLogprob"] | None]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """How many prompt tokens were in the cache."""
+    """The number of prompt tokens that were in the cache."""
 
     cached_tokens: int
 
 
 class Predictions(msgspec.Struct, frozen=True):
-    """Draft tokens, by whether they were accepted (OpenAI's field names)."""
+    """The numbers of accepted and of rejected draft tokens (OpenAI's field names)."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class UsageReply(msgspec.Struct, frozen=True):
-    """Token counts of a request; with latency targets also whether they were met, and the measured values."""
+    """Token counts of a request. With latency targets, also whether they were met, and the measured
+    values."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -51,7 +52,7 @@ def usage_reply(parts: Sequence[Usage]) -> UsageReply:
 
 
 def slo_fields(outcomes: list[SloOutcome]) -> dict[str, Any]:
-    """Return a usage's fields about latency targets, if there were any."""
+    """Return the fields of a usage that concern latency targets; none if there were no targets."""
     outcome = combined(outcomes)
     if outcome is None:
         return {}
@@ -76,7 +77,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A text, or in a stream the next delta of it."""
+    """A text, or the next delta of it in a stream."""
 
     index: int
     text: str
@@ -126,14 +127,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
-    """A function call: its arguments are JSON text, or in a stream the next delta of it."""
+    """A function call. Its arguments are JSON text, or the next delta of it in a stream."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call, or the next delta of call number `index`; the first one has id, type and name."""
+    """A tool call, or the next delta of call number `index`. The first delta has id, type and name."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -142,8 +143,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's message, its tool calls, and its reasoning (under both names in use). The fields that are
-    always null are there for clients that read them without asking whether they exist."""
+    """The model's message, its tool calls, and its reasoning (under both names in use). Some fields are
+    always null: they are present for clients that read them unconditionally."""
 
     role: str = "assistant"
     content: str | None
@@ -157,7 +158,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The next delta of the message; the first one has the role."""
+    """The next delta of the message. The first delta has the role."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -167,8 +168,8 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, whole in `message` or as a delta in `delta`. Where `token_ids` is not requested, it is
-    left out of a delta, and null in a whole choice."""
+    """One choice: complete in `message`, or as a delta in `delta`. If `token_ids` is not requested, it is
+    left out of a delta, and null in a complete choice."""
 
     index: int
     message: ChatMessage | UnsetType = UNSET
@@ -180,9 +181,9 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of /v1/chat/completions, or one event of its stream. The last three fields are left out of
-    events where they were not requested, and null in a whole reply. The first event of each choice has the
-    prompt's token ids."""
+    """The reply of /v1/chat/completions, or one event of its stream. If the last three fields are not
+    requested, they are left out of events, and null in a complete reply. The first event of each choice has
+    the prompt's token ids."""
 
     id: str
     object: str

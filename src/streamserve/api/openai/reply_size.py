@@ -1,4 +1,5 @@
-"""What a reply repeats of its prompts, in each choice: a limit, and the reply as JSON without long pauses."""
+"""Limits on prompt text that a reply repeats in each choice, and the encoding of large replies without long
+pauses."""
 
 import msgspec
 
@@ -6,17 +7,17 @@ from streamserve.api.openai.replies import ChatReply, CompletionReply
 from streamserve.protocol.errors import RequestError
 
 MAX_REPEATED = 16 << 20
-"""Maximum size of what a reply that is not streamed repeats of its prompts over all choices, in characters of
-JSON: texts with echo, and token ids with return_token_ids."""
+"""Maximum number of characters of JSON that a reply without streaming repeats from its prompts, over all
+choices: texts with echo, and token ids with return_token_ids."""
 
 REPEATED_BYTES = 4
-"""Memory of such a character until its reply is written, in bytes: in its choice, and twice as JSON."""
+"""Bytes of a repeated character until its reply is written: in its choice, and twice as JSON."""
 
 TOKEN_CHARACTERS = 8
-"""Characters of a token id in JSON, with its comma."""
+"""Characters of a token id in JSON, including its comma."""
 
 TEXT_BYTES, TOKEN_BYTES = 4, 48
-"""Memory of a generated character and of a token id until the reply is written, in bytes."""
+"""Bytes of a generated character, and of a token id, until the reply is written."""
 
 
 def check_repeated(characters: int, field: str) -> None:
@@ -30,6 +31,6 @@ def check_repeated(characters: int, field: str) -> None:
 
 
 def encoded(reply: CompletionReply | ChatReply) -> bytes:
-    """Return a reply as JSON, encoded choice by choice: other threads may run between two of them."""
+    """Return a reply as JSON. It is encoded choice by choice, so that other threads can run in between."""
     choices = [msgspec.Raw(msgspec.json.encode(choice)) for choice in reply.choices]
     return msgspec.json.encode(msgspec.structs.replace(reply, choices=choices))

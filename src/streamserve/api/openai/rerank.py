@@ -1,7 +1,8 @@
-"""POST /v1/rerank and /v1/score: how relevant texts are to each other, as in Jina, Cohere and vLLM.
+"""POST /v1/rerank and /v1/score: the relevance of texts to each other, as in the APIs of Jina, Cohere and
+vLLM.
 
-A model that scores (--task score) judges each pair by its logits of yes and no. Of one that embeds, the score
-is the cosine similarity of the embeddings.
+A model that scores (--task score) judges each pair by its logits of yes and no. With an embedding model, the
+score is the cosine similarity of the embeddings.
 """
 
 import math
@@ -13,12 +14,13 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
 from streamserve.api.http.disconnect import while_connected
 from streamserve.api.http.limits import charge_of
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import served_name
 from streamserve.api.openai.pooling import (
     OTHER_IN_POOLING,
     PoolingUsage,
@@ -29,7 +31,6 @@ from streamserve.api.openai.pooling import (
 )
 from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import Model, about
-from streamserve.api.ops.models import served_name
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import Pooling, SamplingParams
@@ -37,7 +38,7 @@ from streamserve.text.embedding import embedding, embedding_params, similarity
 from streamserve.text.reranker import Scoring
 
 Pairs = list[tuple[str, str]]
-"""Queries with documents."""
+"""Pairs of a query and a document."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,31 +51,47 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """POST /v1/rerank."""
 
     model: Model = None
-    query: Annotated[str, about("what the documents are compared with", examples=["the quick brown fox"])]
+    query: Annotated[
+        str, about("the text that the documents are compared with", examples=["the quick brown fox"])
+    ]
     documents: Annotated[
         list[str | Document],
         about("texts, or objects with a text", examples=[["a fox", "a dog"]], minItems=1),
     ]
-    top_n: Annotated[int | None, about("only so many, the best; 0 and default: all", minimum=0)] = None
+    top_n: Annotated[
+        int | None, about("number of best documents to return; 0 or default: all documents", minimum=0)
+    ] = None
     return_documents: Annotated[bool, about("return the documents' texts, too")] = True
     instruction: Annotated[
-        str | None, about("of models that score: the task; by default to find passages that answer a query")
+        str | None,
+        about(
+            "for models with --task score: what makes a document relevant; by default that it answers "
+            "the query"
+        ),
     ] = None
-    priority: Annotated[int, about("lower is served first")] = 0
-    user: Annotated[str | None, about("taken; it changes nothing")] = None
+    priority: Annotated[int, about("requests with a lower value are served first")] = 0
+    user: Annotated[str | None, about("accepted without effect")] = None
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/score. One `text_1` is compared with each `text_2`; as many as those, pair by pair."""
+    """POST /v1/score. A single `text_1` is compared with each `text_2`; several are compared pair by pair."""
 
     model: Model = None
-    text_1: Annotated[str | list[str], about("a text, or texts: the queries", examples=["the quick fox"])]
-    text_2: Annotated[str | list[str], about("a text, or texts: the documents", examples=[["a fox"]])]
+    text_1: Annotated[
+        str | list[str], about("the queries: a text, or a list of texts", examples=["the quick fox"])
+    ]
+    text_2: Annotated[
+        str | list[str], about("the documents: a text, or a list of texts", examples=[["a fox"]])
+    ]
     instruction: Annotated[
-        str | None, about("of models that score: the task; by default to find passages that answer a query")
+        str | None,
+        about(
+            "for models with --task score: what makes a document relevant; by default that it answers "
+            "the query"
+        ),
     ] = None
-    priority: Annotated[int, about("lower is served first")] = 0
-    user: Annotated[str | None, about("taken; it changes nothing")] = None
+    priority: Annotated[int, about("requests with a lower value are served first")] = 0
+    user: Annotated[str | None, about("accepted without effect")] = None
 
 
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +120,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of all pairs, in their order."""
+    """The scores of all pairs, in the order of the pairs."""
 
     id: str
     object: str = "list"
@@ -114,7 +131,7 @@ class ScoreReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rerank(context: AppContext, request: Request) -> Response:
-    """Return the documents by their relevance. Raises RequestError naming the field at fault."""
+    """Return the documents in the order of their relevance. Raises RequestError naming the field at fault."""
     body = await read_request(request, context, RerankRequest, OTHER_IN_POOLING)
     context = await routed(context, request, body.model)
     name = served_name(context.llm, body.model)
@@ -156,7 +173,8 @@ def _pairs(context: AppContext, body: ScoreRequest) -> Pairs:
     check_count(context, len(documents), "text_2")
     if len(queries) not in (1, len(documents)):
         raise RequestError(
-            f"text_1 has {len(queries)} texts and text_2 {len(documents)}: give one, or as many",
+            f"text_1 has {len(queries)} texts and text_2 has {len(documents)}: give one text_1, or equal "
+            "numbers of texts",
             field="text_1",
         )
     return list(zip(queries * len(documents) if len(queries) == 1 else queries, documents, strict=True))
@@ -170,7 +188,7 @@ async def _scores(
     kind: str,
     field: str,
 ) -> tuple[list[float], Vectors]:
-    """Return the scores of `pairs`, and the vectors that they are made of."""
+    """Return the scores of `pairs`, and the vectors from which they were computed."""
     encoder = Encoder(context.llm, context.side_thread, charge_of(request), field)
     salt = context.cache_salt(caller_of(request), None)
     scoring = context.llm.scoring
@@ -179,7 +197,7 @@ async def _scores(
     else:
         if body.instruction is not None:
             raise RequestError(
-                "instruction is for models that score: for embeddings, write it into the query",
+                "instruction is only for models that score: for embeddings, write it into the query",
                 field="instruction",
             )
         running = _compared(context, encoder, pairs, body, kind, salt)
@@ -195,7 +213,7 @@ async def _judged(
     salt: str,
     scoring: Scoring,
 ) -> tuple[list[float], Vectors]:
-    """Return the probabilities of yes, of yes and no, after the prompts of all pairs."""
+    """Return for each pair the probability of yes rather than no after its prompt."""
     texts = [scoring.prompt(query, document, body.instruction) for query, document in pairs]
     prompts = await encoder.encode(texts, False, encoder.field)
     params = SamplingParams(
@@ -218,8 +236,8 @@ async def _compared(
     config = context.llm.embedding
     if config is None:
         raise RequestError(
-            f"the task of this server's model is to {context.llm.task}, not to score: start a server with "
-            "--task score for a reranking model, or with an embedding model",
+            f"the task of this server's model is {context.llm.task}, not score: start a server with --task "
+            "score for a reranking model, or with an embedding model",
             field="model",
         )
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -234,12 +252,12 @@ async def _compared(
 
 
 def probability(logit: float) -> float:
-    """Return the logistic function, without overflow."""
+    """Return the logistic function of `logit`, without overflow."""
     return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
 
 
 _RERANK = Operation(
-    "Documents by their relevance to a query",
+    "Documents sorted by their relevance to a query",
     RerankRequest,
     RerankReply,
     others=OTHER_IN_POOLING,

@@ -1,4 +1,4 @@
-"""Convert a request of /v1/responses to the equivalent chat request."""
+"""Converts a request of /v1/responses to the equivalent chat request."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -57,7 +57,7 @@ def as_chat(body: ResponseRequest, history: Sequence[dict[str, Any]] = ()) -> Ch
 
 
 def _messages(body: ResponseRequest, history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert the items to messages: reasoning and function calls become part of the assistant's message."""
+    """Convert the items to messages. Reasoning and function calls become parts of the assistant's message."""
     chat: list[dict[str, Any]] = []
     if body.instructions is not None:
         chat.append({"role": "system", "content": body.instructions})
@@ -110,7 +110,7 @@ def _checked_kind(item: dict[str, Any], where: str) -> str:
 
 
 def _content(content: Any, where: str) -> Any:
-    """Return a text, or a list of text parts as chats have them."""
+    """Return a text, or a list of text parts in the format of chats."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -174,7 +174,7 @@ def _format(body: ResponseRequest) -> dict[str, Any]:
 
 
 def _tools(body: ResponseRequest) -> dict[str, Any]:
-    """Convert function tools and tool_choice to those of a chat."""
+    """Convert function tools and tool_choice to the format of chats."""
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]
     choice = body.tool_choice
     if isinstance(choice, dict):

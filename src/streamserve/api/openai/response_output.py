@@ -1,4 +1,5 @@
-"""The output of a response as it is generated: items open, grow and close, with an event for each change."""
+"""The output of a response while it is generated: items open, grow and close, with an event for each
+change."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
@@ -100,7 +101,7 @@ class Output:
             await self._send_item_event("response.content_part.added", content_index=0, part=part)
 
     async def close(self, status: Status) -> None:
-        """Close the open item, complete or truncated."""
+        """Close the open item. `status`: whether it is complete."""
         if self._open is None:
             return
         text, scores = "".join(self._texts), self._scores
@@ -127,7 +128,7 @@ class Output:
         await self._send("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
     async def _send_item_event(self, kind: str, **fields: Any) -> None:
-        """Send an event of the latest item."""
+        """Send an event about the latest item."""
         index = len(self.items) - 1
         await self._send(kind, item_id=self.items[-1].id, output_index=index, **fields)
 

@@ -17,7 +17,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses. `input` holds the whole conversation, or what follows a stored response."""
+    """POST /v1/responses. `input` is the whole conversation, or the continuation of a stored response."""
 
     input: Annotated[
         str | list[dict[str, Any]],
@@ -54,19 +54,21 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_
     tool_choice: Annotated[
         str | dict[str, Any] | None, about("none, auto, required, or a function by name")
     ] = None
-    parallel_tool_calls: Annotated[bool, about("whether several functions may be called at once")] = True
+    parallel_tool_calls: Annotated[bool, about("whether several functions may be called in one response")] = (
+        True
+    )
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("further variables of the model's template")
+        dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
     reasoning: Annotated[
         dict[str, Any] | None,
-        about("effort: how much to reason, where the model's template has this; none: not at all"),
+        about("effort: how much to reason, if the model's chat template supports it; none: no reasoning"),
     ] = None
     store: Annotated[
         bool | None, about("false: do not keep the response for previous_response_id and GET")
     ] = None
     previous_response_id: Annotated[
-        str | None, about("a stored response: its input and output come before this input")
+        str | None, about("id of a stored response, whose input and output come before this input")
     ] = None
 
 
@@ -133,14 +135,14 @@ Item = MessageItem | ReasoningItem | CallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """How many prompt tokens were in the cache. Nothing is charged for cache writes."""
+    """The number of prompt tokens that were in the cache. Cache writes are not charged."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """How many output tokens were reasoning."""
+    """The number of output tokens that are reasoning."""
 
     reasoning_tokens: int
 
@@ -172,8 +174,8 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class ResponseReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The response, in its current state, with the fields of the request. Those that are always null are
-    there for clients that read them without asking whether they exist."""
+    """The response in its current state, with the fields of the request. Some fields are always null: they
+    are present for clients that read them unconditionally."""
 
     id: str
     object: str = "response"

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext, GenerationTask, charged_reply, generate, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.body import read_request
@@ -16,12 +17,14 @@ from streamserve.api.http.errors import as_request_error
 from streamserve.api.http.ignored_fields import ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.sse import EventStream
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import LARGE_REQUEST, Conversation, prepared
 from streamserve.api.openai.field_names import renamed
 from streamserve.api.openai.idle_fields import response_without_idle_fields
 from streamserve.api.openai.other_fields import OTHER_IN_RESPONSES
 from streamserve.api.openai.output_parser import OutputParser
+from streamserve.api.openai.outputs import charged_reply
 from streamserve.api.openai.repeats import KEY_PARAMETER, key_of, with_key_seed
 from streamserve.api.openai.replies import slo_fields
 from streamserve.api.openai.response_input import NAMES, as_chat
@@ -37,13 +40,12 @@ from streamserve.api.openai.response_schemas import (
     ResponseUsage,
     Status,
 )
-from streamserve.api.openai.response_store import StoredResponse
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.scores import charge_delta
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stored_responses import history, stored_response
 from streamserve.api.openai.thinking import with_thinking
-from streamserve.api.ops.models import adapter_named, served_name
+from streamserve.api.response_store import StoredResponse
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.text.output import Delta, Usage
@@ -72,7 +74,7 @@ async def responses(context: AppContext, request: Request) -> Response:
 async def _chat(
     context: AppContext, request: Request, body: ResponseRequest, previous: StoredResponse | None
 ) -> ChatRequest:
-    """Convert a request, after the conversation of the `previous` response, to a chat request."""
+    """Convert a request to a chat request. The conversation of the `previous` response comes first."""
     charge = charge_of(request)
     large = charge.held + (previous.size if previous else 0) > LARGE_REQUEST
 
@@ -133,7 +135,7 @@ class _Response:
         return json_response(reply)
 
     async def _stream(self, emit: Emit) -> None:
-        """Stream the response. An error after the first event is sent as an event."""
+        """Stream the response. After the first event, an error is sent as an event."""
         output = Output(emit)
         try:
             await self._run(output)
@@ -166,7 +168,8 @@ class _Response:
             adapter=adapter_named(self._context.llm, self._model), idempotency_key=self._key,
         )  # fmt: skip
         try:
-            with charged_reply(self._context, [task], whole=True) as charge:  # the last event has all of them
+            # The last event has all log-probabilities.
+            with charged_reply(self._context, [task], whole=True) as charge:
                 await generate(self._context, [task], collect_item)
         except RequestError as error:
             raise renamed(error, NAMES) from error
@@ -185,7 +188,7 @@ class _Response:
         return reply
 
     async def _keep(self, reply: ResponseReply) -> ResponseReply:
-        """Store a response, if it is to be stored; return it with `store` as it was done."""
+        """Store a response if requested. Return it with `store` saying whether it was stored."""
         if not self._stored:
             return reply
         conversation = len(self._conversation.prompt.text or "")
@@ -235,4 +238,4 @@ def _usage(usage: Usage, reasoning: int) -> ResponseUsage:
 
 
 async def _discard(event: ResponseEvent) -> None:
-    """Discard an event, for a reply that is not streamed."""
+    """Discard an event of a reply that is not streamed."""

@@ -1,4 +1,4 @@
-"""Convert a request's sampling fields to SamplingParams; the defaults are the operator's, then OpenAI's."""
+"""Converts a request's sampling fields to SamplingParams. Defaults are the operator's, then OpenAI's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ _CHAT_NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"
 def completion_sampling(
     request: CompletionRequest, defaults: Mapping[str, Any], vocab_size: int
 ) -> SamplingParams:
-    """Convert a completion's fields. Raises RequestError naming the first field out of range."""
+    """Convert a completion's fields. Raises RequestError naming the first field that is out of range."""
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise RequestError("best_of is not supported, unless it equals n", field="best_of")
     values = _common(request) | _generation(request)
@@ -110,7 +110,7 @@ def _checked(
 ) -> SamplingParams:
     """Apply `values` over `defaults` and validate.
 
-    `named` are the request's names for fields that it names differently.
+    `named` maps names of SamplingParams to the request's names, if they differ.
     """
     try:
         params = msgspec.structs.replace(SamplingParams(**defaults), **values)

@@ -19,7 +19,7 @@ from streamserve.protocol.sampling import (
 
 
 def about(text: str, **schema: Any) -> Meta:
-    """Describe a field for the OpenAPI description.
+    """Return the description of a field for the OpenAPI document.
 
     It does not validate: values are checked where they are used, with messages that name the field and the
     limit.
@@ -30,11 +30,11 @@ def about(text: str, **schema: Any) -> Meta:
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Values of reasoning_effort."""
 
-Model = Annotated[str | None, about("one of the names in /v1/models; by default the first")]
+Model = Annotated[str | None, about("one of the names in /v1/models; by default the first name")]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream carries besides text."""
+    """Additional events and values of a stream."""
 
     include_usage: Annotated[bool, about("a final event with the usage")] = False
     continuous_usage_stats: Annotated[bool, about("with include_usage: the current usage in every event")] = (
@@ -44,12 +44,12 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that all generating routes have in common. None means not set."""
+    """Fields common to all generating routes. None means not set."""
 
     model: Model = None
-    stream: Annotated[bool, about("server-sent events as the text is generated, instead of one reply")] = (
-        False
-    )
+    stream: Annotated[
+        bool, about("send the text as server-sent events while it is generated, instead of one reply")
+    ] = False
     temperature: Annotated[
         float | None,
         about("0 selects the most likely token (greedy); otherwise at least 0.001", minimum=0, maximum=100),
@@ -125,8 +125,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     truncate_prompt_tokens: Annotated[
         int | None,
         about(
-            "retain only this many of the prompt's last tokens; "
-            "-1: what the context can hold in addition to the output",
+            "retain only this many of the prompt's last tokens; -1: the tokens that fit in the context "
+            "with the output",
             minimum=-1,
             maximum=2**31,
         ),
@@ -148,14 +148,14 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cache_salt: Annotated[
         str | None, about("only requests with the same salt share cached prompts", minLength=1)
     ] = None
-    user: Annotated[str | None, about("for the caller's own records, like the next three")] = None
+    user: Annotated[str | None, about("for the caller's own records, like the three fields after it")] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
 
 
 class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that completions and chats have in common."""
+    """Fields common to completions and chats."""
 
     stream_options: StreamOptions | None = None
     n: Annotated[int | None, about("number of outputs", minimum=1, maximum=MAX_CHOICES)] = None
@@ -198,13 +198,14 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. `prompt` is a text, a list of texts, token ids, or a list of lists of them."""
+    """POST /v1/completions. `prompt` is a text, a list of texts, token ids, or a list of lists of token
+    ids."""
 
     prompt: Annotated[
         str | list[str | int | list[int]],
         about("a text, texts, token ids, or lists of them", examples=["Once upon a time"]),
     ]
-    echo: Annotated[bool, about("include the prompt before the text")] = False
+    echo: Annotated[bool, about("begin the text with the prompt")] = False
     logprobs: Annotated[
         int | None,
         about("log-probabilities, with this many alternatives per token", minimum=0, maximum=MAX_LOGPROBS),
@@ -214,7 +215,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions. The chat template includes special tokens, so none are added by default."""
+    """POST /v1/chat/completions. The chat template includes special tokens, so by default none are added."""
 
     messages: Annotated[
         list[dict[str, Any]],
@@ -225,7 +226,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ]
     max_completion_tokens: Annotated[
-        int | None, about("max_tokens by its newer name", minimum=0, maximum=2**31)
+        int | None, about("newer name of max_tokens", minimum=0, maximum=2**31)
     ] = None
     logprobs: Annotated[bool, about("log-probabilities of the tokens")] = False
     top_logprobs: Annotated[
@@ -239,17 +240,18 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         bool, about("continue the last message; requires add_generation_prompt false")
     ] = False
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("further variables of the model's template")
+        dict[str, Any] | None, about("further variables for the model's chat template")
     ] = None
     tools: Annotated[list[dict[str, Any]], about("functions that the model may call")] = []
     tool_choice: Annotated[
-        str | dict[str, Any] | None, about("none, auto, required, or the one function to call")
+        str | dict[str, Any] | None, about("none, auto, required, or one function that must be called")
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("if false, at most one call")] = None
+    parallel_tool_calls: Annotated[bool | None, about("if false, the model makes at most one call")] = None
     include_reasoning: Annotated[bool, about("if false, omit the model's reasoning")] = True
     reasoning_effort: Annotated[
-        Effort | None, about("how much to reason, where the model's template has this; none: not at all")
+        Effort | None,
+        about("how much to reason, if the model's chat template supports it; none: no reasoning"),
     ] = None
     enable_thinking: Annotated[
-        bool | None, about("whether to reason, where the model's template has this")
+        bool | None, about("whether to reason, if the model's chat template supports it")
     ] = None

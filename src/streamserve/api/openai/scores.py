@@ -1,4 +1,4 @@
-"""Limits on the log-probabilities of a reply, and the memory that they are charged."""
+"""Limits on the log-probabilities of a reply, and their charge in memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,22 +12,23 @@ from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.output import Delta
 
 MAX_SCORES = 1 << 19
-"""Maximum number of output log-probabilities in one reply that is not streamed; a stream may have more."""
+"""Maximum number of output log-probabilities in one reply without streaming. A stream may have more."""
 
 MAX_PROMPT_SCORES = 1 << 20
-"""Maximum number of prompt log-probabilities of one request, over all choices that include them."""
+"""Maximum number of prompt log-probabilities of one request, summed over all choices that include them."""
 
 SCORE_BYTES = 320
-"""Memory of an output log-probability until its reply is written, in bytes (measured)."""
+"""Bytes of an output log-probability until its reply is written (measured)."""
 
 PROMPT_SCORE_BYTES = 176
-"""The same for a prompt: as received from the worker, packed, and twice as JSON."""
+"""Bytes of a prompt log-probability until its reply is written: as received from the worker, packed, and
+twice as JSON."""
 
 
 def output_scores(params: Sequence[SamplingParams], prompts: Sequence[int], max_model_len: int) -> int:
     """Return the maximum number of output log-probabilities.
 
-    `prompts` are the prompt lengths: an output has at most as many tokens as they leave in `max_model_len`.
+    `prompts` are the lengths of the prompts in tokens: each output can fill the rest of `max_model_len`.
     """
     scores = 0
     for each, length in zip(params, prompts, strict=True):
@@ -50,7 +51,8 @@ def prompt_scores(params: Sequence[SamplingParams], prompts: Sequence[int]) -> i
 def check_scores(
     params: Sequence[SamplingParams], prompts: Sequence[int], max_model_len: int, whole: bool
 ) -> None:
-    """Raise RequestError if a reply, streamed unless `whole`, would have too many log-probabilities."""
+    """Raise RequestError if a reply would have too many log-probabilities. A reply is streamed unless
+    `whole`."""
     of_prompts = prompt_scores(params, prompts)
     if of_prompts > MAX_PROMPT_SCORES:
         raise RequestError(
@@ -74,7 +76,8 @@ def reply_charge(
     max_model_len: int,
     whole: bool,
 ) -> Charge:
-    """Return a charge for the log-probabilities of a reply, with those of the prompts already charged.
+    """Return a charge for the log-probabilities of a reply; the log-probabilities of prompts are charged
+    already.
 
     Use it as a context manager. Raises RequestError if there are too many, or no memory for them now.
     """
@@ -85,7 +88,7 @@ def reply_charge(
 
 
 def charge_delta(charge: Charge, delta: Delta) -> None:
-    """Charge what is kept of `delta`. Raises RequestError if there is no memory for it."""
+    """Charge the parts of `delta` that are kept. Raises RequestError if there is no memory for them."""
     scores = sum(1 + len(entry.top) for entry in delta.logprobs)
     charge.add(TEXT_BYTES * len(delta.text) + TOKEN_BYTES * len(delta.tokens) + SCORE_BYTES * scores)
 
@@ -95,8 +98,8 @@ _UNPACKER = msgspec.msgpack.Decoder(list[PromptLogprob])
 
 
 class PromptScores:
-    """The log-probabilities of a prompt's tokens except the first, stored packed: as objects they take ten
-    times the memory. Iteration decodes them a few at a time."""
+    """The log-probabilities of a prompt's tokens, except the first. They are stored packed: as objects, they
+    would take ten times the memory. Iteration decodes them a few at a time."""
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []

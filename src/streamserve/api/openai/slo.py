@@ -12,14 +12,11 @@ from streamserve.protocol.sampling import Slo
 
 HEADERS = {"x-slo-tpot-ms": "tpot_ms", "x-slo-ttft-ms": "ttft_ms"}
 
-CLASSES = (5, 10, 20, 30, 50, 100, 200, 500, 1000)
-"""Upper bounds of the metrics' SLO classes, in milliseconds per token."""
-
 T = TypeVar("T", bound=SamplingFields)
 
 
 def with_header_targets(body: T, headers: Mapping[str, str]) -> T:
-    """Return `body` with the targets that `headers` set and its body does not.
+    """Return `body` with the latency targets from `headers`. Targets in the body take precedence.
 
     Raises RequestError if a header is not a positive number.
     """
@@ -46,14 +43,6 @@ def header_parameters() -> list[dict[str, Any]]:
         }
         for header, name in HEADERS.items()
     ]
-
-
-def strictness(slo: Slo) -> str:
-    """Return the SLO class in which a request with these targets is counted."""
-    if slo.tpot_ms is None:
-        return "ttft"
-    end = next((end for end in CLASSES if slo.tpot_ms <= end), None)
-    return f"tpot>{CLASSES[-1]}ms" if end is None else f"tpot<={end}ms"
 
 
 def _number(header: str, text: str) -> float:

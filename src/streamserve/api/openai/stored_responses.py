@@ -1,4 +1,5 @@
-"""Stored responses: GET and DELETE /v1/responses/{id}, the items they came from, and what is stored."""
+"""Stored responses: GET and DELETE /v1/responses/{id}, the list of their input items, and the content that is
+stored."""
 
 import secrets
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import caller_of
 from streamserve.api.http.json_scan import JsonScan
 from streamserve.api.http.memory import Charge
@@ -19,7 +20,7 @@ from streamserve.api.openai.response_schemas import (
     ResponseReply,
     ResponseRequest,
 )
-from streamserve.api.openai.response_store import StoredResponse
+from streamserve.api.response_store import StoredResponse
 from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
@@ -48,7 +49,7 @@ async def delete(context: AppContext, request: Request) -> Response:
 
 
 async def list_items(context: AppContext, request: Request) -> Response:
-    """Return a page of the items that a stored response came from. Raises RequestError as `retrieve` does."""
+    """Return a page of a stored response's input items. Raises RequestError as `retrieve` does."""
     stored = _stored(context, request)
     page = page_of(request, 20, _MAX_ITEMS)
     named = [(str(msgspec.json.decode(item, type=_Named).id), msgspec.Raw(item)) for item in stored.input]
@@ -91,7 +92,7 @@ def _stored(context: AppContext, request: Request) -> StoredResponse:
 
 
 def history(previous: StoredResponse, charge: Charge) -> list[dict[str, Any]]:
-    """Return the items of a stored conversation; their memory is charged as if the request had them."""
+    """Return the items of a stored conversation. Their memory is charged as if the request contained them."""
     scan = JsonScan()
     for item in previous.items:
         scan.feed(item)
@@ -102,7 +103,7 @@ def history(previous: StoredResponse, charge: Charge) -> list[dict[str, Any]]:
 def stored_response(
     owner: str, body: ResponseRequest, previous: StoredResponse | None, reply: ResponseReply
 ) -> StoredResponse:
-    """Return what is stored of a response to `body`, which continues `previous`."""
+    """Return the stored form of a response to `body`, which continues `previous`."""
     encode = msgspec.json.encode
     items = [encode(_with_id(item)) for item in input_items(body)]
     before: Sequence[bytes] = previous.items if previous else ()
@@ -111,7 +112,8 @@ def stored_response(
 
 
 def _with_id(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as lists of items have it: with its type and id; a message with its parts and status."""
+    """Return an item in the form of lists of items: with its type and id, and for a message with its parts
+    and status."""
     kind = item.get("type") or "message"
     named = {**item, "id": item.get("id") or f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", "type": kind}
     if kind != "message":

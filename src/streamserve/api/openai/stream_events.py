@@ -1,4 +1,4 @@
-"""Convert a request's items to stream events, including the usage in each event or at the end."""
+"""Converts a request's items to stream events, with the usage in each event or at the end."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from streamserve.api.generation import AppContext, GenerationTask, Piece, charged_reply, generate
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, generate
 from streamserve.api.generator import Item
 from streamserve.api.http.sse import Emit
+from streamserve.api.openai.outputs import Piece, charged_reply
 from streamserve.api.openai.replies import UsageReply, usage_reply
 from streamserve.api.openai.schemas import GenerationRequest, StreamOptions
 from streamserve.api.openai.scores import PromptScores
@@ -16,8 +18,8 @@ from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
 from streamserve.text.output import Delta, Usage
 
 Reply = Callable[[list[Any], UsageReply | UnsetType | None, GenerationTask | None], msgspec.Struct]
-"""Builds an event from its choices, the usage, and the task if the event is the first of one of its
-choices."""
+"""Builds an event from its choices, the usage, and the task. The task is None unless the event is the first
+of one of its choices."""
 
 MakeChoice = Callable[[GenerationTask, int, Piece, bool, Iterable[PromptLogprob]], msgspec.Struct | None]
 """Builds an event's choice from a task, the number of its choice, the delta, whether it is the choice's first
@@ -69,7 +71,8 @@ class StreamWriter:
                 await self._emit(self._reply([choice], self._usage(), task if first else None))
 
     def _usage(self) -> UsageReply | UnsetType | None:
-        """Return the usage so far if every event carries it; null if only the last event does."""
+        """Return the usage so far if every event has it; null if only the last event does; UNSET if none
+        does."""
         if not self._options.include_usage:
             return UNSET
         if not self._options.continuous_usage_stats:

@@ -1,4 +1,4 @@
-"""Structured outputs: convert OpenAI's and vLLM's fields for the output format to a grammar."""
+"""Structured outputs: converts OpenAI's and vLLM's fields for the output format to a grammar."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def wants_grammar(request: GenerationRequest) -> bool:
 
 
 def requested_grammar(request: GenerationRequest) -> RequestedGrammar | None:
-    """Return the grammar that `request` asks for, if any. Raises RequestError naming the field at fault."""
+    """Return the requested grammar, if any. Raises RequestError naming the field at fault."""
     requested = [
         _structured(f"guided_{name}", {name: value})
         for name in _KINDS
@@ -52,11 +52,11 @@ def requested_grammar(request: GenerationRequest) -> RequestedGrammar | None:
 
 
 _FORMAT_FIELDS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
-"""Fields of response_format besides its type. `schema` is llama.cpp's."""
+"""Fields of response_format besides its type. `schema` is a field of llama.cpp."""
 
 
 def response_schema(format: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON schema that a response_format asks for; None for text. Raises RequestError."""
+    """Return the JSON schema that a response_format requests; None for text. Raises RequestError."""
     name, kind = "response_format", format.get("type")
     if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         raise RequestError(f"{name}.type must be text, json_object or json_schema, not {kind!r}", field=name)
@@ -84,7 +84,7 @@ def _check_fields(settings: dict[str, Any], known: tuple[str, ...], field: str, 
 
 
 def _structured(field: str, settings: dict[str, Any]) -> RequestedGrammar:
-    """Parse vLLM's object of one format and optional settings; null values are ignored."""
+    """Parse vLLM's object of one format and further settings. Null values are ignored."""
     fields = {
         name: value
         for name, value in settings.items()
@@ -122,7 +122,7 @@ def _grammar(field: str, kind: GrammarKind, value: Any, options: dict[str, Any])
 
 
 def _schema(field: str, value: Any) -> Any:
-    """Return the schema, which may be given as JSON text."""
+    """Return the schema. It may be given as JSON text."""
     _check_size(value, field)
     if not isinstance(value, str):
         return value
@@ -143,7 +143,8 @@ def _check_size(value: Any, field: str) -> None:
 def json_grammar(schema: Any, field: str, options: dict[str, Any] | None = None) -> Grammar:
     """Return the grammar of JSON texts that match `schema`, the value of `field`.
 
-    `options` concern whitespace. Raises RequestError if the schema is too large, or its options no object.
+    `options` are settings of whitespace. Raises RequestError if the schema is too large, or its x-guidance is
+    not an object.
     """
     _check_size(schema, field)
     blanks: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Fields that say whether and how much to reason, as variables of the model's chat template."""
+"""Fields for whether and how much to reason, passed as variables of the model's chat template."""
 
 from typing import Any, get_args
 
@@ -11,7 +11,7 @@ from streamserve.protocol.field_errors import field_of
 from streamserve.text.chat import Renderer
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Names that templates use for a variable that is true if the model is to reason."""
+"""Names that templates use for a variable which is true if the model should reason."""
 EFFORT = "reasoning_effort"
 _HINT = " without a variable for it in the chat template"
 
@@ -25,10 +25,9 @@ def with_thinking(
 ) -> ChatRequest:
     """Return `body` with `enable_thinking` and `reasoning_effort` among the template's variables.
 
-    An effort is also passed as whether to reason at all, as in vLLM. What the request sets in
-    chat_template_kwargs takes precedence. A field for which the template has no variable is added to
-    `ignored`; `effort_name` and `switch_name` are what the request calls them. Raises RequestError if fields
-    are strict.
+    As in vLLM, an effort also sets the variable for whether to reason. Values in chat_template_kwargs take
+    precedence. A field for which the template has no variable is added to `ignored`, under the name that the
+    request uses (`effort_name`, `switch_name`). Raises RequestError if fields are strict.
     """
     known = template.variables if template else frozenset()
     switch = next((name for name in SWITCHES if name in known), None)
@@ -51,7 +50,8 @@ def with_thinking(
 
 
 def checked_effort(value: Any, name: str) -> str | None:
-    """Return the effort of a request that calls it `name`. Raises RequestError if it is none of `Effort`."""
+    """Return the effort `value` of the request's field `name`. Raises RequestError if it is no value of
+    `Effort`."""
     if value is not None and value not in get_args(Effort):
         raise RequestError(f"{name} must be one of {', '.join(get_args(Effort))}", field=field_of(name))
     return value  # type: ignore[no-any-return]

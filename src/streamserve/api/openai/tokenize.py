@@ -7,26 +7,27 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.body import read_request
 from streamserve.api.http.ignored_fields import LENIENT, OtherFields, ignored_of
 from streamserve.api.http.limits import charge_of
 from streamserve.api.http.memory import Charge
-from streamserve.api.on_demand import routed
+from streamserve.api.leases import routed
 from streamserve.api.openai.conversation import LARGE_REQUEST, chat_prompt, chat_tools
 from streamserve.api.openai.idle_fields import without_unknown_keys
-from streamserve.api.openai.prompts import Encoder, Prompt
+from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import ChatRequest, Model, about
+from streamserve.api.prompt import Prompt
 from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
 _THREAD_ABOVE = 4096
-"""Tokens that take about a millisecond to decode; more are decoded outside of the event loop."""
+"""More tokens take over a millisecond to decode: this is done in the side thread."""
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize. Either `prompt`, a text, or `messages`, a conversation rendered by the chat
-    template."""
+    """POST /tokenize. Either `prompt`, a text, or `messages`, a conversation that the chat template
+    renders."""
 
     model: Model = None
     prompt: Annotated[str | None, about("the text", examples=["Once upon a time"])] = None
@@ -34,16 +35,17 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         list[dict[str, Any]] | None, about("the conversation: objects with role and content", minItems=1)
     ] = None
     add_special_tokens: Annotated[
-        bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
+        bool | None,
+        about("let the tokenizer add its first token; by default true for prompt, and false for messages"),
     ] = None
     return_token_strs: Annotated[bool, about("return the tokens as written in the vocabulary, too")] = False
-    add_generation_prompt: Annotated[bool, about("of conversations: open the assistant's message")] = True
-    continue_final_message: Annotated[bool, about("of conversations: leave the last message open")] = False
+    add_generation_prompt: Annotated[bool, about("with messages: open the assistant's message")] = True
+    continue_final_message: Annotated[bool, about("with messages: leave the last message open")] = False
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("of conversations: further variables of the template")
+        dict[str, Any] | None, about("with messages: further variables for the chat template")
     ] = None
     tools: Annotated[
-        list[dict[str, Any]] | None, about("of conversations: functions that the model may call")
+        list[dict[str, Any]] | None, about("with messages: functions that the model may call")
     ] = None
 
 
@@ -64,7 +66,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of the tokens, including special ones."""
+    """The text of the tokens, including special tokens."""
 
     prompt: str
 

@@ -1,4 +1,4 @@
-"""A chat's tools: validation, and grammars for calls that are forced or strict."""
+"""A chat's tools: their validation, and grammars for calls that are forced or strict."""
 
 import re
 from dataclasses import dataclass
@@ -16,21 +16,22 @@ from streamserve.text.tools.parser import ToolCallParser
 
 MAX_TOOLS = 128
 MAX_CALLS = 32
-"""Maximum number of calls in one message, where a grammar constrains them."""
+"""Maximum number of calls in one message that a grammar constrains."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CHOICES = ("none", "auto", "required")
 _ANY = {"type": "object"}
-"""The argument schema of a function that is not strict, where another one is."""
+"""The argument schema for a function that is not strict, if another function is."""
 
 
 @dataclass(frozen=True)
 class Tools:
     """How one request's tools are used.
 
-    `rendered` are the tools passed to the chat template; `grammar` forces a call, or constrains its format
-    and that of a message without calls (response_format);
-    `named` is the forced function, whose arguments are the whole output.
+    - `rendered`: the tools passed to the chat template.
+    - `grammar`: forces a call, or constrains the format of calls and of a message without calls
+      (response_format).
+    - `named`: the forced function; its arguments are the whole output.
     """
 
     rendered: list[dict[str, Any]]
@@ -48,8 +49,8 @@ class Tools:
 def requested_tools(request: ChatRequest, parser: str, tokenizer: Tokenizer, thought: str) -> Tools | None:
     """Return the tools of `request`; None if it has none or must not use them.
 
-    `parser` is the name of the model's tool call format; `thought` is the opening tag of its reasoning, if
-    any. Raises RequestError naming the field.
+    `parser` is the name of the model's tool call format. `thought` is the opening tag of its reasoning, or
+    "". Raises RequestError naming the field at fault.
     """
     schemas = _schemas(request.tools)
     choice = _choice(request.tool_choice, schemas)
@@ -91,7 +92,8 @@ def _free_calls(
     thought: str,
     answer: dict[str, Any] | None,
 ) -> Grammar:
-    """Return `free_calls`. Raises RequestError for a schema that calls in this format cannot follow."""
+    """Return the grammar from `free_calls`. Raises RequestError for a schema that calls in this format cannot
+    follow."""
     try:
         return free_calls(format, schemas, tokenizer.special_id, thought, answer)
     except NotExpressible as error:
@@ -108,7 +110,7 @@ def check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
 
 
 def _schemas(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the parameter schema of each function by its name."""
+    """Return the parameter schema of each function by name."""
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed", field="tools")
     schemas: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Admin routes: drain a server, or one of its workers, and resume it, without stopping it; add and remove
+"""Admin routes, none of which stops the server: drain and resume it or one of its workers; add and remove
 workers."""
 
 from math import inf
@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.body import read_request
-from streamserve.api.on_demand import MODEL_PARAMETER, named_context
+from streamserve.api.leases import MODEL_PARAMETER, named_context
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.fleet.scaling import AddedRole
 from streamserve.protocol.errors import RequestError
@@ -18,14 +18,14 @@ from streamserve.protocol.setting_types import about
 
 
 class DrainReply(msgspec.Struct, frozen=True):
-    """Whether the server is draining, and how many requests are open."""
+    """Whether the server is draining, and the number of open requests."""
 
     draining: bool
     open_requests: int
 
 
 class WorkerDrainReply(msgspec.Struct, frozen=True):
-    """Whether a worker is draining, and how many requests are open on it or on its prefill/decode peer."""
+    """Whether a worker is draining, and the number of open requests at it or its partner in a stream pair."""
 
     worker: str
     draining: bool
@@ -35,8 +35,8 @@ class WorkerDrainReply(msgspec.Struct, frozen=True):
 class AddWorkersRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Add workers."""
 
-    role: Annotated[AddedRole, about("what they do; pair: a prefill and a decode worker")]
-    count: Annotated[int, about("how many of them, or pairs", ge=1, le=64)] = 1
+    role: Annotated[AddedRole, about("role of the workers; pair: a prefill worker and a decode worker")]
+    count: Annotated[int, about("number of workers, or of pairs", ge=1, le=64)] = 1
 
 
 class AddWorkersReply(msgspec.Struct, frozen=True):
@@ -46,8 +46,8 @@ class AddWorkersReply(msgspec.Struct, frozen=True):
 
 
 class RemoveWorkersReply(msgspec.Struct, frozen=True):
-    """The workers that are leaving, and how many requests are open at them. They are gone when /v1/router
-    does not list them any more."""
+    """The workers that are leaving, and the number of their open requests. They are gone when /v1/router no
+    longer lists them."""
 
     workers: list[str]
     open_requests: int
@@ -68,7 +68,7 @@ async def remove_workers(context: AppContext, request: Request) -> Response:
 
 
 def _seconds(request: Request) -> float:
-    """Return the query parameter `within`. Raises RequestError if it is no number of seconds."""
+    """Return the query parameter `within`. Raises RequestError if it is not a number of seconds."""
     given = request.query_params.get("within")
     if given is None:
         return inf
@@ -116,8 +116,10 @@ async def _drain_worker(context: AppContext, request: Request, draining: bool) -
 WITHIN_PARAMETER: dict[str, Any] = {
     "name": "within",
     "in": "query",
-    "description": "seconds after which requests that are left continue on other workers, with the same "
-    "text; by default they run to completion here",
+    "description": (
+        "seconds after which the remaining requests continue on other workers, with the same text; by "
+        "default they run to completion on this worker"
+    ),
     "schema": {"type": "number", "minimum": 0},
 }
 
@@ -129,8 +131,8 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
         Operation(
             "Refuse new requests; open requests run to completion",
             reply=DrainReply,
-            description="Refuse new requests; open ones run to completion. /health turns 503, so that load "
-            "balancers stop\nsending.",
+            description="Refuse new requests; open requests run to completion. /health returns 503, so that "
+            "load balancers stop sending requests.",
         ),
     ),
     Route(
@@ -150,8 +152,9 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
             example={"role": "unified"},
             errors=(403, 404, 409),
             parameters=[MODEL_PARAMETER],
-            description="Start further workers of a role that the server has, up to --max-workers. They get "
-            "requests once they\nare ready: see /v1/router. Needs an admin key.",
+            description="Start further workers of a role that the server was started with, up to "
+            "--max-workers. They get requests once they are ready: see /v1/router. Needs an admin "
+            "key.",
         ),
     ),
     Route(
@@ -163,9 +166,10 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
             reply=RemoveWorkersReply,
             errors=(403, 404, 409),
             parameters=[MODEL_PARAMETER, WITHIN_PARAMETER],
-            description="Remove a worker, or with the name pair-N the workers prefill-N and decode-N: no new "
-            "requests, and its\nend once it has none. May be repeated, to see how many are left. Refused "
-            "while the others could\nnot serve. Needs an admin key.",
+            description="Remove a worker, or with the name pair-N the workers prefill-N and decode-N. A "
+            "worker that is removed gets no new requests, and ends when its last request has "
+            "ended. The call may be repeated, to see how many requests are left. It is refused if "
+            "the remaining workers could not serve. Needs an admin key.",
         ),
     ),
     Route(
@@ -177,8 +181,8 @@ ADMIN_ROUTES: tuple[Route[AppContext], ...] = (
             reply=WorkerDrainReply,
             errors=(404, 409),
             parameters=[MODEL_PARAMETER],
-            description="Send no new requests to a worker, or to its prefill/decode pair; open ones run to "
-            "completion. May\nbe repeated, to see how many are left.",
+            description="Send no new requests to a worker, or to its prefill/decode pair. Open requests run "
+            "to completion. The call may be repeated, to see how many requests are left.",
         ),
     ),
     Route(

@@ -1,4 +1,4 @@
-"""GET /openapi.json, and GET /docs: the same as a page, whose examples can be sent from it."""
+"""GET /openapi.json, the OpenAPI document; GET /docs, a page of it from which examples can be sent."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -25,15 +25,15 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Batches and files", ("/v1/batches", "/v1/files")),
     ("Models and tokens", ("/v1/models", "/tokenize", "/detokenize")),
 )
-"""Groups of routes, by the beginnings of their paths; the others are for operators."""
+"""Groups of routes by prefixes of their paths. Routes of no group are for operators."""
 
 OTHERS = "Operations"
 
 _UPLOADS = {("post", "/v1/files"): "-F purpose=batch -F file=@requests.jsonl"}
-"""Routes that take a form, and curl's arguments for it."""
+"""Routes to which a form is uploaded, with the arguments for curl."""
 
 Document = Callable[[], Schema]
-"""Returns the OpenAPI document: the context of these routes."""
+"""Returns the OpenAPI document. It is the context of these routes."""
 
 
 async def docs(document: Document, request: Request) -> Response:
@@ -57,7 +57,7 @@ DOCS_ROUTES: tuple[Route[Document], ...] = (
 
 
 Entry = tuple[str, str, Schema]
-"""A method, a path, and their operation."""
+"""A method, a path, and the operation."""
 
 
 def _grouped(description: Schema) -> dict[str, list[Entry]]:
@@ -91,7 +91,7 @@ def _routes(description: Schema) -> str:
 
 
 def _route(method: str, path: str, operation: Schema, schemas: dict[str, Schema]) -> str:
-    """Return the section of one operation: an example, and the fields."""
+    """Return the section of one operation: an example, and its fields."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     example = content["examples"]["request"]["value"] if content else None
     anchor = _anchor(operation)
@@ -106,7 +106,7 @@ def _route(method: str, path: str, operation: Schema, schemas: dict[str, Schema]
 
 
 def _sendable(method: str, path: str, example: Any) -> str:
-    """Return the attributes with which the page's script can send the example; none for uploads."""
+    """Return the attributes with which the page's script can send the example; "" for uploads."""
     if (method, path) in _UPLOADS:
         return ""
     body = "" if example is None else f' data-example="{escape(json.dumps(example))}"'
@@ -122,7 +122,7 @@ def _anchor(operation: Schema) -> str:
 
 
 def _tables(content: Schema | None, operation: Schema, schemas: dict[str, Schema]) -> Iterator[str]:
-    """Yield the tables of a request's, a response's and its events' fields."""
+    """Yield tables of the fields of the request, the response, and the stream events."""
     if content is not None:
         yield _fields("Request:", content["schema"], schemas)
     for media, reply in operation["responses"]["200"].get("content", {}).items():
@@ -146,7 +146,7 @@ def _call(method: str, path: str, example: Any) -> str:
 
 
 def _fields(what: str, reference: Schema, schemas: dict[str, Schema]) -> str:
-    """Return a table of an object's fields, folded, with unsupported ones at the end."""
+    """Return a folded table of an object's fields. Unsupported fields come last."""
     name = _name(reference)
     if "properties" not in schemas[name]:
         return f'<p class="fields">{what} <code>{escape(_kind(schemas[name]))}</code>.</p>'

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve import __version__
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.routes import JSON, Operation, Route, json_response
 
 
 class HealthReply(msgspec.Struct, frozen=True):
-    """Whether requests are served. If not, or only by a part of the workers ("degraded"), `detail` is the
-    reason. `models`: the states of models that are loaded on demand."""
+    """Whether requests are served. `detail` is the reason if they are not, or if only some of the workers
+    serve ("degraded"). `models`: the states of models that are loaded on demand."""
 
     status: Literal["ready", "degraded", "not ready"]
     detail: str
@@ -36,13 +36,12 @@ class LoadReply(msgspec.Struct, frozen=True):
 
 
 async def health(context: AppContext, request: Request) -> Response:
-    """Return whether requests are served: 200, also if some workers are missing, which are named; or 503 with
-    the reason, and with Retry-After if known."""
-    models = context.models
-    now = context.llm.health() if models is None else models.health()
+    """Return whether requests are served. Status 200 if they are; workers that are missing are named.
+    Otherwise status 503 with the reason, and with Retry-After if it is known."""
+    now = context.models.health()
     ready = now.ready and not context.drain.draining
     detail = "draining" if context.drain.draining else now.missing or now.detail
-    states = UNSET if models is None else models.states()
+    states = context.models.states() or UNSET
     serving: Literal["ready", "degraded"] = "degraded" if now.missing else "ready"
     body = msgspec.json.encode(HealthReply(serving if ready else "not ready", detail, states))
     seconds = None if ready else context.drain.seconds_left if context.drain.draining else now.retry_after
@@ -67,9 +66,7 @@ async def load(context: AppContext, request: Request) -> Response:
 
 async def metrics(context: AppContext, request: Request) -> Response:
     """Return all metrics in Prometheus' text format."""
-    models = context.models
-    text = context.metrics.exposition() if models is None else models.exposition()
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    return Response(context.models.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 HEALTH_ROUTES: tuple[Route[AppContext], ...] = (
@@ -81,7 +78,8 @@ HEALTH_ROUTES: tuple[Route[AppContext], ...] = (
             "Whether requests are served: 200, or 503 with the reason",
             reply=HealthReply,
             description="Whether requests are served: 200, with the status `degraded` and the reason if some "
-            "workers do not serve, or 503 with the reason, and with Retry-After if known.",
+            "workers do not serve; or 503 with the reason, and with Retry-After if the time is "
+            "known.",
             other_replies={503: HealthReply},
         ),
     ),

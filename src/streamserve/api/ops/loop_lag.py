@@ -1,15 +1,15 @@
-"""How late the event loop runs what is due: while a callback computes, every request waits."""
+"""Measures how late the event loop runs callbacks that are due: while one computes, every request waits."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
 SECONDS = 0.1
-"""Time between two measurements. Longer pauses count once, with their length."""
+"""Seconds between two measurements. A longer pause counts once, with its length."""
 
 
 async def measure_lag(observe: Callable[[float], None]) -> None:
-    """Pass to `observe`, again and again, by how many seconds the event loop was late, until cancelled."""
+    """Repeatedly pass the seconds by which the event loop was late to `observe`, until cancelled."""
     while True:
         due = time.perf_counter() + SECONDS
         await asyncio.sleep(SECONDS)

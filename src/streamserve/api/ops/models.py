@@ -1,24 +1,33 @@
-"""GET /v1/models: the names under which this server serves its model, and its LoRA adapters."""
+"""GET /v1/models: the names under which this server serves its model, and the names of its LoRA adapters."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.generator import Generator
+from streamserve.api.model_table import ModelTable
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One name of the model. `root` is where its tokenizer can be loaded from. `row_invariant`: the backend
-    guarantees that the output of a request does not depend on co-batched requests. `precision`: of weights
-    and KV cache. `numerics`: all that the bits of a text depend on besides weights and settings. `notice`:
-    what users should know of it. Of models that are loaded on demand also the `state` (loaded, loading,
-    unloading, not loaded) and the bytes that each takes while it is loaded, `memory`; those that are not
-    loaded lack what is known then. `parent` is the model that a LoRA adapter is of; its `root` is the
-    adapter's folder, its `state` that of the model."""
+    """One name of a model.
+
+    - `root`: where its tokenizer can be loaded from; for a LoRA adapter, its folder.
+    - `row_invariant`: whether the backend guarantees that the output of a request does not depend on
+      co-batched requests.
+    - `precision`: of weights and KV cache.
+    - `numerics`: all properties on which the bits of a text depend, besides weights and settings.
+    - `notice`: information about the model for users.
+    - `state`: of a model that is loaded on demand: loaded, loading, unloading, not loaded; for a LoRA
+      adapter, its model's.
+    - `memory`: the bytes that the model takes while it is loaded.
+    - `parent`: the model of a LoRA adapter.
+
+    Fields that are only known of a loaded model are left out otherwise.
+    """
 
     id: str
     object: str = "model"
@@ -42,45 +51,37 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
-def served_name(llm: Generator, requested: str | None) -> str:
-    """Return the name of a request's model or LoRA adapter, by default the first model's.
-
-    Raises RequestError (404) for unknown names.
-    """
-    if requested is None:
-        return llm.served_names[0]
-    if requested not in llm.served_names and requested not in llm.adapters:
-        names = ", ".join((*llm.served_names, *llm.adapters))
-        raise RequestError(
-            f"The model '{requested}' does not exist; this server has: {names}", field="model", status=404
-        )
-    return requested
-
-
-def adapter_named(llm: Generator, name: str) -> str:
-    """Return the LoRA adapter that a served name means; empty for a name of the model."""
-    return name if name in llm.adapters else ""
-
-
 async def models(context: AppContext, request: Request) -> Response:
-    """Return all names of the model."""
-    if context.models is not None:
-        return json_response(ModelList(data=context.models.cards()))
-    llm = context.llm
-    return json_response(ModelList(data=[card_of(llm, name) for name in (*llm.served_names, *llm.adapters)]))
+    """Return all names of the models."""
+    table = context.models
+    named = [(name, served) for name, entry in table.entries.items() for served in entry.names]
+    return json_response(ModelList(data=[_card(table, name, served) for name, served in named]))
 
 
 async def model(context: AppContext, request: Request) -> Response:
-    """Return one name of the model. Raises RequestError (404) if it is unknown."""
-    requested, models = request.path_params["name"], context.models
-    if models is not None:
-        models.find(requested)
-        return json_response(next(card for card in models.cards() if card.id == requested))
-    return json_response(card_of(context.llm, served_name(context.llm, requested)))
+    """Return one name of a model. Raises RequestError (404) if it is unknown."""
+    requested = request.path_params["name"]
+    return json_response(_card(context.models, context.models.find(requested), requested))
+
+
+def _card(table: ModelTable, name: str, served: str) -> ModelCard:
+    """Return the card of a model, or of its LoRA adapter, with the name `served`.
+
+    Raises RequestError (503) if it is not loaded, unless it is loaded on demand.
+    """
+    entry, state = table.entries[name], table.pool.models.get(name)
+    try:
+        card = card_of(entry.llm, served)
+    except RequestError:  # not loaded
+        card = unloaded_card_of(entry.llm, served, entry.max_model_len)
+    if state is None:
+        return card
+    memory = UNSET if served in entry.llm.adapters else state.size
+    return msgspec.structs.replace(card, state=state.state, memory=memory)
 
 
 def card_of(llm: Generator, name: str) -> ModelCard:
-    """Return what is known of a loaded model under one of its names. Raises RequestError (503) if it is not
+    """Return the card of a loaded model under one of its names. Raises RequestError (503) if it is not
     loaded."""
     model = llm.model
     return msgspec.structs.replace(
@@ -93,7 +94,7 @@ def card_of(llm: Generator, name: str) -> ModelCard:
 
 
 def unloaded_card_of(llm: Generator, name: str, max_model_len: int) -> ModelCard:
-    """Return what is known of a model that is not loaded, or of an adapter, under one of its names."""
+    """Return the card, under one of its names, of a model that is not loaded, or of an adapter."""
     adapter = llm.adapters.get(name)
     return ModelCard(
         id=name,

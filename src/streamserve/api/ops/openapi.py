@@ -1,4 +1,5 @@
-"""The OpenAPI document (/openapi.json), made from the route tables and the structs that validate requests."""
+"""The OpenAPI document (/openapi.json), derived from the route tables and from the structs that validate
+requests."""
 
 import re
 from collections.abc import Iterable
@@ -19,25 +20,25 @@ _ERRORS = {
     400: "A field is not supported, or has an invalid value: the error names it",
     401: "A valid key is required",
     403: "Forbidden: a page of another origin, or an admin route without an admin key",
-    404: "There is no such model, or stream",
+    404: "There is no such model or stream",
     405: "The route does not support this method",
-    409: "The stream has another version, which the error names, or is finished",
+    409: "The stream has another version, which the error names, or it is finished",
     413: "The request is larger than the limit",
     429: "Too many requests are open: retry after Retry-After seconds",
     500: "The server failed",
     503: "The model is loading, or the server is stopping",
     504: "The request took longer than request_timeout",
-    507: "The batch folder cannot be written, as on a full disk",
+    507: "The batch folder cannot be written, for example because the disk is full",
 }
 _ERRORS[OVERLOADED] = _ERRORS[503]
 _OF_READING = (401, 403, 405, 500)
 _OF_ANSWERING = (400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 504)
 _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
-_KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it has any"}
+_KEY = {"type": "http", "scheme": "bearer", "description": "one of the server's keys, if it requires keys"}
 
 
 def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Schema:
-    """Return the OpenAPI document of those `routes` that have an operation. `strict`: ignored fields are
+    """Return the OpenAPI document of the `routes` that have an operation. `strict`: ignored fields are
     refused."""
     paths: dict[str, Schema] = {}
     schemas: dict[str, Schema] = {}
@@ -56,7 +57,7 @@ def openapi_document(routes: Iterable[Route[Any]], strict: bool = False) -> Sche
 
 
 def component_schemas(operation: Operation, strict: bool = False) -> dict[str, Schema]:
-    """Return the schemas of the structs that `operation` refers to, by name. `strict`: ignored fields are
+    """Return the schemas, by name, of the structs to which `operation` refers. `strict`: ignored fields are
     refused."""
     request = operation.request
     kinds = [request, operation.reply, operation.event, *operation.other_replies.values(), operation.error]
@@ -96,8 +97,8 @@ def _path_parameter(match: re.Match[str]) -> Schema:
 
 
 def _responses(operation: Operation, path: str, strict: bool) -> Schema:
-    """Return the responses of an operation by status. `strict`: unknown query parameters are refused
-    everywhere."""
+    """Return the responses of an operation by status. `strict`: all routes refuse unknown query
+    parameters."""
     reply: Schema = {"description": "The reply"}
     if operation.media:
         reply["content"] = _content(operation.media, _reference(operation.reply))
@@ -134,7 +135,7 @@ def _reference(kind: type[msgspec.Struct] | None) -> Schema:
 
 
 def _without_null_defaults(schema: Schema) -> Schema:
-    """Return `schema` without the defaults that are null: they mean that the field is left out."""
+    """Return `schema` without defaults that are null: they mean that the field is left out."""
     if "properties" not in schema:
         return schema
     properties = {
@@ -147,7 +148,7 @@ def _without_null_defaults(schema: Schema) -> Schema:
 def _of_request(schema: Schema, others: OtherFields, strict: bool) -> Schema:
     """Return `schema` as requests are parsed.
 
-    A null means that the field is left out; refused fields accept only some values.
+    A null value means that the field is left out. Refused fields accept only some values.
     """
     strict = strict or others.strict
     required = schema.get("required", ())

@@ -1,7 +1,7 @@
 """GET /: the page for people, with a chat and the state of the fleet.
 
-Its files need no build step and nothing from elsewhere. They are the same for every client, so they need no
-key: the page's script asks for one if the server refuses its requests.
+Its files need no build step and load nothing from elsewhere. They are identical for all clients, so they need
+no key: the page's script asks for one if the server refuses its requests.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from importlib import resources
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.http.auth import ASSETS_PREFIX
 from streamserve.api.routes import Route
 from streamserve.protocol.errors import RequestError
@@ -32,14 +32,15 @@ def _files() -> dict[str, bytes]:
 
 FILES = _files()
 VERSION = hashlib.sha256(b"".join(FILES[name] for name in sorted(FILES))).hexdigest()[:16]
-"""Of the files' content. It is in the address of all, so that browsers may keep them for good."""
+"""Hash of the contents of all files. It is part of their address, so that browsers may cache them without
+limit."""
 
 ASSETS = f"{ASSETS_PREFIX.strip('/')}/{VERSION}"
-"""Where the files are, relative to the page: it may be behind a proxy that adds a prefix."""
+"""Address of the files relative to the page, which may be served by a proxy that adds a prefix."""
 
 
 def content_security_policy(nonce: str) -> str:
-    """Return a policy that allows scripts with `nonce`, what those import, and styles, pictures and
+    """Return a policy that allows scripts with `nonce` and scripts that they import, and styles, images and
     connections of this server. Text never becomes markup (trusted types)."""
     return "; ".join(
         [
@@ -58,7 +59,8 @@ def content_security_policy(nonce: str) -> str:
 
 
 def page_response(name: str, **values: str) -> Response:
-    """Return an HTML file, with `{name}` replaced by each of the values, the assets' address and a nonce."""
+    """Return an HTML file in which each `{name}` is replaced by its value: `values`, the assets' address, and
+    a nonce."""
     nonce = secrets.token_urlsafe(16)
     text = FILES[name].decode()
     for key, value in {"assets": ASSETS, "nonce": nonce, **values}.items():
@@ -77,7 +79,7 @@ async def show(context: AppContext, request: Request) -> Response:
 
 
 async def asset(context: AppContext, request: Request) -> Response:
-    """Return a file of the page. Raises RequestError (404) for another version, or an unknown name."""
+    """Return a file of the page. Raises RequestError (404) for another version or an unknown name."""
     version, name = request.path_params["version"], request.path_params["name"]
     media_type = _MEDIA_TYPES.get(name.rpartition(".")[2])
     if version != VERSION or name not in FILES or media_type is None:
@@ -90,4 +92,4 @@ PAGE_ROUTES: tuple[Route[AppContext], ...] = (
     Route("GET", "/", show),
     Route("GET", ASSETS_PREFIX + "{version}/{name}", asset),
 )
-"""Not in the OpenAPI document, as the page is for people."""
+"""Without operations: the page is for people, so it is not in the OpenAPI document."""

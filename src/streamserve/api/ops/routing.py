@@ -4,15 +4,15 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.generation import AppContext
-from streamserve.api.on_demand import MODEL_PARAMETER, named_context
+from streamserve.api.context import AppContext
+from streamserve.api.leases import MODEL_PARAMETER, named_context
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.fleet.view import RouterView
 
 
 async def routing(context: AppContext, request: Request) -> Response:
-    """Return the workers' current state, and recent routing decisions. Where several tenants share the
-    server, the decisions do not name requests, since they may be another tenant's."""
+    """Return the workers' current state, and recent routing decisions. If several tenants share the server,
+    the decisions do not name requests, which may be another tenant's."""
     view = named_context(context, request).llm.routing()
     return json_response(_unnamed(view) if context.settings.several_tenants else view)
 

@@ -1,15 +1,15 @@
-"""What the routes and the WebSocket of prompt streams share."""
+"""The context shared by the routes and the WebSocket of prompt streams."""
 
 from dataclasses import dataclass
 
-from streamserve.api.generation import AppContext
+from streamserve.api.context import AppContext
 from streamserve.api.prompt_streams.idempotency import IdempotencyCache
 from streamserve.api.prompt_streams.streams import Streams
 
 
 @dataclass(frozen=True)
 class StreamContext:
-    """The application context, its open prompt streams, and the replies stored for retries."""
+    """The application context, its open prompt streams, and the cached replies for retries."""
 
     app: AppContext
     streams: Streams
@@ -17,5 +17,5 @@ class StreamContext:
 
 
 def stream_context(app: AppContext) -> StreamContext:
-    """Return the context of a server that has no prompt streams yet."""
+    """Return the context of a server, which has no prompt streams yet."""
     return StreamContext(app, Streams(app), IdempotencyCache())

@@ -1,4 +1,4 @@
-"""Idempotency cache: replies stored by Idempotency-Key, so that a retry does nothing twice."""
+"""Idempotency cache: replies cached by Idempotency-Key, so that a retry has no second effect."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,16 +12,17 @@ from streamserve.protocol.errors import RequestError
 
 MAX_REPLIES = 1024
 MAX_REPLY_BYTES = 64 << 10
-"""Longer replies, as JSON, are not cached."""
+"""Maximum size of a cached reply, in bytes of JSON."""
 MAX_CACHED_BYTES = 8 << 20
-"""Total size of the cached replies; the oldest are evicted."""
+"""Maximum size of all cached replies, in bytes; the oldest are evicted."""
 MAX_KEY_CHARACTERS = 255
 
 T = TypeVar("T")
 
 
 class _Name(NamedTuple):
-    """What a reply is stored by: callers may choose the same keys."""
+    """The key of a cached reply. It includes the caller: different callers may choose the same idempotency
+    key."""
 
     caller: str
     operation: str
@@ -47,8 +48,8 @@ class IdempotencyCache:
         """Return the reply of `work`, run now, or the reply cached for this key of the caller.
 
         With a key, the work continues when its client disconnects, so that a retry finds the reply. Failed
-        work is not cached. Raises RequestError if the caller used the key for another body, and whatever
-        `work` raises.
+        work is not cached. Raises RequestError if the caller used the key with another body, and any error of
+        `work`.
         """
         if key is None:
             return await work()

@@ -56,7 +56,7 @@ async def create(context: StreamContext, request: Request) -> Response:
 
 
 async def edit(context: StreamContext, request: Request) -> Response:
-    """Edit a stream. Raises RequestError: 404 if there is none, 409 if it has another version."""
+    """Edit a stream. Raises RequestError: 404 if there is no such stream, 409 if it has another version."""
     name, caller = request.path_params["name"], caller_of(request)
     body = await read_request(request, context.app, EditRequest)
     return json_response(
@@ -75,7 +75,8 @@ async def _edit(streams: Streams, name: str, caller: str, body: EditRequest) -> 
 
 
 async def finish(context: StreamContext, request: Request) -> Response:
-    """Finish a stream and answer it. Raises RequestError: 404 if there is none, 409 for another version."""
+    """Finish a stream and answer it. Raises RequestError: 404 if there is no such stream, 409 if it has
+    another version."""
     name, caller, streams = request.path_params["name"], caller_of(request), context.streams
     body = await read_request(request, context.app, FinishRequest)
     if streams.wants_events(name, caller, body):
@@ -91,7 +92,8 @@ async def finish(context: StreamContext, request: Request) -> Response:
 
 
 async def answer(context: StreamContext, request: Request) -> Response:
-    """Stream the early answer. Raises RequestError (409) if the stream has none, or a client reads it."""
+    """Stream the early answer. Raises RequestError (409) if the stream has none, or if a client reads it
+    already."""
     body = await read_request(request, context.app, AnswerRequest)
     name, caller = request.path_params["name"], caller_of(request)
     return EventStream(await context.streams.answer_early(name, caller, body))
@@ -166,7 +168,7 @@ STREAM_ROUTES: tuple[Route[StreamContext], ...] = (
         answer,
         Operation(
             "Answer the current prompt (answer_early), as a completion or a chat completion; an event "
-            "whose object is prompt_stream.withdrawn voids those before it",
+            "whose object is prompt_stream.withdrawn voids all events before it",
             AnswerRequest,
             event=ChatReply,
             media="text/event-stream",

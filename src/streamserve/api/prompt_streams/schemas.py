@@ -12,8 +12,8 @@ DEFAULT_TEMPLATE = "{context}{query}"
 
 
 class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/streams: how to answer a prompt that will arrive in chunks. With `messages` it is a chat,
-    whose last message is the template. The fields are those of completions or of chats."""
+    """POST /v1/streams: how to answer a prompt that will arrive in chunks. With `messages` it is a chat, and
+    the last message is the template. The other fields are fields of completions or of chats."""
 
     query: Annotated[str, about("the question about the context; computed last")] = ""
     template: Annotated[
@@ -23,7 +23,8 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     messages: Annotated[
         list[dict[str, Any]] | None,
         about(
-            "the conversation: objects with role and content; the last, of the user, is the template",
+            "the conversation: objects with role and content; the last message must have the role user, "
+            "and is the template",
             minItems=1,
         ),
     ] = None
@@ -37,7 +38,7 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     expected_tokens: Annotated[
         int,
         about(
-            "the number of tokens that the prompt may have in the end, for the router",
+            "expected number of tokens of the finished prompt, for the router",
             minimum=0,
             maximum=2**31,
         ),
@@ -45,27 +46,34 @@ class StreamRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown
     logprobs: Annotated[
         bool | int | None,
         about(
-            "log-probabilities: true for a chat, otherwise the number of alternatives", maximum=MAX_LOGPROBS
+            "log-probabilities: true with messages, otherwise the number of alternatives",
+            maximum=MAX_LOGPROBS,
         ),
     ] = None
     add_special_tokens: Annotated[
-        bool | None, about("let the tokenizer add its first token; by default to texts, not to conversations")
+        bool | None,
+        about("let the tokenizer add its first token; by default true for texts, and false for messages"),
     ] = None
     max_completion_tokens: Annotated[
-        int | None, about("of chats: max_tokens by its newer name", minimum=0, maximum=2**31)
+        int | None, about("with messages: newer name of max_tokens", minimum=0, maximum=2**31)
     ] = None
     top_logprobs: Annotated[
-        int | None, about("of chats: number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)
+        int | None, about("with messages: number of alternatives per token", minimum=0, maximum=MAX_LOGPROBS)
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, about("of chats: further variables of the model's template")
+        dict[str, Any] | None, about("with messages: further variables for the model's chat template")
     ] = None
-    tools: Annotated[list[dict[str, Any]] | None, about("of chats: functions that the model may call")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, about("with messages: functions that the model may call")
+    ] = None
     tool_choice: Annotated[
-        str | dict[str, Any] | None, about("of chats: none, auto, required, or the one function to call")
+        str | dict[str, Any] | None,
+        about("with messages: none, auto, required, or one function that must be called"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, about("of chats: if false, at most one call")] = None
-    include_reasoning: Annotated[bool, about("of chats: if false, omit the model's reasoning")] = True
+    parallel_tool_calls: Annotated[
+        bool | None, about("with messages: if false, the model makes at most one call")
+    ] = None
+    include_reasoning: Annotated[bool, about("with messages: if false, omit the model's reasoning")] = True
 
 
 ONLY_OF_CHATS = (
@@ -80,7 +88,7 @@ ONLY_OF_CHATS = (
 
 
 class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """PATCH /v1/streams/{id}: all operations apply in order, or none."""
+    """PATCH /v1/streams/{id}: all operations are applied in order, or none is."""
 
     version: Annotated[int, about("the version that the edit applies to", minimum=0)]
     operations: Annotated[
@@ -95,8 +103,8 @@ class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FinishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/streams/{id}/finish: the prompt is complete. A field that is null keeps the value from the
-    stream's creation."""
+    """POST /v1/streams/{id}/finish: the prompt is complete. A null field keeps its value from the stream's
+    creation."""
 
     version: Annotated[int | None, about("the version to answer; by default the current one")] = None
     stream: Annotated[bool | None, about("server-sent events as the text is generated")] = None
@@ -126,8 +134,8 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WithdrawnReply(msgspec.Struct, frozen=True, kw_only=True):
-    """All events of the early answer so far are void: the context has changed, and is now at `version`. The
-    answer starts again, under another id."""
+    """All events of the early answer so far are void: the context has changed and is now at `version`. The
+    answer starts again with another id."""
 
     id: str
     version: int
@@ -142,8 +150,8 @@ class ChunkState(msgspec.Struct, frozen=True):
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a stream. `tokens` is the length of the whole prompt, including template and query, and
-    `computed` how many of them have KV in the model's cache."""
+    """State of a stream. `tokens` is the length of the whole prompt, including template and query. The first
+    `computed` of them have KV in the model's cache."""
 
     id: str
     object: Literal["prompt_stream"] = "prompt_stream"

@@ -5,8 +5,8 @@
     → {"request": "b", "method": "finish", "id": …, "body": {"stream": true}}
     ← {"request": "b", "event": {…}} …, at last {"request": "b", "status": 200}
 
-Methods and bodies are those of the routes; `request` is chosen by the client and returned unchanged. Edits
-are applied in order; an answer does not block the messages after it.
+Methods and bodies are as in the HTTP routes. `request` is chosen by the client and returned unchanged. Edits
+are applied in order; an answer does not block later messages.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ MAX_ANSWERS = 64
 """Maximum number of concurrent answers on one socket."""
 
 _SEND_SECONDS = 30.0
-"""A client that reads nothing for this long is dropped."""
+"""A client that reads nothing for this many seconds is disconnected."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +80,8 @@ class _Conversation:
                 if message["type"] == "websocket.disconnect":
                     return
                 await self._handle(message.get("bytes") or (message.get("text") or "").encode())
-                await asyncio.sleep(0)  # let other connections run between messages that have arrived already
+                # Other connections' tasks run between messages that have already arrived.
+                await asyncio.sleep(0)
         except (WebSocketDisconnect, TimeoutError, asyncio.CancelledError):
             return
         finally:
@@ -113,7 +114,7 @@ class _Conversation:
             await self._refuse(call, error)
 
     async def _execute(self, call: Call, size: int) -> msgspec.Struct:
-        """Execute `call`, whose message takes `size` bytes, and return its reply."""
+        """Execute `call`, whose message takes `size` bytes; return its reply."""
         streams, caller, key = self._streams, self._caller, call.idempotency_key
         if call.method == "create":
             body = await self._checked(call.body, StreamRequest, size, OTHER_IN_STREAMS)
@@ -140,7 +141,8 @@ class _Conversation:
         )
 
     async def _answer(self, call: Call) -> None:
-        """Send an answer, in a task that is never awaited: if the client has disconnected, it just ends."""
+        """Send an answer. The task is never awaited: if the client has disconnected, it ends without an
+        error."""
         with suppress(WebSocketDisconnect, TimeoutError):
             try:
                 await (self._answer_early(call) if call.method == "answer" else self._finish(call))
@@ -165,7 +167,7 @@ class _Conversation:
         await self._reply(call, msgspec.Raw(await work))
 
     async def _events(self, call: Call, produce: Callable[[Emit], Awaitable[None]]) -> None:
-        """Send the events of `produce`, and a final status."""
+        """Send the events of `produce`, then a final status."""
 
         async def emit(event: msgspec.Struct) -> None:
             await self._send({"request": call.request, "event": event})
@@ -185,7 +187,7 @@ class _Conversation:
     async def _send(self, message: Mapping[str, Any]) -> None:
         """Send a message.
 
-        Raises WebSocketDisconnect if the client has disconnected, TimeoutError if it reads nothing.
+        Raises WebSocketDisconnect if the client has disconnected, TimeoutError if it does not read.
         """
         async with self._lock, asyncio.timeout(_SEND_SECONDS):
             socket = self._websocket

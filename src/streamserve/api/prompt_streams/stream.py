@@ -3,7 +3,7 @@
 create ─▶ open ── edit, edit, … ──▶ finish ─▶ answering ─▶ closed
             └── delete, or no request for stream_ttl seconds ──▶ closed
 
-An early answer may be read while the stream is open: each change withdraws what was read.
+An early answer may be read while the stream is open: each change makes the tokens read so far void.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ import sys
 import time
 from dataclasses import replace
 
-from streamserve.api.generation import AppContext, GenerationTask
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask
 from streamserve.api.generator import EnginePromptStream
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.openai.prompts import Prompt
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     ChunkState,
     EditReply,
@@ -33,17 +34,17 @@ from streamserve.text.prompt_chunks import ContextVersion
 from streamserve.text.retokenize import EMPTY, THREAD_THRESHOLD, Retokenizer, Tokenized, common_prefix
 
 _MANY_CHUNKS = 256
-"""Chunks, or operations on them, that take a millisecond or more to edit."""
+"""With more chunks, or more operations on them, an edit takes a millisecond or more."""
 
 _CHUNK_BYTES = 200
-"""Memory overhead of a chunk in bytes, besides its text."""
+"""Memory of a chunk in bytes, besides its text."""
 
 
 class PromptStream:
-    """One stream. Its methods raise RequestError, and then nothing has changed.
+    """One stream. If a method raises RequestError, nothing has changed.
 
-    `owner` is the id of the caller that created it. `charge` covers the memory of its request, and of the
-    prompt: its text, as chunks and as a whole, and its tokens.
+    `owner` is the id of the caller that created it. `charge` covers the memory of its request and of the
+    prompt: its text, in chunks and as a whole, and its tokens.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PromptStream:
         self.owner = owner
         self.answer_early = answer_early
         self.reading = False
-        """Whether a client reads its early answer."""
+        """Whether a client reads the early answer."""
         self.answering = False
         self.last_used = time.monotonic()
         self.engine_stream = engine_stream
@@ -111,7 +112,7 @@ class PromptStream:
             return EditReply(id=self.name, version=context_version.version, chunks=chunk_ids)
 
     async def finish(self, body: FinishRequest) -> tuple[Answer, GenerationTask]:
-        """Close the stream to edits; return the answer and the task for its current prompt."""
+        """Close the stream to edits; return the answer, and the task for the current prompt."""
         async with self._lock:
             self._check_open(body.version)
             answer, task = await self._answer(body)
@@ -122,20 +123,20 @@ class PromptStream:
             return answer, replace(task, params=params)
 
     async def read(self) -> None:
-        """Mark the early answer as read by a client.
+        """Mark the early answer as being read by a client.
 
-        Raises RequestError (409) if the stream has none, or if a client reads it already.
+        Raises RequestError (409) if the stream has no early answer, or if a client reads it already.
         """
         async with self._lock:
             self._check_open(None)
             if not self.answer_early:
                 raise RequestError("the stream was not created with answer_early", status=409)
             if self.reading:
-                raise RequestError("another client reads this answer already", status=409)
+                raise RequestError("another client is already reading this answer", status=409)
             self.reading = True
 
     async def current_answer(self, body: FinishRequest) -> tuple[Answer, GenerationTask, int]:
-        """Return the answer and the task for the current early answer, and the prompt's version."""
+        """Return the current early answer, its task, and the prompt's version."""
         async with self._lock:
             return *await self._answer(body), self._current.version
 
@@ -195,7 +196,7 @@ class PromptStream:
             )
 
     async def _tokenize(self, context_version: ContextVersion) -> tuple[Tokenized, int]:
-        """Return the prompt's tokens, charged, and how many of the last ones come after the context."""
+        """Return the prompt's tokens, whose memory is charged, and the number of tokens after the context."""
         chunks = len(context_version.chunks)
         texts = sum(sys.getsizeof(chunk.text) for chunk in context_version.chunks)
         base = self._size + texts + _CHUNK_BYTES * chunks

@@ -1,4 +1,5 @@
-"""All open prompt streams of a server: created, found by name, answered, and ended or expired."""
+"""The open prompt streams of a server: they are created, found by name, answered, and ended when finished or
+expired."""
 
 import asyncio
 import time
@@ -8,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from streamserve.api.generation import AppContext, GenerationTask, new_id
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask, new_id
 from streamserve.api.http.memory import Charge
 from streamserve.api.http.sse import Emit
-from streamserve.api.on_demand import lease_of
+from streamserve.api.leases import lease_of
+from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.openai.prompts import Prompt
-from streamserve.api.ops.models import adapter_named, served_name
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     AnswerRequest,
     FinishRequest,
@@ -31,8 +33,8 @@ _RETRY_AFTER = 5.0
 
 
 class Streams:
-    """All open prompt streams of a server. Each belongs to the caller that created it (`owner`); for another
-    caller it does not exist."""
+    """All open prompt streams of a server. Each belongs to the caller that created it (`owner`) and does not
+    exist for others."""
 
     def __init__(self, context: AppContext) -> None:
         self._context = context
@@ -41,9 +43,9 @@ class Streams:
         self._resources: dict[str, ExitStack] = {}
 
     async def create(self, body: StreamRequest, owner: str, size: int) -> StreamReply:
-        """Create a stream of `owner`, whose request takes `size` bytes.
+        """Create a stream of `owner`. Its request takes `size` bytes.
 
-        Raises RequestError if too many are open, or naming the field at fault.
+        Raises RequestError if too many streams are open, or naming the field at fault.
         """
         name = new_id("stream")
         with ExitStack() as resources:
@@ -71,7 +73,8 @@ class Streams:
         """Open a stream in the engine. Raises RequestError naming the field at fault."""
         template = prompt_template(context, body)
         text = await context.side_thread.render(charge.held > LARGE_REQUEST, lambda: template.text(""))
-        _, task = await template.answer(Prompt([0], text), FinishRequest())  # validates all fields now
+        # Validates all fields before the stream is open.
+        _, task = await template.answer(Prompt([0], text), FinishRequest())
         engine_stream = await context.llm.open(
             task.params,
             request_id=name,
@@ -140,7 +143,8 @@ class Streams:
         return stream if stream is not None and stream.owner == owner else None
 
     async def finish(self, name: str, owner: str, body: FinishRequest) -> bytes:
-        """Finish a stream and return the whole answer; only confirm if a client reads its early answer."""
+        """Finish a stream and return the complete answer. If a client reads the early answer, only
+        confirm."""
         stream = self.get(name, owner)
         answer, task = await stream.finish(body)
         if stream.reading:
@@ -149,7 +153,7 @@ class Streams:
             while True:
                 try:
                     return await answer.whole([task])
-                except PromptChanged:  # by an edit before the stream was finished
+                except PromptChanged:  # an edit came before the stream was finished
                     answer, task, _ = await stream.current_answer(body)
         finally:
             await self._end(stream)
@@ -157,7 +161,8 @@ class Streams:
     async def finish_streaming(
         self, name: str, owner: str, body: FinishRequest
     ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
-        """Finish a stream; return the function that sends its answer as events. It must be called."""
+        """Finish a stream; return the function that sends its answer as events. The function must be called:
+        it ends the stream."""
         stream = self.get(name, owner)
         answer, task = await stream.finish(body)
 
@@ -172,10 +177,10 @@ class Streams:
     async def answer_early(
         self, name: str, owner: str, body: AnswerRequest
     ) -> Callable[[Emit], Coroutine[Any, Any, None]]:
-        """Return the function that sends the early answer as events, until the stream is finished.
+        """Return the function that sends the early answer as events until the stream is finished.
 
-        It must be called. Raises RequestError (409) if the stream has no early answer, or if a client reads
-        it already.
+        The function must be called. Raises RequestError (409) if the stream has no early answer, or if a
+        client reads it already.
         """
         stream = self.get(name, owner)
         await stream.read()
@@ -193,7 +198,8 @@ class Streams:
     async def _send(
         self, stream: PromptStream, body: FinishRequest, answer: Answer, task: GenerationTask, emit: Emit
     ) -> None:
-        """Send the events of an answer; when it is withdrawn, send an event for that, and start again."""
+        """Send the events of an answer. If the answer becomes void, send an event that says so, and start
+        again."""
         sent = 0
 
         async def count(event: msgspec.Struct) -> None:
@@ -211,16 +217,17 @@ class Streams:
                 sent = 0
 
     async def delete(self, name: str, owner: str) -> None:
-        """Delete a stream; if it is being answered, its client gets an error. Raises RequestError (404)."""
+        """Delete a stream. If it is being answered, its client gets an error. Raises RequestError (404) if
+        there is no such stream."""
         await self._end(self.get(name, owner))
 
     async def _end(self, stream: PromptStream) -> None:
         if self._streams.pop(stream.name, None) is not None:
-            with self._resources[stream.name]:  # its model stays loaded until it is closed
+            with self._resources[stream.name]:  # the model stays loaded until the stream is closed
                 await stream.engine_stream.close()
 
     def _schedule_expiry(self, stream: PromptStream) -> None:
-        """End the stream if it has expired; otherwise check again when it may have."""
+        """End the stream if it has expired; otherwise schedule the next check."""
         ttl = self._context.settings.stream_ttl
         left = stream.last_used + ttl - time.monotonic()
         if stream.name not in self._streams:

@@ -1,17 +1,19 @@
-"""The two prompt templates of a stream: a text, or a chat whose last message holds the template."""
+"""The two kinds of prompt templates of a stream: a text, and a chat whose last message contains the
+template."""
 
 from typing import Any, Protocol
 
 import msgspec
 
-from streamserve.api.generation import AppContext, GenerationTask
+from streamserve.api.context import AppContext
+from streamserve.api.generation import GenerationTask
 from streamserve.api.http.body import checked
 from streamserve.api.http.sse import Emit
 from streamserve.api.openai.chat import Chat
 from streamserve.api.openai.completions import Completion
 from streamserve.api.openai.conversation import chat_tools, prepared, rendered
-from streamserve.api.openai.prompts import Prompt
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
+from streamserve.api.prompt import Prompt
 from streamserve.api.prompt_streams.schemas import (
     DEFAULT_TEMPLATE,
     ONLY_OF_CHATS,
@@ -29,14 +31,14 @@ class Answer(Protocol):
     """A reply in one of OpenAI's formats, produced by a task."""
 
     async def whole(self, tasks: list[GenerationTask]) -> bytes:
-        """Run the tasks to their end; return the reply as JSON. Raises RequestError if one fails."""
+        """Run the tasks to their end; return the reply as JSON. Raises RequestError if a task fails."""
 
     async def stream(self, tasks: list[GenerationTask], emit: Emit) -> None:
-        """Run the tasks, and send an event for each delta. Raises RequestError if one fails."""
+        """Run the tasks, and send an event for each delta. Raises RequestError if a task fails."""
 
 
 class TextPromptTemplate:
-    """A text prompt: the filled template; the answer is a completion."""
+    """A text prompt: the filled template. The answer is a completion."""
 
     def __init__(self, context: AppContext, body: StreamRequest) -> None:
         for name in ONLY_OF_CHATS:
@@ -63,16 +65,20 @@ class TextPromptTemplate:
 
 
 class ChatPromptTemplate:
-    """A chat prompt, rendered by the model's chat template; the answer is the next message."""
+    """A chat prompt, rendered by the model's chat template. The answer is the next message."""
 
     def __init__(self, context: AppContext, body: StreamRequest) -> None:
         messages = body.messages or []
         if body.template is not None:
-            raise RequestError("template is for texts: the last message is the template", field="template")
+            raise RequestError(
+                "template cannot be combined with messages: the last message is the template",
+                field="template",
+            )
         last = messages[-1] if messages else {}
         if last.get("role") != "user" or not isinstance(last.get("content"), str):
             raise RequestError(
-                f"the last of messages must be the user's, a text with {CONTEXT} in it", field="messages"
+                f"the last message must have the role user, and a text that contains {CONTEXT}",
+                field="messages",
             )
         self._context = context
         self._template = _template(last["content"], f"messages[{len(messages) - 1}].content", body.query)
@@ -119,7 +125,7 @@ def prompt_template(context: AppContext, body: StreamRequest) -> PromptTemplate:
 
 
 def text_after_context(template: PromptTemplate) -> str:
-    """Return the text after the context, with which every prompt of this template ends."""
+    """Return the text after the context: every prompt of this template ends with it."""
     return template.text(_MARK).partition(_MARK)[2]
 
 
@@ -138,7 +144,7 @@ def _is_set(body: StreamRequest, name: str) -> bool:
 
 
 def _common(body: StreamRequest, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields that the request sets and `kind` has too."""
+    """Return the fields that the request sets and that also exist in `kind`."""
     names = [name for name in kind.__struct_fields__ if name in StreamRequest.__struct_fields__]
     return {name: msgspec.to_builtins(getattr(body, name)) for name in names if _is_set(body, name)}
 

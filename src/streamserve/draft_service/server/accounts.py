@@ -15,8 +15,8 @@ class Account:
     key: str = ""
     weight: float = 1.0
     virtual: float = 0.0
-    """Virtual time: the seconds of drafting it has received, divided by its weight. The account with the
-    least is served next."""
+    """Virtual time: seconds of drafting received, divided by the account's weight. The account with the
+    lowest virtual time is served next."""
     sessions: int = 0
     stored_bytes: int = 0
     """Bytes of its stored sequences and trees."""
@@ -43,7 +43,8 @@ class Accounts:
         return account
 
     def of(self, key: str) -> Account | None:
-        """Return the account of sessions with `key`; None if there are none, and without keys."""
+        """Return the open account with `key`, or None. Sessions without a key are not found: each has a
+        separate account."""
         return self._by_key.get(key)
 
     def close(self, account: Account) -> None:

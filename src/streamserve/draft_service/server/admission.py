@@ -1,4 +1,4 @@
-"""Admission to a draft service: as many targets as gain by it, within its limits."""
+"""Admission to a draft service: its limits, and the number of targets for which drafting still pays."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,38 +18,42 @@ from streamserve.protocol.drafting import (
 )
 
 FAILED_SECONDS, LONGEST_SECONDS = 0.5, 60.0
-"""How long a session is not drafted for after a batch of it alone has failed, in seconds: the first time,
-doubled each time, and the maximum."""
+"""Seconds for which a session gets no drafts after a batch with it alone has failed: after the first failure
+(doubled after each further one), and at most."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one service. A refused message may be sent again after `retry` seconds, unless a better time
-    is known. A session that was not drafted for in `active_for` seconds does not count as a target. With
-    `by_model` there are never more active targets than N_max."""
+    """Limits of one service.
+
+    - `retry`: seconds until a refused message may be sent again, unless a better time is known.
+    - `active_for`: a session counts as a target for this many seconds after it was drafted for.
+    - `by_model`: whether the active targets are limited to N_max.
+    """
 
     max_sessions: int = 64
-    """Of the service. An account that has at least two more sessions than another gives one up for it."""
+    """Sessions of the service. At the limit, a client that has at least two sessions less than another
+    account gets one of its sessions."""
     max_sequences: int = 1024
-    """Of a session."""
+    """Sequences of a session."""
     max_tokens: int = MAX_TOKENS
-    """Of a sequence."""
+    """Tokens of a sequence."""
     max_bytes: int = MAX_MESSAGE_BYTES
-    """Of a message."""
+    """Bytes of a message."""
     max_depth: int = MAX_DEPTH
     max_nodes: int = MAX_NODES
-    """Of a tree."""
+    """Nodes of a tree; `max_depth` limits its levels."""
     max_deltas: int = MAX_DELTAS
     request_nodes: int = 16384
-    """Of the trees that one message requests."""
+    """Nodes of all trees that one message requests."""
     in_flight: int = 4096
-    """Sequences of an account with trees in flight."""
+    """Sequences of one account with trees in flight; `total_in_flight` limits all accounts together."""
     total_in_flight: int = 16384
     batch_nodes: int = 4096
     batch_tokens: int = 2048
-    """Nodes of all trees, and tokens read, in one batch."""
+    """Tokens read in one batch; `batch_nodes` limits the nodes of all its trees."""
     storage_bytes: int = 512 << 20
-    """Of all stored sequences and trees; see draft_service/server/storage.py."""
+    """Bytes of all stored sequences and trees; see draft_service/server/storage.py."""
     rate: float = 2000.0
     burst: float = 4000.0
     """Messages of a client, per second and in a burst."""
@@ -77,14 +81,15 @@ class Admission:
         return session.served is not None and now - session.served < self._limits.active_for
 
     def n_max(self, statistics: Statistics, star: Star) -> int:
-        """Return N_max, as far as it is known; else the limit of sessions."""
+        """Return N_max, or the limit of sessions while too little has been measured to compute N_max."""
         if not (self._limits.by_model and statistics.known and statistics.plain.count):
             return self._limits.max_sessions
         return min(star.n_max(statistics.progress, statistics.plain.value), self._limits.max_sessions)
 
     def all_gain(self, sessions: Sequence[Session], statistics: Statistics, capacity: Star) -> bool:
-        """Return whether each of these sessions gains if all are drafted for, as far as that is known, by its
-        own depth, acceptance and plain steps; and whether that many may be."""
+        """Return whether each of these sessions is faster with drafts if the service drafts for all of them,
+        and whether their number is within the limit. Each session is judged by its measured depth, acceptance
+        and plain steps; before enough is measured, only their number counts."""
         if not (self._limits.by_model and statistics.known and statistics.plain.count):
             return len(sessions) <= self._limits.max_sessions
         rounds = [
@@ -96,9 +101,12 @@ class Admission:
     def those_ahead(
         self, account: Account, active: Iterable[Session], session: Session | None
     ) -> list[Session]:
-        """Return those of the `active` sessions that rank before `session` of `account` (None: a new one):
-        the first of every account, then the second of every account; those of one account, and equals, by
-        age."""
+        """Return the `active` sessions that rank before `session` of `account`; None stands for a new
+        session.
+
+        The first session of every account ranks before the second session of any account. Sessions of one
+        account rank by age, and so do sessions of equal rank.
+        """
         ranks: dict[Account, int] = {}
         others: list[tuple[tuple[int, float, int], Session]] = []
         own: tuple[int, float, int] | None = None
@@ -118,7 +126,7 @@ class Admission:
         """Return the limit that a message of a session would exceed, or None."""
         limits = self._limits
         if len(message.deltas) > limits.max_deltas:
-            return "rate"  # a way around the rate limit otherwise
+            return "rate"  # many deltas in one message would bypass the rate limit
         if sum(min(max(delta.nodes, 0), limits.max_nodes) for delta in message.deltas) > limits.request_nodes:
             return "nodes"
         if not message.deltas:
@@ -130,13 +138,13 @@ class Admission:
 
 
 def block_seconds(failures: int) -> float:
-    """Return the seconds for which a session is not drafted for after `failures` failed batches of it
-    alone."""
+    """Return the seconds for which a session gets no drafts after `failures` failed batches with it alone."""
     return min(FAILED_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_SECONDS)
 
 
 def session_to_close(sessions: Iterable[Session], own: int) -> Session | None:
-    """Return the session to close for another client that has `own` sessions: of the account with the most,
-    if it has at least two more, the one that was heard longest ago. None if there is none."""
+    """Return the session to close for another client that has `own` sessions: the session unheard for longest
+    among the accounts with the most sessions. None if that account has fewer than two sessions more than the
+    client."""
     oldest = min(sessions, key=lambda one: (-one.account.sessions, one.heard), default=None)
     return oldest if oldest is not None and oldest.account.sessions >= own + 2 else None

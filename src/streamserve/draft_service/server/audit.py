@@ -27,7 +27,7 @@ class Audit:
             logger.info("session %d opened: %s", session.tag, _description(session))
 
     def closed(self, session: Session, now: float, reason: str) -> None:
-        """Log a session that was closed, with what it did."""
+        """Log the end of a session, with its counters."""
         if not self._may("closed", now):
             return
         logger.info(
@@ -40,7 +40,12 @@ class Audit:
         """Log a refusal, if none was logged for this reason recently."""
         if self._due(reason, now):
             text = printable(text, 200)
-            logger.warning("refused (%s): %s; %d since the last line", reason, text, self._take(reason))
+            logger.warning(
+                "refused (%s): %s; %d refusals for this reason since the last line",
+                reason,
+                text,
+                self._take(reason),
+            )
 
     def _may(self, kind: str, now: float) -> bool:
         """Return whether a line of this kind may be written, within the limit per minute."""
@@ -49,7 +54,7 @@ class Audit:
         count = count + 1 if before == minute else 1
         self._lines[kind] = minute, count
         if count == LINES:
-            logger.warning("many sessions are being %s: no more lines about them in this minute", kind)
+            logger.warning("many sessions are being %s: no more lines about this in this minute", kind)
         return count < LINES
 
     def _due(self, kind: str, now: float) -> bool:

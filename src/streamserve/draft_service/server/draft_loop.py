@@ -1,17 +1,17 @@
-"""What the drafting thread asks a draft service for: the next batch or dummy pass, and the answers to
-targets when it is done."""
+"""The drafting thread's calls to a draft service: the next batch or dummy pass, and the answers to targets
+when it is done."""
 
 from collections.abc import Mapping
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.fair_batcher import FairBatcher
 from streamserve.draft_service.server.refusals import Refusals
 from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.session_table import SessionTable
 from streamserve.draft_service.server.statistics import GAP, Statistics
 from streamserve.draft_service.server.types import Batch, DraftReply, Out
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft, Drafts
-from streamserve.speculation.tree import TokenTree
 
 IDLE_CHECK_SECONDS = 0.5
 MIN_PAUSE_SECONDS = 0.0005

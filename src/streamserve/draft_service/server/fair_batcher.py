@@ -8,6 +8,8 @@ in-queue        ── batch ──▶ drafter ── drafted ──▶ answers
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server import queue
 from streamserve.draft_service.server.admission import block_seconds
 from streamserve.draft_service.server.keep_warm import KeepWarmController
@@ -16,13 +18,11 @@ from streamserve.draft_service.server.sessions import DraftedSequence, Session
 from streamserve.draft_service.server.statistics import Statistics
 from streamserve.draft_service.server.types import Batch, DraftReply, ServiceConfig
 from streamserve.draft_service.star import Star
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft
 from streamserve.speculation.learned_cost import RefinedCost
-from streamserve.speculation.tree import TokenTree
 
 FEW_TOKENS = 32
-"""A batch that first read more tokens than this is not used to estimate the cost of drafting."""
+"""A batch that reads more tokens than this before it drafts is not used to estimate the cost of drafting."""
 
 
 class FairBatcher:
@@ -51,8 +51,8 @@ class FairBatcher:
         self._idle_since: float | None = None
 
     def enqueue(self, session: Session, now: float) -> None:
-        """Queue a session. A session that was idle does not accumulate the time it did not use, except for
-        `queue.LEAD_BATCHES` passes."""
+        """Queue a session. An account that was idle may not make up for the time it did not use, except for
+        `queue.LEAD_BATCHES` batches: its virtual time is raised."""
         account = session.account
         account.virtual = max(
             account.virtual, self._virtual - queue.LEAD_BATCHES * self._statistics.batch_seconds.value
@@ -126,16 +126,16 @@ class FairBatcher:
                 answers.append(DraftReply(session, drafts, done.waited[session.tag], seconds))
             if not session.waiting():
                 session.requested_at = session.deadline = None
-            elif drafts or session.requested_at is None:  # None: what it requested meanwhile
+            elif drafts or session.requested_at is None:  # None: it requested more while the batch ran
                 session.requested_at = now
             if drafts:
                 session.draft_alone, session.failures = False, 0
         return answers
 
     def failed(self, done: Batch, now: float) -> list[DraftReply]:
-        """Process the failure of a batch. A batch of several sessions is retried for each session alone. A
-        batch of one session gets no trees, and the session is barred for a while. The sequences are prefilled
-        again."""
+        """Process the failure of a batch; the KV of its sequences is computed again. A batch of several
+        sessions is retried for each session alone. A batch of one session gets no trees, and the session is
+        blocked for a while."""
         alone = len(done.members) == 1
         failures = [session.failures for session, _ in done.members]
         sequences = [sequence for _, members in done.members for sequence in members]

@@ -101,5 +101,7 @@ class KeepWarmController:
         if not self._known:
             self._trying = not self._trying
         else:
+            # Conditions may have changed: after each RETRIAL_GAPS gaps, use the slower way for TRIAL_GAPS
+            # gaps.
             again = self._gaps % RETRIAL_GAPS < TRIAL_GAPS
             self._trying = self.pays != again

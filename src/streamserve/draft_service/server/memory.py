@@ -6,17 +6,43 @@ with more than an equal share of the blocks are evicted first: a client with hig
 low demand.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from streamserve.draft_service.server.sessions import DraftedSequence
-from streamserve.engine.block_pool import BlockPool
+
+
+class FreeList:
+    """The free blocks of a pool of `size`, where a block has at most one holder. The block released last is
+    allocated first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = dict.fromkeys(reversed(range(size)))
+
+    @property
+    def free(self) -> int:
+        """Number of free blocks."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Allocate a block. Raises RuntimeError if none is free."""
+        if not self._free:
+            raise RuntimeError("no free KV block: evict a sequence before allocating")
+        return self._free.popitem()[0]
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Free blocks; the first of them is allocated next. Raises RuntimeError for one that is free."""
+        for block in reversed(blocks):
+            if block in self._free:
+                raise RuntimeError(f"KV block {block} was released more often than taken")
+            self._free[block] = None
 
 
 class Memory:
     """A pool of `num_blocks` blocks of `block_size` tokens."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = FreeList(num_blocks)
         self.block_size = block_size
         self.evictions = 0
         self._holders: dict[DraftedSequence, None] = {}
@@ -51,7 +77,8 @@ class Memory:
         sequence.blocks, sequence.computed = [], 0
 
     def _victims(self, idle: list[DraftedSequence]) -> Iterator[DraftedSequence]:
-        """Yield sequences in eviction order: first those of accounts with more than their share."""
+        """Yield sequences in eviction order: first the sequences of accounts that have more than an equal
+        share of the blocks."""
         share = self.pool.size / max(len({holder.account for holder in self._holders}), 1)
         spared = []
         for sequence in idle:

@@ -9,8 +9,8 @@ from streamserve.protocol.drafting import DraftReport
 
 PREFIX = "streamserve_draft:"
 GAUGES = {
-    "at": "Seconds on the service's clock when this was reported.",
-    "targets": "Sessions that are open.",
+    "at": "Time of this report on the service's clock, in seconds.",
+    "targets": "Open sessions.",
     "active": "Targets that are being drafted for (N).",
     "waiting": "Requests in the in-queue.",
     "blocks_total": "KV blocks.",
@@ -20,12 +20,14 @@ GAUGES = {
     "depth": "Depth of trees (d).",
     "batch": "Targets in a batch (b).",
     "return_seconds": "Seconds from an answer to the target's next request (Z).",
-    "verify_seconds": "Seconds of verification by the target in return_seconds (t_v).",
-    "communication_seconds": "Seconds of communication in return_seconds (t_c).",
+    "verify_seconds": "Seconds of return_seconds in which the target verifies (t_v).",
+    "communication_seconds": "Seconds of return_seconds that communication takes (t_c).",
     "plain_seconds": "Seconds of a target's step without draft tokens.",
-    "beta": "Probability that a draft token is accepted if those before it were.",
+    "beta": (
+        "Probability that a draft token is accepted if all draft tokens before it were accepted (beta)."
+    ),
     "n_full": "Predicted number of targets that keep the service busy (N_full).",
-    "n_max": "Predicted maximum number of targets that all gain from drafting (N_max).",
+    "n_max": "Predicted maximum number of targets that the service can speed up at the same time (N_max).",
     "predicted_round_seconds": "Predicted seconds of a target's round; compare with round_seconds.",
     "predicted_idle_seconds": "Predicted idle seconds of a round; compare with idle_seconds.",
     "cold_seconds": "Seconds of waiting and drafting per tree level after an idle gap, without dummy passes.",
@@ -35,7 +37,7 @@ GAUGES = {
 }
 COUNTERS = {
     "batches": "Batches drafted.",
-    "requests": "Requests of targets in these batches.",
+    "requests": "Requests in drafted batches.",
     "trees": "Trees sent.",
     "busy": "Seconds spent drafting.",
     "idle": "Seconds without queued requests.",
@@ -44,12 +46,12 @@ COUNTERS = {
     "accepted": "Draft tokens that targets accepted.",
     "rebuilt": "Sequences whose KV was recomputed after an eviction.",
     "passes": "Draft passes.",
-    "pass_seconds": "Seconds of draft passes.",
+    "pass_seconds": "Seconds spent in draft passes.",
     "pass_squares": "Sum of the squares of the seconds of each draft pass.",
     "warm_passes": "Dummy passes that keep the model warm.",
     "returns": "Requests that followed an answer to the same target.",
     "away_seconds": "Seconds between an answer and the next request of the same target.",
-    "rounds": "Answers that followed another to the same target.",
+    "rounds": "Answers that followed an earlier answer to the same target.",
     "round_seconds": "Seconds between two answers to the same target.",
 }
 SECONDS = ("busy", "idle", "waited")
@@ -69,7 +71,7 @@ class DraftCollector(Collector):
             PREFIX + "restarts", "Restarts of the worker after it died.", value=self.restarts
         )
         for name, text in GAUGES.items():
-            field = name.removeprefix("mean_")  # a sum of the same name exists
+            field = name.removeprefix("mean_")  # the counter has the name without `mean_`
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(report, field))
         for name, text in COUNTERS.items():
             shown = f"{name}_seconds" if name in SECONDS else name

@@ -1,10 +1,13 @@
-"""Fair queueing: the order in which sessions are drafted for, and which are batched.
+"""Fair queueing: the order in which waiting sessions are served, and the choice of sessions for one batch.
 
-Weighted fair order: each account has a virtual time, the seconds of drafting it has received divided by its
-weight, and the one with the least goes first. Within a window above the least, in which accounts have had
-similar amounts, requests with a target for the time per token go first, by when their next token is due, then
-the earliest deadline. Of the sessions of one account the one that has received least goes first; its second
-comes after the first of every other account. Prompts are read ahead while nothing waits for a tree.
+- Weighted fair order: each account has a virtual time, the seconds of drafting it has received divided by its
+  weight. The account with the lowest virtual time goes first.
+- Accounts whose virtual times are within a window above the lowest count as equal. Among them, requests with
+  a target for the time per token go first, in the order in which their next tokens are due; then the earliest
+  deadline goes first.
+- Of the sessions of one account, the session that has received the least goes first. Its second session comes
+  after the first session of every other account.
+- Prompts are read ahead only while no session waits for a tree.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,11 +20,11 @@ from streamserve.draft_service.server.sessions import DraftedSequence, Session
 DEFAULT_DEADLINE = 10.0
 """Default deadline, in seconds after the request."""
 LEAD_BATCHES = 2.0
-"""How many batches an account may be ahead of another because of its deadline."""
+"""Batches by which an account may be ahead of another because of its deadline."""
 DEEPER_FACTOR = 2
 MIN_DEEP_LEVELS = 8
-"""A batch takes as long as its deepest tree: a sequence with a tree that is deeper than this many times the
-first's, and than this many levels, waits for a separate batch."""
+"""A batch takes as long as its deepest tree. A session waits for a separate batch if its trees are deeper
+than DEEPER_FACTOR times the deepest tree of the batch, and deeper than MIN_DEEP_LEVELS levels."""
 
 Member = tuple[Session, list[DraftedSequence]]
 
@@ -51,8 +54,9 @@ def _order_key(session: Session, window: float) -> tuple[bool, bool, float, floa
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of one batch: `targets`, seconds if it has several, nodes of all trees, and tokens read; fewer
-    that are read ahead, as trees that are requested meanwhile wait for the batch."""
+    """Limits of one batch: the number of `targets`, the seconds if it has several targets, the nodes of all
+    trees, and the `tokens` read. A batch that only reads ahead has the lower limit `read_ahead`: trees that
+    are requested meanwhile wait until it ends."""
 
     targets: int
     seconds: float
@@ -67,15 +71,16 @@ def batch(
     bounds: Bounds,
     unread: Callable[[DraftedSequence], int],
 ) -> list[Member]:
-    """Return the first of `ordered` and as many after it as can be drafted for in one batch: within `bounds`,
-    and in less time than one after the other. A session's sequences beyond the bounds wait for its next
-    turn."""
+    """Return the sessions at the head of `ordered` that are drafted for in one batch: within `bounds`, and
+    only while the batch takes less time than separate batches. At least the first session is taken, even
+    beyond the bounds. A session's sequences beyond the bounds wait for the session's next batch."""
     chosen: list[Member] = []
     together: list[DraftedSequence] = []
     spent = 0.0
     nodes, tokens = bounds.nodes, bounds.tokens
     for session in ordered[: bounds.targets]:
-        # The least recently used are first, unless tokens are due.
+        # Sequences with a token that is due come first, in the order of its time; then the least recently
+        # used.
         waiting = sorted(session.waiting(), key=lambda one: (inf if one.due is None else one.due, one.used))
         if not session.wants_trees:
             if chosen:
@@ -105,8 +110,8 @@ def _within(
     unread: Callable[[DraftedSequence], int],
     first: bool,
 ) -> list[DraftedSequence]:
-    """Return as many of `waiting` as fit the limits of nodes and tokens; at least one for the `first`
-    session."""
+    """Return the first sequences of `waiting` that fit the limits of nodes and tokens. If `first`, return at
+    least one sequence, as the batch would be empty otherwise."""
     fitting: list[DraftedSequence] = []
     for sequence in waiting:
         assert sequence.requested is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from streamserve.draft_service.server.admission import Limits
 from streamserve.protocol.drafting import Reason
+from streamserve.system.token_bucket import TokenBucket
 
 MAX_SOURCES = 4096
 """Maximum number of remembered clients; the one that was silent for longest is forgotten first."""
@@ -20,32 +21,10 @@ NOTIFY_SECONDS = 0.1
 
 
 @dataclass
-class Bucket:
-    """A token bucket: an allowance that grows by `rate` a second up to `burst`."""
-
-    rate: float
-    burst: float
-    level: float
-    at: float
-
-    def wait(self, amount: float, now: float, rate: float | None = None) -> float:
-        """Return the seconds until `amount` is available; 0 if it is now."""
-        grown = (now - self.at) * (self.rate if rate is None else rate)
-        self.level, self.at = min(self.burst, self.level + max(grown, 0.0)), now
-        missing = min(amount, self.burst) - self.level
-        return 0.0 if missing <= 0.0 else missing / max(self.rate if rate is None else rate, 1e-9)
-
-
-def bucket(rate: float, burst: float, now: float) -> Bucket:
-    """Return a full bucket."""
-    return Bucket(rate, burst, burst, now)
-
-
-@dataclass
 class _Source:
-    messages: Bucket
-    bytes: Bucket
-    share: Bucket
+    messages: TokenBucket
+    bytes: TokenBucket
+    share: TokenBucket
     heard: float
     notified: float = float("-inf")
 
@@ -65,13 +44,13 @@ class RateLimiter:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._messages: Bucket | None = None
-        self._bytes: Bucket | None = None
+        self._messages: TokenBucket | None = None
+        self._bytes: TokenBucket | None = None
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()
 
     def charge(self, source: bytes, size: int, now: float) -> RateExceeded | None:
-        """Charge for a message of `size` bytes; None if it fits the limits, else the refusal. A refused
-        message costs nothing."""
+        """Charge for a message of `size` bytes; return None if it fits the limits, else why it does not. A
+        refused message costs nothing."""
         known = self._source(source, now)
         total = self._total(now)
         waits: list[tuple[float, Reason]] = [
@@ -84,15 +63,15 @@ class RateLimiter:
             wait, reason = max(waits, key=lambda one: one[0])
             share = self._limits.total_byte_rate / self._recent(now)
             if wait and not known.share.wait(size, now, share):
-                wait = 0.0  # the other clients use up the total, and this is within its share
+                wait = 0.0  # other clients use up the total, but this client is within its share
         if wait:
             notify = now - known.notified >= NOTIFY_SECONDS
             known.notified = now if notify else known.notified
             return RateExceeded(reason, min(max(wait, NOTIFY_SECONDS), self._limits.longest_retry), notify)
         for charged, amount in ((known.messages, 1.0), (known.bytes, size), (known.share, size)):
             charged.level -= amount
-        # What clients use within their share leaves a debt in the total, so that others get no more than the
-        # remainder.
+        # Messages within a client's share are accepted even if the total is used up. Charge the total for
+        # them all the same: the debt limits the other clients to the remainder.
         total[0].level = max(total[0].level - 1.0, -total[0].burst)
         total[1].level = max(total[1].level - size, -total[1].burst)
         return None
@@ -104,20 +83,20 @@ class RateLimiter:
             if len(self._sources) >= MAX_SOURCES:
                 self._sources.popitem(last=False)
             known = self._sources[source] = _Source(
-                bucket(limits.rate, limits.burst, now),
-                bucket(limits.byte_rate, limits.byte_burst, now),
-                bucket(limits.total_byte_rate, limits.max_bytes, now),
+                TokenBucket(limits.rate, limits.burst, now),
+                TokenBucket(limits.byte_rate, limits.byte_burst, now),
+                TokenBucket(limits.total_byte_rate, limits.max_bytes, now),
                 now,
             )
         self._sources.move_to_end(source)
         known.heard = now
         return known
 
-    def _total(self, now: float) -> tuple[Bucket, Bucket]:
+    def _total(self, now: float) -> tuple[TokenBucket, TokenBucket]:
         limits = self._limits
         if self._messages is None or self._bytes is None:
-            self._messages = bucket(limits.total_rate, limits.total_rate, now)
-            self._bytes = bucket(limits.total_byte_rate, limits.total_byte_rate, now)
+            self._messages = TokenBucket(limits.total_rate, limits.total_rate, now)
+            self._bytes = TokenBucket(limits.total_byte_rate, limits.total_byte_rate, now)
         return self._messages, self._bytes
 
     def _recent(self, now: float) -> int:

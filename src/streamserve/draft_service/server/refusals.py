@@ -23,12 +23,12 @@ class Refusals:
         self._audit.refused(reason, text, now)
 
     def refuse(self, peer: bytes, reason: Reason, text: str, now: float, nonce: int = 0) -> Out:
-        """Return the refusal of a message that no retry helps."""
+        """Return the refusal of a message for which a retry would be useless."""
         self.count(reason, text, now)
         return Out(peer, Refused(nonce, reason, text))
 
     def turn_away(self, reason: Reason, text: str, now: float, nonce: int) -> Busy:
-        """Return the answer to a Hello that there is no session for now."""
+        """Return the answer to a Hello if no session is available now."""
         self.count(reason, text, now)
         return Busy(nonce, 0, self._retry, reason)
 

@@ -8,12 +8,12 @@ whenever the drafter's state of it is no longer valid.
 
 from collections.abc import Mapping
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.memory import Memory
 from streamserve.draft_service.server.sessions import DraftedSequence, Session, accepted_tokens
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Delta, Draft, Tree
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 
 DUMMY_ID = 0
 """The id of the sequence of dummy passes."""
@@ -32,9 +32,10 @@ class SequenceStore:
         self._ids = 0
         self._released: list[int] = []
 
-    def take(self, session: Session, delta: Delta, now: float) -> tuple[int, int] | None:
-        """Apply a delta; return how many draft tokens of the last answer were accepted, and how many were
-        tested. None if what it builds on is unknown."""
+    def apply(self, session: Session, delta: Delta, now: float) -> tuple[int, int] | None:
+        """Apply a delta; return how many draft tokens of the sequence's last tree were accepted and how many
+        were tested. Return None if the delta builds on state that is not stored: the target has to sync the
+        sequence again."""
         known = session.sequences.get(delta.sequence)
         if known is None:
             if delta.base or delta.retained or delta.params is None:
@@ -50,14 +51,14 @@ class SequenceStore:
             verified = accepted_tokens(known.answer, delta.tokens)
         if delta.epoch != known.epoch:
             self._rename(known)
-        known.take(delta)
+        known.apply(delta)
         if len(known.tokens) + delta.nodes > self._longest:
             known.set_request(None)
             known.answer = Draft(known.name, known.epoch, known.number, None) if delta.depth else None
         return verified
 
     def unread(self, sequence: DraftedSequence) -> int:
-        """Return the tokens that the drafter reads in the sequence's next request."""
+        """Return the number of tokens that the drafter reads for the sequence's next request."""
         return min(len(sequence.tokens) - sequence.computed, self._max_read)
 
     def request(self, sequence: DraftedSequence, now: float) -> DraftRequest | None:
@@ -100,9 +101,9 @@ class SequenceStore:
             return None
         delta, tree = sequence.requested, trees.get(request.id)
         if delta is None or sequence.id != request.id or request.length < len(sequence.tokens):
-            return None  # there is more to read, or it was edited meanwhile
+            return None  # the prompt has more chunks, or was edited while it was read
         if delta.depth and not request.depth:
-            return None  # it was read ahead, and a tree was requested meanwhile
+            return None  # the request was only read ahead, and a tree was requested meanwhile
         sequence.set_request(None)
         if not delta.depth:
             return None
@@ -115,7 +116,7 @@ class SequenceStore:
         return sequence.answer
 
     def requeue(self, sequence: DraftedSequence) -> None:
-        """Reset a sequence after its request failed; it still waits."""
+        """Reset a sequence after its request failed; the sequence still waits for a batch."""
         sequence.running, sequence.computed = False, 0
         if sequence.dropped:
             self.memory.release(sequence)
@@ -127,7 +128,7 @@ class SequenceStore:
             self._rename(sequence)
 
     def drop(self, sequence: DraftedSequence) -> None:
-        """Drop a sequence; blocks that are being written are released when the writing is over."""
+        """Drop a sequence. If a batch is writing its blocks, they are released when the batch ends."""
         self._released.append(sequence.id)
         sequence.dropped = True
         sequence.set_request(None)

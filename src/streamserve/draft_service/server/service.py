@@ -130,7 +130,7 @@ class Service:
         return Pong(tag, sent, self.loop.backlog(), seconds, len(self.table.active(now)))
 
     def _rejection(self, session: Session, message: DraftRequests, now: float) -> Busy | None:
-        """Return the refusal of a message, before any work is done for it, or None."""
+        """Return why a message is turned away before any work is done for it; None if it is accepted."""
         if reason := self.table.admission.exceeded_limit(session, message, self.sessions.values()):
             return self.refusals.wait(session, reason, now)
         if message.deltas and now < session.blocked_until:
@@ -145,7 +145,7 @@ class Service:
             return [busy]
         if not message.deltas:
             return []
-        if not any(delta.depth for delta in message.deltas):  # only prompts to read ahead
+        if not any(delta.depth for delta in message.deltas):  # nothing but prompts to read ahead
             answers = self._take(session, message.deltas, now)
             self._enqueue(session, now)
             return answers
@@ -178,7 +178,7 @@ class Service:
             if not self.table.storage.free_space(session, delta):
                 answers.append(self.refusals.wait(session, "memory", now))
                 break
-            verified = self.sequence_store.take(session, delta, now)
+            verified = self.sequence_store.apply(session, delta, now)
             if verified is None:
                 lost.append(delta.sequence)
                 continue

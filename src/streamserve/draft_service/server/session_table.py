@@ -45,8 +45,8 @@ class SessionTable:
         self._secret = secret
 
     def open(self, peer: bytes, hello: Hello, now: float, key: str, name: str) -> Session | Reason:
-        """Return the session of a target that says Hello; the reason if it cannot have one now. A connection
-        may have one session only, which a repeated Hello returns and another one replaces."""
+        """Return the session of a target that says Hello, or the reason why it cannot have a session now. A
+        connection has at most one session: a repeated Hello returns it, and a new Hello replaces it."""
         previous = next((s for s in self.sessions.values() if s.peer == peer and s.key == key), None)
         if previous is not None and previous.nonce == hello.nonce:
             return previous
@@ -95,8 +95,8 @@ class SessionTable:
         return self.admission.n_max(self._statistics, self._batcher.capacity())
 
     def admitted(self, session: Session, now: float) -> bool:
-        """Return whether a session and those that rank before it all gain if all are drafted for; new ones
-        rank last."""
+        """Return whether a session may be drafted for: it and all sessions that rank before it gain from
+        drafting. Sessions that are not active rank last."""
         active = self.active(now)
         new = not self.admission.active(session, now)
         ahead = self.admission.those_ahead(session.account, active, None if new else session)
@@ -121,8 +121,8 @@ class SessionTable:
         self._audit.closed(session, now, reason)
 
     def _full(self, key: str, now: float) -> Reason | None:
-        """Return why another target with `key` cannot have a session, or None. At the limit of sessions, the
-        account with the most sessions has one closed for it."""
+        """Return why a further target with `key` cannot have a session, or None. At the limit of sessions, a
+        session of the account with the most sessions is closed for it."""
         account = self.accounts.of(key) or Account(key)
         if len(self.admission.those_ahead(account, self.active(now), None)) >= self.n_max():
             return "targets"
@@ -130,7 +130,7 @@ class SessionTable:
             victim = session_to_close(self.sessions.values(), account.sessions)
             if victim is None:
                 return "sessions"
-            self.close(victim, now, "another client has no session")
+            self.close(victim, now, "closed to give another client a session")
         return None
 
     def _drop(self, session: Session, sequence: DraftedSequence) -> None:

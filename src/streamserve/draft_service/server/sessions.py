@@ -15,14 +15,14 @@ from streamserve.protocol.sampling import SamplingParams
 
 @dataclass(eq=False)
 class DraftedSequence:
-    """A sequence of a target, as far as its deltas came.
+    """A target's sequence, as its deltas describe it.
 
     tokens     ─────────────────────────┐
     read       ───────────────────┐         the drafter has read these tokens
     computed   ────────────┐                and has KV for these, in `blocks`
 
-    `number` is the last delta applied, `requested` the one that waits for a tree, `answer` the result of the
-    last one. While it is `running`, its blocks are being written.
+    `number` is the number of the last delta applied. `requested` is the delta that waits for a tree, and
+    `answer` the tree of the last delta. While the sequence is `running`, a batch writes its blocks.
     """
 
     id: int
@@ -32,7 +32,7 @@ class DraftedSequence:
     account: Account
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
-    """A batch that is being drafted reads this list: it is only appended to, or replaced."""
+    """The known tokens. A running batch reads this list: it may only be appended to, or replaced."""
     epoch: int = 0
     number: int = 0
     read: int = 0
@@ -48,9 +48,9 @@ class DraftedSequence:
     dropped: bool = False
     used: float = 0.0
     stored_bytes: int = 0
-    """The bytes it is counted as."""
+    """The bytes that the storage limit counts for it."""
 
-    def take(self, delta: Delta) -> bool:
+    def apply(self, delta: Delta) -> bool:
         """Apply a delta that builds on the known tokens; return False if it is a repeat or comes too late."""
         if delta.number <= self.number:
             return False
@@ -81,18 +81,19 @@ class DraftedSequence:
         return self.requested is not None and self.requested.depth > 0
 
     def begin(self, length: int) -> None:
-        """Record that its first `length` tokens are being read, to draft after them."""
+        """Record that a batch reads its first `length` tokens, to draft after them."""
         self.running, self.stable_length, self.read = True, length, length
 
     def end(self) -> None:
-        """Record that they have been read: the part not edited meanwhile has KV now."""
+        """Record that the batch has ended: the tokens that were not edited meanwhile have KV now."""
         self.running, self.computed = False, self.stable_length
 
 
 @dataclass(eq=False)
 class Session:
-    """A target's session. `peer` is the last source of its messages; `key` its public key, if any; its
-    resource use is counted in its `account`. `nonce` is that of the Hello which opened it."""
+    """A target's session. `peer` is the last source of its messages, `key` the target's public key, if it
+    has one. The session's resource use is counted in `account`. `nonce` is the nonce of the Hello that
+    opened it."""
 
     tag: int
     channel: bytes
@@ -107,10 +108,10 @@ class Session:
     """Whether its connection has ended since it was last heard."""
     sequences: dict[int, DraftedSequence] = field(default_factory=dict)
     virtual: float = 0.0
-    """Seconds of drafting it has received: of one account's sessions the one with the least is served
+    """Seconds of drafting received: of the sessions of one account, the session with the least is served
     next."""
     requested_at: float | None = None
-    """When the waiting request came."""
+    """When the waiting request came; None if none waits."""
     deadline: float | None = None
     served: float | None = None
     """When it was last drafted for."""
@@ -130,8 +131,8 @@ class Session:
     """Means of its trees' levels, and of its steps without draft tokens in seconds."""
 
     def waiting(self) -> list[DraftedSequence]:
-        """Return the sequences that wait and are not being drafted for: for trees; if none does, those that
-        are to be read ahead."""
+        """Return the sequences that wait for the next batch. If a sequence waits for a tree, sequences that
+        are only to be read ahead are left out."""
         waiting = [s for s in self.sequences.values() if s.requested is not None and not s.running]
         return [s for s in waiting if s.wants_tree] or waiting
 
@@ -142,7 +143,8 @@ class Session:
 
     @property
     def due(self) -> float:
-        """When the first of the tokens is due that wait for a tree; inf without targets."""
+        """When the earliest token is due among the sequences that wait for a tree; inf if none has a due
+        token."""
         return min((s.due for s in self.waiting() if s.wants_tree and s.due is not None), default=inf)
 
 

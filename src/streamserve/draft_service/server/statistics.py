@@ -32,8 +32,13 @@ class Mean:
 
 @dataclass
 class Statistics:
-    """Moving means over all targets: of the draft pass t_s, its depth d, targets in a batch, the time Z until
-    a target's next request and the verification t_v in it, plain steps; and acceptance."""
+    """Moving means over all targets, in seconds or as counts:
+
+    - the draft pass t_s (`batch_seconds` / `depth`), the depth d of trees, and the targets in a batch;
+    - the time Z until a target's next request (`return_seconds`), and the verification t_v in it (`verify`);
+    - a target's step without draft tokens (`plain`);
+    - the accepted and the tested draft tokens, from which follows β.
+    """
 
     counters: DraftSums = field(default_factory=DraftSums)
     batch_seconds: Mean = field(default_factory=Mean)
@@ -48,7 +53,7 @@ class Statistics:
 
     @property
     def beta(self) -> float:
-        """The probability that a draft token is accepted if those before it were."""
+        """The probability that a draft token is accepted if the draft tokens before it were."""
         return self.accepted / self.tested
 
     @property
@@ -78,9 +83,12 @@ class Statistics:
         return progress(self.beta, max(1, round(self.depth.value)))
 
     def round_of(self, capacity: Star, depth: float, plain: float, accepted: int, tested: int) -> TargetRound:
-        """Return a target's round if it is drafted for as `capacity` says, by its trees' mean `depth`, its
-        `plain` step in seconds, and the draft tokens that it `accepted` of those `tested`; 0 of what is not
-        known, for which the means of all stand."""
+        """Return one target's round if batches are as `capacity` says.
+
+        `depth` is the mean depth of its trees, `plain` the seconds of its step without draft tokens; pass 0
+        for an unknown value: the overall mean is used. The target `accepted` this many of its `tested` draft
+        tokens.
+        """
         depth = depth or max(self.depth.value, 1.0)
         prior, count = self.beta, PRIOR[1]
         beta = (accepted + prior * count) / (tested + count)
@@ -95,6 +103,8 @@ class Statistics:
         """Record the verification of draft tokens by a target."""
         self.counters.accepted += accepted
         self.counters.draft_tokens += tested
+        # Acceptance changes with the texts: each newly tested draft token takes 0.2 % of the weight of older
+        # ones.
         fade = 0.998**tested
         self.accepted, self.tested = self.accepted * fade + accepted, self.tested * fade + tested
 
@@ -110,8 +120,8 @@ class Statistics:
             self.plain.add(plain)
 
     def drafted(self, targets: int, depth: int, seconds: float, read: bool) -> None:
-        """Record a batch for `targets` targets that took `seconds`, with `depth` passes. `read`: it read long
-        prompts too, and is not used to estimate the cost of drafting."""
+        """Record a batch for `targets` targets that took `seconds`, with `depth` passes. If `read`, the batch
+        also read long prompts: it is not used to estimate the cost of drafting."""
         counters = self.counters
         counters.batches += 1
         counters.busy += seconds

@@ -12,18 +12,19 @@ from streamserve.protocol.drafting import Delta
 from streamserve.protocol.sampling import SamplingParams
 
 TOKEN_BYTES = 80
-"""A token's number, and its entries in the lists of service, drafter and path state."""
+"""Bytes of a token: its number, and its entries in the lists of service, drafter and path state."""
 NODE_BYTES = 160
 SEQUENCE_BYTES = 32768
-"""More than a sequence without tokens takes: so the limit also bounds the number of sequences."""
+"""More bytes than a sequence without tokens takes: so the limit also bounds the number of sequences."""
 ENTRY_BYTES = 160
-"""Of a bias, or of a token that a request allows."""
+"""Bytes of a logit bias, or of a token that a request allows."""
 SPARE = 0.1
 """Share of the limit that is freed at once, since a scan of all sequences takes a while."""
 
 
 def size(tokens: int, nodes: int, params: SamplingParams) -> int:
-    """Return the bytes that a sequence of `tokens` tokens, with a tree of `nodes` nodes, is counted as."""
+    """Return the bytes that the limit counts for a sequence of `tokens` tokens with a tree of `nodes`
+    nodes."""
     listed = len(params.logit_bias) + len(params.allowed_token_ids) + len(params.stop_token_ids)
     return SEQUENCE_BYTES + tokens * TOKEN_BYTES + nodes * NODE_BYTES + listed * ENTRY_BYTES
 
@@ -46,8 +47,9 @@ class StorageLimiter:
         self._drop = drop
 
     def free_space(self, session: Session, delta: Delta) -> bool:
-        """Free space for `delta` by dropping sequences of accounts that would then store more than this one,
-        or of this one; return False if that is not enough. Sequences being drafted for stay."""
+        """Free space for `delta` by dropping sequences of this account, or of accounts that store more than
+        this one would then. Return False, without dropping any, if that is not enough. Sequences being
+        drafted for stay."""
         known = session.sequences.get(delta.sequence)
         params = delta.params or (known.params if known else SamplingParams())
         tokens = (min(delta.retained, len(known.tokens)) if known else 0) + len(delta.tokens)

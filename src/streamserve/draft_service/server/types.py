@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streamserve.contracts.plan import DraftRequest
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.keep_warm import KeepWarm
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Draft, ToTarget
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What the service drafts with: fingerprints, the size of the vocabulary, and the context length of the
-    model."""
+    """The identity of the service's draft model: fingerprints of model, tokenizer and vocabulary, the size of
+    the vocabulary, and the context length of the model."""
 
     model: str
     tokenizer: str
@@ -51,8 +51,9 @@ class Out:
 
 @dataclass(frozen=True)
 class Batch:
-    """The drafter's next work: forget `released`, draft for `requests`. `members` are the sequences of the
-    requests, by target; the batch was begun at `started`."""
+    """The drafter's next work: forget the sequences `released`, then draft for `requests`. `members` are the
+    sequences of the requests by target, `waited` the seconds that each session waited. `started` is when the
+    batch began."""
 
     requests: list[DraftRequest]
     released: list[int]
@@ -63,7 +64,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class DraftReply:
-    """A batch's result for a target: it `waited` seconds for the batch to begin, which took `seconds`."""
+    """A batch's result for one target. The target `waited` for the batch to begin; the batch took
+    `seconds`."""
 
     session: Session
     drafts: list[Draft]

@@ -22,7 +22,7 @@ def incompatibility(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
 
 
 def delta_error(delta: Delta, session: Session, identity: Identity, limits: Limits) -> str:
-    """Return what is invalid about a delta, which an honest target would not send; "" if nothing."""
+    """Return why a delta is invalid, which an honest target would not send; "" if it is valid."""
     vocabulary = identity.vocab_size
     if not (0 <= delta.depth <= limits.max_depth and 0 <= delta.nodes <= limits.max_nodes):
         return f"trees may have {limits.max_depth} levels and {limits.max_nodes} nodes"

@@ -11,20 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamserve.draft_service.server.rate_limits import bucket
+from streamserve.contracts.tree import TokenTree
 from streamserve.protocol.drafting import Busy, Delta, Drafts, Pong, ToTarget, Tree, Welcome
-from streamserve.speculation.tree import TokenTree
+from streamserve.system.token_bucket import TokenBucket
 
 Fault = Literal["unreadable", "tree", "foreign", "timing", "lost", "flood", "internal"]
-"""Faults of an answer: it cannot be decoded, its tree does not fit the request, it answers something that was
-never requested, its times are impossible, it loses a sequence repeatedly, it is part of a flood; or
-processing it failed here."""
+"""Faults of an answer:
+
+- unreadable: it cannot be decoded.
+- tree: its tree does not fit the request.
+- foreign: it answers something that was never requested.
+- timing: its times are impossible.
+- lost: it loses a sequence repeatedly.
+- flood: it exceeds the rate limits for answers.
+- internal: processing it failed on this side.
+"""
 
 STRIKES = 3
 STRIKE_SECONDS = 60.0
 """This many wrong answers in this many seconds put a service on probation."""
 FIRST_PROBATION, LONGEST_PROBATION = 10.0, 600.0
-"""Seconds; doubled each time."""
+"""Seconds of the first probation, doubled for each further one, and of the longest."""
 LONGEST_SECONDS = 3600.0
 """Upper bound of the durations in an answer, in seconds."""
 OVER_ONE = 1.001
@@ -46,14 +53,14 @@ class Reputation:
     _next: float = FIRST_PROBATION
 
     def strike(self, now: float, certain: bool = False) -> bool:
-        """Count a wrong answer; return whether it puts the service on probation, as a `certain` one does at
-        once."""
+        """Count a wrong answer; return whether it puts the service on probation. If the fault is `certain`,
+        one answer is enough."""
         self._strikes.append(now)
         often = len(self._strikes) == STRIKES and now - self._strikes[0] <= STRIKE_SECONDS
         if not (often or certain):
             return False
         if now - self.until > 4 * LONGEST_PROBATION:
-            self._next = FIRST_PROBATION  # no probation for a long time
+            self._next = FIRST_PROBATION  # the last probation was long ago
         self._strikes.clear()
         self.until = now + self._next
         self._next = min(2.0 * self._next, LONGEST_PROBATION)
@@ -65,8 +72,8 @@ class Flood:
     """Rate limits for the answers of a service, higher than any honest one needs."""
 
     def __init__(self) -> None:
-        self._answers = bucket(ANSWERS_A_SECOND, 2 * ANSWERS_A_SECOND, 0.0)
-        self._bytes = bucket(BYTES_A_SECOND, 2 * BYTES_A_SECOND, 0.0)
+        self._answers = TokenBucket(ANSWERS_A_SECOND, 2 * ANSWERS_A_SECOND, 0.0)
+        self._bytes = TokenBucket(BYTES_A_SECOND, 2 * BYTES_A_SECOND, 0.0)
 
     def over(self, size: int, now: float) -> bool:
         """Return whether a message of `size` bytes exceeds the limits."""
@@ -78,7 +85,7 @@ class Flood:
 
 
 def timing_error(message: ToTarget) -> str:
-    """Return what is impossible about a message's times; "" if nothing."""
+    """Return why a message's times are impossible; "" if they are possible."""
     match message:
         case Drafts():
             seconds: Sequence[float] = (message.waited, message.seconds, message.queue)

@@ -4,32 +4,42 @@ At service i, a sequence with R more tokens to come ends after
 
     R·(t_v + w_i + r_i + s_i(n_i + 1)) / (1 + ρ·a_i)  +  c_i·L   seconds.
 
-t_v is the target's verification; w the queue, r the round trip, and s(n) the drafting for n sequences of this
-target at the service; a the accepted tokens of a tree of its draft model, and ρ how much better than others
-the sequence's are accepted. c·L is the reading of its L tokens, which only another service than its present
-one has to do.
+- t_v: the target's verification.
+- w: the queue; r: the round trip.
+- s(n): the service's drafting for n sequences of this target.
+- a: the mean number of accepted tokens in a tree of the service's draft model.
+- ρ: accepted tokens of this sequence's trees, relative to other sequences.
+- c·L: reading the L tokens of the sequence; 0 for the service that drafts for it now.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOVE_SHARE = 0.8
-"""A sequence moves if it ends elsewhere in at most this share of the seconds that remain where it is."""
+"""A sequence moves if elsewhere the remaining seconds are at most this share of the seconds at its
+service."""
 EQUAL = 1.1
 """Services whose seconds are within this factor of the least count as equal: load decides."""
 MIN_DRAFT_SHARE = 0.5
 """Drafting for fewer sequences takes at least this share of the measured seconds."""
 PRIOR_TREES, OPTIMISM, PRIOR_ACCEPTED = 4.0, 1.5, 2.0
-"""A service without verified trees is taken to be this much better than the best measured one, or to have so
-many accepted tokens a tree, until it has drafted this many trees: so each is tried."""
+"""Prior for the accepted tokens of a tree: OPTIMISM times the best measured service, or PRIOR_ACCEPTED before
+any service is measured. It counts as much as PRIOR_TREES trees. The prior is optimistic so that every service
+is tried."""
 
 
 @dataclass(frozen=True)
 class MeasuredService:
-    """A service that may draft, as this target measures it; all times in seconds. A batch with `trees` trees
-    of this target takes `batch`, each more `per_tree`; reading takes `read` a token. It drafts for
-    `sequences` of this target, and for `active` targets. It accepts requests after `available_in`, for up to
-    `max_length` tokens. `rank` differs between targets, and decides between equal ones."""
+    """A service that may draft, as this target measures it; all times in seconds.
+
+    - `number`: the number of its link.
+    - `batch`: a batch with `trees` trees of this target; `per_tree`: each further tree.
+    - `read`: reading one token of a prompt.
+    - `accepted`: accepted tokens to expect of a tree.
+    - `sequences`: sequences of this target that it drafts for; `active`: all targets that it drafts for.
+    - `available_in`: until it accepts requests; `max_length`: tokens of its longest sequence.
+    - `rank`: decides between equal services; it differs between targets.
+    """
 
     number: int
     queue: float
@@ -46,15 +56,15 @@ class MeasuredService:
     rank: int = 0
 
     def answer_seconds(self, sequences: int) -> float:
-        """Return the seconds until trees for so many sequences of this target arrive."""
+        """Return the seconds until trees for `sequences` sequences of this target arrive."""
         draft = self.batch + self.per_tree * (sequences - self.trees)
         return self.queue + self.round_trip + max(draft, MIN_DRAFT_SHARE * self.batch)
 
 
 @dataclass(frozen=True)
 class PlacedSequence:
-    """A sequence of `length` tokens, with `remaining` more expected, at a service or at none yet. Its trees
-    are accepted `ratio` times as well as others."""
+    """A sequence of `length` tokens with `remaining` more expected. `service` is the service that drafts for
+    it, or None. `ratio` compares the accepted tokens of its trees with other sequences."""
 
     service: int | None
     length: int
@@ -72,8 +82,8 @@ def seconds_at(service: MeasuredService, sequence: PlacedSequence, verify: float
 
 
 def choose(services: Sequence[MeasuredService], sequence: PlacedSequence, verify: float) -> int:
-    """Return the number of the service, of one or more, that is to draft for a sequence. It stays where it is
-    unless another is better by more than the move costs, and by a margin."""
+    """Return the number of the service that should draft for a sequence. The sequence stays at its service
+    unless another is better by more than the move costs, and by a margin. `services` must not be empty."""
     seconds = {service.number: seconds_at(service, sequence, verify) for service in services}
     least = min(seconds.values())
     if sequence.service in seconds and least > MOVE_SHARE * seconds[sequence.service]:
@@ -83,8 +93,8 @@ def choose(services: Sequence[MeasuredService], sequence: PlacedSequence, verify
 
 
 def expected_acceptance(verified: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the accepted tokens to expect of a tree of each service, from its verified trees and their
-    accepted tokens."""
+    """Return the accepted tokens to expect of a tree, for each service. `verified` holds, for each service,
+    the number of its verified trees and their accepted tokens."""
     known = [accepted / trees for trees, accepted in verified if trees >= 1.0]
     prior = OPTIMISM * max(known) if known else PRIOR_ACCEPTED
     return [(accepted + PRIOR_TREES * prior) / (trees + PRIOR_TREES) for trees, accepted in verified]

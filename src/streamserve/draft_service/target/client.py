@@ -10,11 +10,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.answers import Fault, timing_error
 from streamserve.draft_service.target.links import Link, Out
 from streamserve.draft_service.target.placement import Placement
 from streamserve.draft_service.target.synced import SyncedSequences, WrongAnswerError
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import (
     Busy,
     Delta,
@@ -28,7 +29,6 @@ from streamserve.protocol.drafting import (
     Unknown,
     Welcome,
 )
-from streamserve.speculation.tree import TokenTree
 
 MAX_TOKENS, MAX_NODES, MAX_DELTAS = 1 << 17, 1 << 13, 1 << 10
 """Limits of one message; longer ones are split between sequences."""
@@ -106,13 +106,13 @@ class Client:
                 and sequence.length + request.nodes <= link.max_model_len
             ]
             released = self.sequences.take_released(link.number)
-            if not deltas:  # `tick` sends them
+            if not deltas:  # without a message to carry them, `tick` sends the ids
                 link.abandon(released)
             outs += self._requests(link, deltas, released, now, need, verify, plain)
         return outs
 
     def gained(self, id: int, accepted: int, now: float) -> None:
-        """Record how many draft tokens of the tree of a sequence that was taken last were accepted."""
+        """Record how many draft tokens were accepted of the tree that the engine last took for a sequence."""
         sequence = self.sequences.by_id.get(id)
         if sequence is None or sequence.drafted_by is None:
             return
@@ -204,25 +204,25 @@ class Client:
         return True
 
     def reject(self, number: int, fault: Fault, text: str, now: float, certain: bool = False) -> None:
-        """Drop and count a wrong answer of link `number`. Several in a short time, or one that makes the
-        fault `certain`, put the service on probation."""
+        """Drop and count a wrong answer of link `number`. Several in a short time put the service on
+        probation; if the fault is `certain`, one is enough."""
         link = self.links[number]
         self.rejected[fault] = self.rejected.get(fault, 0) + 1
         if link.punish(now, f"{fault}: {text}", certain):
             self.placement.leave_closed(self.sequences.by_id, now)
 
     def outstanding(self, now: float, max_waits: Mapping[int, float]) -> list[int]:
-        """Return the sequences of the latest `begin` that are worth waiting for: those that have no usable
-        tree yet and were requested less than the seconds `max_waits` of their service ago."""
+        """Return the sequences of the latest `begin` that are worth waiting for: they have no usable tree
+        yet, and their request was sent less than `max_waits[service]` seconds ago."""
         return self.sequences.outstanding(now, max_waits)
 
     def usual(self) -> dict[int, float]:
         """Return the seconds that the services of the latest `begin` usually take to answer."""
         return {number: self.links[number].times.usual for number in self.sequences.services()}
 
-    def take(self) -> dict[int, TokenTree]:
+    def pop_trees(self) -> dict[int, TokenTree]:
         """Return the trees received for the latest `begin`."""
-        return self.sequences.take()
+        return self.sequences.pop_trees()
 
     def release(self, ids: Sequence[int]) -> None:
         """Forget these sequences."""
@@ -233,14 +233,15 @@ class Client:
         return [out for link in self.links for out in link.close(now)]
 
     def _trees(self, link: Link, message: Drafts, now: float) -> None:
-        """Process trees, and measure their service by them."""
+        """Process trees, and use their times to measure the service."""
         sent = [self._drafted(link, draft, message, now) for draft in message.drafts]
         known = [tokens for tokens in sent if tokens is not None]
         if known:
             link.times.drafted(message, max(known), now)
 
     def _drafted(self, link: Link, draft: Draft, message: Drafts, now: float) -> int | None:
-        """Process one tree; return how many tokens were sent to get it, None if it is not used."""
+        """Process one tree; return how many tokens were sent in its request, or None if the tree is not
+        used."""
         sequence = self.sequences.by_id.get(draft.sequence)
         if sequence is None or sequence.service != link.number:
             return None

@@ -129,11 +129,11 @@ class Link:
         return bool(self.tag)
 
     def usable(self, now: float) -> bool:
-        """Return whether trees may be requested from it."""
+        """Return whether trees may be requested from the service."""
         return self.open and now >= self.busy_until
 
     def on_probation(self, now: float) -> bool:
-        """Return whether it must not be contacted because of its wrong answers."""
+        """Return whether the service must not be contacted because of its wrong answers."""
         return now < self.reputation.until
 
     def punish(self, now: float, fault: str, certain: bool) -> bool:
@@ -141,7 +141,7 @@ class Link:
         if self.on_probation(now) or not self.reputation.strike(now, certain):
             return False
         logger.warning(
-            "the draft service at %s sent a wrong answer (%s): not used for %.0f s",
+            "the draft service at %s sent a wrong answer (%s): it is not used for %.0f s",
             self.address, printable(fault, 120), self.reputation.until - now,
         )  # fmt: skip
         self._close(now)
@@ -153,13 +153,14 @@ class Link:
         return message.tag != self.tag or message.sent in self._pings
 
     def fail(self, now: float) -> None:
-        """Record that it cannot be reached."""
+        """Record that the service cannot be reached."""
         if self.open:
             self._close(now)
         self.retry_at = now + RESEND_SECONDS
 
     def tick(self, now: float) -> list[Out]:
-        """Return the Hello, without a session, or the Ping, within one, that is due."""
+        """Return the messages that are due: without a session a Hello; in a session a Ping, and the sequences
+        to forget."""
         if self.open and self.unanswered is not None and now - self.unanswered > SILENCE_SECONDS:
             self._close(now)
             self.absence.log("stopped answering")
@@ -234,7 +235,7 @@ class Link:
         self._to_release += sequences
 
     def resume(self, sequence: int) -> None:
-        """Use the service for a sequence again, which it need not forget any more."""
+        """Use the service for a sequence again: do not send its name among the sequences to forget."""
         if sequence in self._to_release:
             self._to_release.remove(sequence)
 

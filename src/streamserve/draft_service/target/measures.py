@@ -1,4 +1,4 @@
-"""A target's measurements of one draft service: answer time, drafting by batch size, reading, acceptance."""
+"""A target's measurements of one draft service: answer time, seconds by batch size, reading, acceptance."""
 
 from dataclasses import dataclass, field
 
@@ -7,23 +7,24 @@ from streamserve.protocol.drafting import Drafts, Pong
 RATE = 0.2
 """Weight of the newest value in a moving mean."""
 MIN_SAMPLES, OUTLIER_FACTOR = 4, 3.0
-"""From this many values on, a value is capped at this many times the mean."""
+"""After MIN_SAMPLES values, a value is capped at OUTLIER_FACTOR times the mean."""
 MIN_VARIANCE = 0.25
-"""Variance of the number of trees in a batch from which on the cost of one more tree is measured."""
+"""The cost of one more tree is computed once the number of trees in a batch has at least this variance."""
 ASSUMED_SHARE = 0.5
-"""Until then, the share of a batch's seconds that is assumed to grow with its trees."""
+"""Share of a batch's seconds that is assumed to grow with its trees, until the cost of a tree is measured."""
 RECENT_SECONDS = 3.0
-"""A target's own batches count for this long; later, what the service reports of its batches counts."""
+"""Seconds for which a target's measured batches count. Later, the batch time that the service reports
+counts."""
 READ_TOKENS = 32
-"""Tokens of one delta from which on its batch measures reading instead of drafting."""
+"""If a delta has at least this many tokens, its batch measures reading instead of drafting."""
 HALF_LIFE_SECONDS = 60.0
 MAX_TREES = 64.0
-"""Acceptance is forgotten by half in this time, and after this many trees."""
+"""Earlier trees count half after HALF_LIFE_SECONDS, and again after each MAX_TREES trees."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch with so many trees of one target, its seconds, and those that each further tree takes."""
+    """A batch with `trees` trees of one target: its seconds, and the seconds that each further tree takes."""
 
     trees: float = 1.0
     seconds: float = 0.0
@@ -41,7 +42,7 @@ class BatchSeconds:
     _covariance: float = 0.0
 
     def add(self, trees: int, seconds: float) -> None:
-        """Record a batch with so many trees of this target."""
+        """Record a batch with `trees` trees of this target."""
         if self.count >= MIN_SAMPLES:
             seconds = min(seconds, OUTLIER_FACTOR * self.seconds)
         self.count += 1
@@ -55,7 +56,7 @@ class BatchSeconds:
 
     @property
     def per_tree(self) -> float:
-        """The seconds that one more tree in a batch takes: at least none, at most those of a batch of one."""
+        """The seconds that one more tree in a batch takes. At least 0, at most the mean seconds per tree."""
         proportional = self.seconds / max(self.trees, 1.0)
         if self._variance < MIN_VARIANCE:
             return ASSUMED_SHARE * proportional
@@ -91,9 +92,12 @@ class Acceptance:
 
 @dataclass
 class AnswerTimes:
-    """Estimates of how long a service takes to answer, in seconds: `usual`, of which the network's part is
-    `round_trip`. As the service reports them, `queue` seconds of work wait, and a batch takes `reported`.
-    Reading a prompt takes `read` for each token, 0 if unknown."""
+    """Estimates for one service, in seconds:
+
+    - `usual`: the time from a request to its answer; `round_trip`: the network's part of it.
+    - `queue`: queued work, as the service reports it; `reported`: a batch, as the service reports it.
+    - `read`: reading one token of a prompt; 0 if unknown.
+    """
 
     usual: float = 0.0
     round_trip: float = 0.0
@@ -112,15 +116,16 @@ class AnswerTimes:
         self._moved(seconds - drafts.waited - drafts.seconds)
 
     def drafted(self, drafts: Drafts, tokens: int, now: float) -> None:
-        """Record a batch of which `drafts` are this target's trees; at most `tokens` tokens were sent with
-        the request of one. A message that repeats an answer has no seconds."""
+        """Record a batch: `drafts` are this target's trees in it, and no request for one of them sent more
+        than `tokens` tokens. A message that repeats an answer has no seconds and is ignored."""
         if not drafts.seconds:
             return
         if tokens < READ_TOKENS:
             self.batch.add(len(drafts.drafts), drafts.seconds)
             self._batch_at = now
             return
-        # The chunks of a long prompt before the last one are part of the time that its tree waited.
+        # The batches that read a long prompt's first chunks count as waiting of its tree: they are added
+        # here.
         seconds = max(drafts.waited + drafts.seconds - self.batch.seconds, 0.0) / tokens
         self.read = seconds if not self.read else self.read + RATE * (seconds - self.read)
 
@@ -130,14 +135,14 @@ class AnswerTimes:
         self._moved(now - pong.sent)
 
     def batch_now(self, now: float) -> Batch:
-        """Return what a batch takes now; no seconds if it is unknown."""
+        """Return the present estimate for a batch; its seconds are 0 if unknown."""
         if self.batch.count and (now - self._batch_at < RECENT_SECONDS or not self.reported):
             return Batch(self.batch.trees, self.batch.seconds, self.batch.per_tree)
         per_tree = self.batch.per_tree if self.batch.count else ASSUMED_SHARE * self.reported
         return Batch(1.0, self.reported, per_tree)
 
     def _moved(self, seconds: float) -> None:
-        """Update the recent minimum: most answers are seen too late, because they are read between steps
-        only."""
+        """Update the minimum of recent round trips. A minimum, because most answers are noticed late: they
+        are read only between steps."""
         seconds = max(seconds, 0.0)
         self.round_trip = seconds if not self.round_trip else min(seconds, 1.05 * self.round_trip)

@@ -1,5 +1,5 @@
-"""The services of a target's sequences: each sequence has one at a time, and stays unless another is better
-by more than the move costs, or its own fails."""
+"""The draft service of each sequence of a target. A sequence stays at its service unless another is better by
+more than the move costs, or the service fails."""
 
 import logging
 import random
@@ -24,17 +24,19 @@ CHECK_SECONDS = 0.5
 MOVE_CHECKS = 3
 """A sequence moves if another service is better in this many checks in a row."""
 MOVED_SHARE = 0.25
-"""Share of the sequences that move after one check: the next one measures the effect."""
+"""Largest share of the sequences that move after one check: the next check measures the effect."""
 ACTIVE_SECONDS = 2.0
 """A sequence counts as load of its service for this long after its latest request."""
 MIN_REMAINING = 32.0
-"""Least tokens that a sequence is expected to go on; otherwise as many as it has had."""
+"""Minimum of the output tokens that a sequence is expected to add. An output longer than this is expected to
+double."""
 ASSUMED_READ = 2e-4
-"""Seconds a token of reading, until it is measured at any service."""
+"""Seconds to read one token, until reading is measured at any service."""
 
 
 class Placement:
-    """The services of sequences among `links`. `rng` makes targets choose differently among equal ones."""
+    """Places sequences at the services of `links`. `rng` makes targets choose differently among equal
+    services."""
 
     def __init__(self, links: Sequence[Link], rng: random.Random) -> None:
         self.moves = 0
@@ -48,7 +50,7 @@ class Placement:
     def place(
         self, ids: Iterable[int], sequences: Mapping[int, SyncedSequence], now: float, verify: float
     ) -> None:
-        """Choose a service for those of the sequences `ids` that have none they can use now."""
+        """Choose a service for each sequence of `ids` that has none, or none that accepts requests now."""
         new = [id for id in ids if not self._usable(sequences[id], now)]
         if not new:
             return
@@ -63,7 +65,7 @@ class Placement:
                     services = _counted(services, number)
 
     def check(self, sequences: Mapping[int, SyncedSequence], now: float, verify: float) -> None:
-        """Move sequences to services that have been better for some checks."""
+        """Move sequences for which another service has been better in MOVE_CHECKS checks in a row."""
         if len(self._links) < 2 or now - self._checked_at < CHECK_SECONDS:
             return
         self._checked_at = now + self._random.random() * CHECK_SECONDS
@@ -74,6 +76,7 @@ class Placement:
             if self._usable(sequence, now) and now - sequence.active_at < ACTIVE_SECONDS
         }
         allowed = ceil(MOVED_SHARE * len(active))
+        # Short sequences first: the other service has fewer tokens to read again.
         for id, sequence in sorted(active.items(), key=lambda item: item[1].length):
             number, present = choose(fitting(services, sequence), placed(sequence), verify), sequence.service
             sequence.better_checks = sequence.better_checks + 1 if number != present else 0
@@ -84,8 +87,8 @@ class Placement:
                 services = _counted(services, number, present)
 
     def leave_closed(self, sequences: Mapping[int, SyncedSequence], now: float) -> None:
-        """Sync sequences again whose service does not accept requests any more; those of sessions that have
-        ended have no service."""
+        """Reset sequences whose service no longer accepts requests, so that they are synced again. A sequence
+        also loses its service if the session has ended."""
         tags = [link.tag if link.usable(now) else 0 for link in self._links]
         if tags == self._tags:
             return
@@ -121,7 +124,7 @@ class Placement:
     def _measured(
         self, link: Link, accepted: float, fastest: Batch, read: float, sequences: int, now: float
     ) -> MeasuredService:
-        """Return the measured values of a service; `fastest` and `read` stand for unknown ones."""
+        """Return the measured values of a service; `fastest` and `read` replace values that are unknown."""
         batch = link.times.batch_now(now)
         if not batch.seconds:
             batch = fastest
@@ -148,7 +151,7 @@ class Placement:
         return link.usable(now) and sequence.reach <= link.max_model_len
 
     def _put(self, id: int, sequence: SyncedSequence, number: int, now: float) -> None:
-        """Let a service draft for a sequence, from its beginning."""
+        """Let a service draft for a sequence; the service gets the sequence from its first token."""
         if sequence.service is not None:
             self._links[sequence.service].abandon([id])
         self._links[number].resume(id)
@@ -162,7 +165,7 @@ def fitting(services: Sequence[MeasuredService], sequence: SyncedSequence) -> li
 
 
 def placed(sequence: SyncedSequence) -> PlacedSequence:
-    """Return what the choice of a service depends on of a sequence."""
+    """Return the properties of a sequence on which the choice of its service depends."""
     remaining = max(float(sequence.output), MIN_REMAINING)
     if sequence.params.max_tokens is not None:
         remaining = min(remaining, float(max(sequence.params.max_tokens - sequence.output, 1)))
@@ -170,12 +173,14 @@ def placed(sequence: SyncedSequence) -> PlacedSequence:
 
 
 def _accepts(service: MeasuredService, sequence: SyncedSequence) -> bool:
-    """Return whether a sequence may go to a service: one that is busy may be waited for where it is."""
+    """Return whether a sequence may be placed at a service. It may wait for a busy service only if it is
+    there already."""
     return not service.available_in or service.number == sequence.service
 
 
 def _counted(services: list[MeasuredService], added: int, left: int | None = None) -> list[MeasuredService]:
-    """Return the services after a sequence went to service `added`, and `left` another."""
+    """Return the services with updated numbers of sequences, after a sequence moved from service `left` to
+    service `added`."""
     return [
         replace(service, sequences=service.sequences + (service.number == added) - (service.number == left))
         for service in services

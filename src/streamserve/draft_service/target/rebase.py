@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from streamserve.speculation.tree import TokenTree
+from streamserve.contracts.tree import TokenTree
 
 
 def rebase(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
-    """Return the subtree of `tree` after `tokens`, which were committed since its root was the last token;
-    None if the tree does not contain them, or nothing after them."""
+    """Return the subtree of `tree` below the path `tokens`, which were committed since the tree was
+    requested. None if the tree does not contain this path, or ends with it."""
     if not tokens:
         return tree if len(tree) > 1 else None
     path = tree.follow(tokens)

@@ -1,4 +1,4 @@
-"""A target's sequences: what of each is synced to its draft service, and the trees it has sent.
+"""A target's sequences: which tokens each draft service has of them, and the trees it has sent.
 
 length   ────────────────────────────┐        of the engine's list of tokens
 sent     ───────────────────────┐        the service has these tokens
@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 import msgspec
 
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.answers import LOST_IN_A_ROW, Fault, validated_tree
 from streamserve.draft_service.target.rebase import rebase
-from streamserve.engine.plan import DraftRequest
 from streamserve.protocol.drafting import Delta, Draft
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.tree import TokenTree
 
 OVERDUE_FACTOR = 4.0
-"""A request counts as lost after this many times the usual answer time ..."""
+"""A request counts as lost after OVERDUE_FACTOR times the usual answer time, but not before
+MIN_OVERDUE_SECONDS."""
 MIN_OVERDUE_SECONDS = 0.25
 PRIOR_ACCEPTED, MAX_EXPECTED = 8.0, 64.0
-"""Accepted tokens after which those of a sequence count as much as those of all, and after which older ones
-count by half."""
+"""Prior of a sequence's acceptance ratio, in accepted tokens, and the number of expected tokens at which
+older ones are halved."""
 
 
 class WrongAnswerError(Exception):
@@ -35,8 +36,8 @@ class WrongAnswerError(Exception):
 
 @dataclass
 class SyncedSequence:
-    """A sequence: the first `length` of the engine's `tokens`, of which `sent` are synced to the service, and
-    the tree received for its first `at` tokens."""
+    """A sequence: the first `length` of the engine's `tokens`. The service has the first `sent` of them.
+    `tree` was received for the first `at` tokens."""
 
     params: SamplingParams
     epoch: int
@@ -55,28 +56,29 @@ class SyncedSequence:
     tree: TokenTree | None = None
     at: int = 0
     ahead: DraftRequest | None = None
-    """What the service is to read before a tree is requested."""
+    """A request without a tree yet: the service may read its tokens ahead."""
     output: int = 0
-    """Number of its next output token."""
+    """Index of its next output token."""
     reach: int = 0
-    """Its tokens, with the draft tokens that are requested."""
+    """Length of its tokens with the requested draft tokens."""
     service: int | None = None
     """The number of the service that drafts for it."""
     active_at: float = float("-inf")
-    """When it last sent tokens to a service, or was given one."""
+    """When it last sent tokens to a service, or was placed at one."""
     better_checks: int = 0
     """Checks in a row in which another service was better."""
     drafted_by: int | None = None
-    """The service whose tree the engine was given last, to be verified."""
+    """The service that drafted the tree which the engine took last, until the tree is verified."""
     tree_of: int | None = None
     accepted: float = 0.0
     expected: float = 0.0
-    """Accepted tokens of its trees, and what their services' means were."""
+    """Accepted tokens of its trees, and the tokens expected from the means of the services that drafted
+    them."""
 
     def sync(self, request: DraftRequest) -> None:
         """Update the tokens from the engine's request."""
         if request.epoch != self.epoch or request.length < self.length:
-            # Sync it as a whole: the service finds the unchanged prefix itself and retains its KV.
+            # Sync the whole sequence: the service finds the unchanged prefix itself and retains its KV.
             self.epoch, self.params = request.epoch, needed_params(request.params)
             self.tree = None
             self.reset()
@@ -85,23 +87,23 @@ class SyncedSequence:
 
     @property
     def ratio(self) -> float:
-        """How well its draft tokens are accepted, compared with others of the same services."""
+        """Accepted tokens of its trees, relative to the mean of the services that drafted them."""
         return (self.accepted + PRIOR_ACCEPTED) / (self.expected + PRIOR_ACCEPTED)
 
     def verified(self, accepted: int, expected: float) -> None:
-        """Record the accepted tokens of a tree of a service whose mean is `expected`."""
+        """Record the accepted tokens of a tree from a service whose mean is `expected`."""
         if self.expected > MAX_EXPECTED:
             self.accepted, self.expected = 0.5 * self.accepted, 0.5 * self.expected
         self.accepted += accepted
         self.expected += expected
 
     def reset(self) -> None:
-        """Record that the service has nothing of it."""
+        """Record that the service has no tokens of the sequence."""
         self.base = self.sent = 0
         self.requested_at = None
 
     def ready(self) -> TokenTree | None:
-        """Return the part of its tree after its present tokens, or None."""
+        """Return the part of its tree that follows its present tokens, or None."""
         if self.tree is None or not 0 < self.at <= self.length:
             return None
         if self.tree.tokens[0] != self.tokens[self.at - 1]:
@@ -123,7 +125,8 @@ class SyncedSequence:
         return self.ahead is not None and self.requested_at is None and self.sent < self.length
 
     def delta(self, request: DraftRequest, now: float) -> Delta:
-        """Return the message that syncs it and requests a tree, or with depth 0 only syncs it."""
+        """Return the message that syncs the sequence. With a depth above 0, the message also requests a
+        tree."""
         self.number += 1
         # In a repeated request, the last token is sent twice.
         retained = min(self.sent, self.length - 1)
@@ -150,8 +153,8 @@ class SyncedSequence:
         return delta
 
     def accept(self, draft: Draft, vocab_size: int, now: float) -> float | None:
-        """Store the tree of an answer; return the seconds that it took, or None if it comes too late. Raises
-        WrongAnswerError if it answers no request or its tree is invalid."""
+        """Store the tree of an answer; return the seconds that the answer took, or None if it comes too late.
+        Raises WrongAnswerError if the answer fits no request, or if its tree is invalid."""
         if self.last_delta is None:
             return None
         if draft.number > self.number or draft.number < 0:
@@ -192,9 +195,9 @@ class SyncedSequences:
             self._sync(request).ahead = request
 
     def outstanding(self, now: float, max_waits: Mapping[int, float]) -> list[int]:
-        """Return the sequences of the latest requests that have no usable tree yet and were requested less
-        than the seconds `max_waits` of their service ago: requests that were waited for in vain are not
-        waited for again."""
+        """Return the sequences of the latest requests that are worth waiting for: they have no usable tree
+        yet, and their request was sent less than `max_waits[service]` seconds ago. A request that was waited
+        for in vain is older, and is not waited for again."""
         return [
             id
             for id, request in self._requests.items()
@@ -205,7 +208,7 @@ class SyncedSequences:
             and sequence.ready() is None
         ]
 
-    def take(self) -> dict[int, TokenTree]:
+    def pop_trees(self) -> dict[int, TokenTree]:
         """Return the trees received for the latest requests."""
         trees = {}
         for id, request in self._requests.items():
@@ -226,7 +229,7 @@ class SyncedSequences:
         return {service for service in services if service is not None}
 
     def release(self, ids: Iterable[int]) -> None:
-        """Forget these sequences."""
+        """Forget these sequences; `take_released` returns them."""
         for id in ids:
             sequence = self.by_id.pop(id, None)
             if sequence is not None and sequence.service is not None:
@@ -237,8 +240,8 @@ class SyncedSequences:
         return self._released.pop(service, [])
 
     def lose(self, service: int, names: Iterable[int]) -> Iterator[int]:
-        """Record that a service has lost the state of these sequences; those in flight are synced again.
-        Yield those that it lost too often in a row."""
+        """Record that a service has lost the state of these sequences; sequences with a request in flight are
+        synced again. Yield each sequence that was lost more than LOST_IN_A_ROW times without a tree."""
         in_flight = [
             name
             for name in names
@@ -265,6 +268,6 @@ class SyncedSequences:
 
 
 def needed_params(params: SamplingParams) -> SamplingParams:
-    """Return the parameters that a drafter needs. It does not need grammars, and stop strings are private to
-    the target."""
+    """Return the parameters that a drafter needs. Grammars and log-probabilities are not needed; stop strings
+    are private to the target."""
     return msgspec.structs.replace(params, grammar=None, stop=(), logprobs=None, prompt_logprobs=None, n=1)

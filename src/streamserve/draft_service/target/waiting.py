@@ -6,12 +6,12 @@ RATE = 0.1
 """Weight of the newest value in a moving mean."""
 INITIAL_PLAIN_SECONDS = 0.05
 INITIAL_GAIN = 2.0
-"""Initial seconds of a step, and initial tokens gained by a tree."""
+"""Initial seconds of a step without trees, and initial accepted tokens of a tree."""
 RETRY_STEPS = 16
 """Steps without waiting, because the service was too slow, after which waiting is tried once."""
 LONGEST = 1.0
 MIN_SAMPLES, OUTLIER_FACTOR = 4, 3.0
-"""From this many values on, a value is capped at this many times the mean: some intervals contain other
+"""After MIN_SAMPLES values, a value is capped at OUTLIER_FACTOR times the mean: some intervals contain other
 steps."""
 
 
@@ -29,15 +29,15 @@ class _Mean:
 
 @dataclass
 class Waiting:
-    """A tree that yields E accepted tokens is worth waiting for as long as E plain steps take: the target
-    then progresses as far as without it. Trees that usually take longer are not waited for, but used when
-    they arrive: drafting overlaps with the target's steps."""
+    """How long a step waits for trees. Waiting for a tree that yields E accepted tokens pays for as long as E
+    plain steps take: in this time, the target would make the same progress without it. Trees of services that
+    usually take longer are used when they arrive: drafting then overlaps with the target's steps."""
 
     plain: _Mean = field(default_factory=lambda: _Mean(INITIAL_PLAIN_SECONDS))
     gain: _Mean = field(default_factory=lambda: _Mean(INITIAL_GAIN))
     verify: _Mean = field(default_factory=lambda: _Mean(0.0))
     _skipped_waits: dict[int, int] = field(default_factory=dict)
-    """Steps without waiting since the last one with it, by service."""
+    """Steps in a row without waiting, by service."""
 
     def worked(self, seconds: float, trees: bool) -> None:
         """Record the seconds from one collection of trees to the next request, with or without trees."""
@@ -45,7 +45,7 @@ class Waiting:
             (self.verify if trees else self.plain).add(seconds)
 
     def gained(self, tokens: int) -> None:
-        """Record the accepted tokens of a tree, without the one that every step yields."""
+        """Record the accepted tokens of a tree, without the token that every step yields."""
         self.gain.add(float(tokens))
 
     @property

@@ -26,22 +26,23 @@ TILES = (16, 64, 128)
 """Sizes of a tile: query tokens times the padded number of query heads that share a key-value head."""
 
 KEY_STEP = 64
-"""Slots are divided at multiples of this."""
+"""Slots are divided at multiples of KEY_STEP."""
 
 MIN_SPLIT = (128, 256, 512)
-"""The smallest number of slots of a split item, by tile size: a larger tile writes larger partial results."""
+"""The smallest number of slots of a split item, by tile size. Larger tiles write larger partial results, so
+their items must be longer."""
 
 ITEMS_PER_MULTIPROCESSOR = (4, 4, 2)
-"""Items times key-value heads for each multiprocessor that splitting aims at, by tile size."""
+"""Target of splitting, by tile size: items times key-value heads for each multiprocessor."""
 
 MAX_GROWTH = 1.25
-"""Splitting a step that has enough items already adds at most a quarter to them: it divides only sequences
-that are much longer than the others."""
+"""Upper bound of the items after splitting, relative to the items before, in a step that has enough of them
+already: only sequences that are much longer than the others are divided."""
 
 ITEM_FIELDS = 8
 
 DIRECT = -1
-"""In place of an item's first partial result: its result is complete and goes to the output."""
+"""The first partial result of an item whose result is complete: it is written to the output."""
 
 Array = TypeVar("Array")
 
@@ -54,7 +55,7 @@ class AttentionWork(NamedTuple, Generic[Array]):
     * `bits` [rows, words]: bit n % 32 of word n // 32 is set if the row sees tree node n > 0, whose slot is
       `limits[row] - 1 + n`. `words` is 0 in a step without trees.
     * `combine` [rows, 3]: a row's first partial result, the distance between its partial results, and their
-      number; 0 of them where items write the output.
+      number, which is 0 where items write the output.
     * `items` [items, 8]: sequence, first row, number of rows, first slot, end of the slots, first partial
       result or DIRECT, 0, 0. Within a tile size, items with more slots come first.
     """
@@ -68,8 +69,8 @@ class AttentionWork(NamedTuple, Generic[Array]):
 
 @dataclass(frozen=True)
 class AttentionArrays:
-    """A step's work: the block `tables` [sequences, width], `limits` [rows]: how many leading slots of its
-    sequence a row sees whatever the tree, and the work of each distinct window."""
+    """A step's work. `tables` [sequences, width]: block tables. `limits` [rows]: the number of leading slots
+    of its sequence that a row sees, tree nodes aside. `works`: the work of each distinct window."""
 
     tables: Int32s
     limits: Int32s
@@ -107,8 +108,8 @@ def plan_attention(
     Args:
         block_size: Slots of a KV block.
         group: Query heads that share one of the `kv_heads`.
-        windows: Of the layers; repeated ones are planned once.
-        multiprocessors: Of the device.
+        windows: The layers' windows; repeated windows are planned once.
+        multiprocessors: Number of multiprocessors of the device.
         max_partials: Capacity of the workspace, in partial results of one query token and all heads. Fewer
             items are split where it would be exceeded.
 
@@ -133,20 +134,20 @@ def plan_attention(
 
 @dataclass(frozen=True)
 class _Target:
-    """What the work is planned for: see plan_attention."""
+    """The device that work is planned for: see plan_attention."""
 
     kv_heads: int
     multiprocessors: int
     max_partials: int
 
     def items(self, tile: int) -> int:
-        """Return how many items of tile size TILES[tile] occupy the device."""
+        """Return the number of items of tile size TILES[tile] that occupy the device."""
         return max(1, ITEMS_PER_MULTIPROCESSOR[tile] * self.multiprocessors // self.kv_heads)
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """Of each span: first row, number of rows, and the end of its slots."""
+    """First row, number of rows, and end of the slots of each span."""
 
     offsets: Ints
     counts: Ints
@@ -164,7 +165,7 @@ class _Spans:
         return cls(offsets, counts, np.array(starts, np.int64) + counts)
 
     def limits(self, rows: int) -> Int32s:
-        """Return for each row the end of the slots up to its own, [rows]."""
+        """Return, for each row, the end of the slots up to the row's own slot, [rows]."""
         first = self.ends - self.counts + 1
         limits: Int32s = (np.repeat(first - self.offsets, self.counts) + np.arange(rows)).astype(np.int32)
         return limits
@@ -172,10 +173,14 @@ class _Spans:
 
 @dataclass(frozen=True)
 class _TreeNodes:
-    """All tree nodes of the step but the roots, and how to walk up their trees. `nodes`: index of each node
-    that has a row, in an array of all nodes, roots included; `rows`: its row; `roots`: its root's slot.
-    `numbers` and `parents` are of all nodes: number in its tree, and index of its parent. `height`: the
-    largest depth of a node."""
+    """All tree nodes of the step except the roots, and their paths to the roots.
+
+    * `words`: words of 32 bits that have a bit for each node of the largest tree.
+    * `height`: the largest depth of a node.
+    * `nodes`, `rows`, `roots`: for each node with a row, its index among all nodes (roots included), its row,
+      and the slot of its root.
+    * `numbers`, `parents`: for each of all nodes, its number in its tree and the index of its parent.
+    """
 
     words: int
     height: int
@@ -254,8 +259,8 @@ def _plan_window(
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Of each tile of query tokens: index of its size, sequence, first row, number of rows, and the end of
-    the slots that its rows see."""
+    """Size (an index of TILES), sequence, first row, number of rows, and end of the visible slots of each
+    tile of query tokens."""
 
     sizes: Ints
     sequences: Ints
@@ -279,13 +284,13 @@ class _Tiles:
 
 
 def _within(counts: Ints) -> Ints:
-    """Return 0 to count - 1 for each of the counts, concatenated."""
+    """Return the numbers 0 to count - 1 of each count, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
 
 
 def _split(tiles: _Tiles, begins: Ints, target: _Target) -> tuple[Ints, Ints]:
-    """Return into how many parts the slots of each tile are divided, and the size of a part in slots."""
+    """Return, for each tile, the number of parts that its slots are divided into, and the slots of a part."""
     keys = tiles.ends - begins // KEY_STEP * KEY_STEP
     sizes = np.empty_like(keys)
     for tile, smallest in enumerate(MIN_SPLIT):
@@ -302,7 +307,8 @@ def _split(tiles: _Tiles, begins: Ints, target: _Target) -> tuple[Ints, Ints]:
 
 
 def _part_size(keys: Ints, smallest: int, items: int) -> int:
-    """Return the size of parts of `keys` slots that makes about `items` of them, and no more."""
+    """Return the size in slots of parts of tiles with `keys` slots each: the smallest one found that makes at
+    most `items` parts, or MAX_GROWTH times the number of tiles if that is more."""
     longest = int(keys.max())
     allowed = max(items, int(len(keys) * MAX_GROWTH))
     size = max(smallest, int(keys.sum()) // items // KEY_STEP * KEY_STEP)
@@ -333,9 +339,9 @@ def _items(tiles: _Tiles, begins: Ints, parts: Ints, sizes: Ints) -> tuple[Int32
 
 
 def _partials(counts: Ints, parts: Ints) -> tuple[Ints, Int32s]:
-    """Return the first partial result of each tile of `counts` rows (none at all if no tile has several
-    parts), and combine. The partial results of a tile are in order of the parts, those of a part in order of
-    the rows."""
+    """Return the first partial result of each tile of `counts` rows (an empty array if no tile has several
+    parts), and `combine` (see AttentionWork). The partial results of a tile are ordered by part, then by
+    row."""
     combine = np.zeros((int(counts.sum()), 3), np.int32)
     if int(parts.max()) == 1:
         return np.zeros(0, np.int64), combine

@@ -1,7 +1,7 @@
-"""Integer arrays of a step in flight to the device: one pinned buffer, one copy, views at fixed offsets.
+"""Upload a step's integer arrays to the device: one pinned buffer, one copy, views at fixed offsets.
 
 host    staging 0 ┐  pinned; written for step n while the copies of steps n-1 and n-2 may still be read
-        staging 1 ┼──copy──> device buffer: the views of every captured graph lie here, at offsets that depend
+        staging 1 ┼──copy──> device buffer: has the views of all captured graphs, at offsets that depend
         staging 2 ┘          only on the graph's shape
 """
 
@@ -19,13 +19,13 @@ Arrays = Mapping[str, NDArray[np.integer]]
 
 STAGING_BUFFERS = 3
 ALIGNMENT = 4
-"""Every array starts at a multiple of this many int32: kernels may load 16 bytes at once."""
+"""Every array starts at a multiple of this many int32, so that kernels may load 16 bytes at once."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """An int32 array of `shape`; what a step leaves of it is filled with `padding`. A `ragged` one has no
-    padding: its kernels read only what the step wrote."""
+    """An int32 array of `shape`. Numbers that a step does not write are filled with `padding`. A `ragged`
+    array is not padded: its kernels read only the numbers that the step wrote."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,13 +39,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Fields:
-    """Arrays one after another in a buffer; at most the last is ragged."""
+    """The layout of consecutive arrays in a buffer. Only the last one may be ragged."""
 
     fields: tuple[Field, ...]
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each array starts, in int32."""
+        """The start of each array, in int32."""
         offsets, end = {}, 0
         for field in self.fields:
             offsets[field.name] = end
@@ -59,8 +59,8 @@ class Fields:
         return self.offsets[last.name] + last.size
 
     def write(self, buffer: NDArray[np.int32], arrays: Arrays) -> int:
-        """Write `arrays` and padding to `buffer`; return how many int32 are to be copied. Raises ValueError
-        for an array that does not fit."""
+        """Write `arrays` and padding to `buffer`; return the number of int32 to copy to the device. Raises
+        ValueError for an array that does not fit."""
         used = 0
         for field in self.fields:
             array, start = arrays[field.name].ravel(), self.offsets[field.name]
@@ -74,7 +74,7 @@ class Fields:
         return used
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """Return the arrays' views of `buffer`."""
+        """Return the arrays as views of `buffer`, by name."""
         return {
             field.name: buffer[self.offsets[field.name] :][: field.size].view(field.shape)
             for field in self.fields
@@ -82,17 +82,17 @@ class Fields:
 
 
 def new_event(timed: bool = False) -> torch.cuda.Event:
-    """Return an event of the current device; a `timed` one can measure."""
+    """Return a new event of the current device. Only `timed` events can measure."""
     return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream of `device`."""
+    """Return a new stream of `device`."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Uploads:
-    """A device buffer of `size` int32, filled from pinned staging buffers in turn."""
+    """A device buffer of `size` int32, which is filled from several pinned staging buffers in turn."""
 
     def __init__(self, device: torch.device, size: int) -> None:
         self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
@@ -104,8 +104,8 @@ class Uploads:
         self._next = 0
 
     def upload(self, fields: Fields, arrays: Arrays) -> None:
-        """Copy `arrays` to the device, in the current stream. Does not wait for the copy, only for the one
-        that used the same staging buffer, STAGING_BUFFERS uploads ago."""
+        """Copy `arrays` to the device, in the current stream. Does not wait for this copy; waits for the
+        earlier copy from the same staging buffer, STAGING_BUFFERS uploads ago."""
         number, self._next = self._next, (self._next + 1) % STAGING_BUFFERS
         copied, staging = self._copied[number], self._staging[number]
         if copied is not None:

@@ -4,10 +4,10 @@
     device        ███ read ███ choose ███ pass 1 ███ choose ███ pass 2 ███ choose
                                       └──────────── one graph ────────────────┘
 
-All passes after the reading one have one row a chain and one shape. Positions, slots and limits of every
-level follow from the chains' starts, so one upload holds them all. Attention is planned once, for the slots
-of the whole chains; the limits of a level say which of the slots its pass sees. A chain that has ended
-computes a padding row.
+All passes after the reading pass have one row per chain and one common shape. Positions, slots and limits of
+every level follow from the chains' starts, so one upload holds all levels. Attention is planned once, for the
+slots of the whole chains; the limits of a level say which of these slots its pass sees. A chain that has
+ended computes a padding row.
 """
 
 import time
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
 from streamserve.execution.cuda.draws import DRAW_WORDS
 from streamserve.execution.cuda.graphs import ROWS, bucket
@@ -42,7 +42,7 @@ from streamserve.execution.layout import Ints, lay_out
 
 @dataclass(frozen=True)
 class LoopShape:
-    """What a captured loop is for: `passes` of the shape `level`."""
+    """The shape of a captured loop: `passes` forward passes of the shape `level`."""
 
     passes: int
     level: ForwardShape
@@ -58,13 +58,13 @@ class Stopwatch:
             self._events[0].record()
 
     def stop(self) -> None:
-        """End the time that is measured, after what has been launched."""
+        """Record the end of the measured time: when the device has done all work launched so far."""
         self._times[1] = time.perf_counter()
         if self._events:
             self._events[1].record()
 
     def wait(self) -> float:
-        """Wait for what was launched before `stop`; return the seconds."""
+        """Wait for all work launched before `stop`; return the measured seconds."""
         if not self._events:
             return self._times[1] - self._times[0]
         begun, ended = self._events
@@ -86,11 +86,11 @@ class DraftedChains:
     seconds: float = 0.0
 
     def place(self, chain: int, level: int) -> int:
-        """As ChainsInFlight.place."""
+        """Implement ChainsInFlight.place."""
         return 2 * level * self.drafted.shape[2] + chain
 
     def wait(self) -> Chains:
-        """As ChainsInFlight.wait."""
+        """Implement ChainsInFlight.wait."""
         self.seconds = self.stopwatch.wait()
         results = self.drafted.numpy()[:, :, : self.chains]
         return Chains(results[:, 0], results[:, 1].view(np.float32), self.finite.numpy())
@@ -100,7 +100,8 @@ class DeviceChains:
     """Drafts chains (ChainDrafting) with the model of `runner`."""
 
     def __init__(self, runner: Runner, target: Runner | None = None) -> None:
-        """The draft tokens are left in the results of `target`, for its passes."""
+        """Make a drafter that leaves draft tokens in the results of `target`, whose passes read them there;
+        without a target, in a buffer that no other runner reads."""
         self.runner = runner
         self._target = target
         device, largest = runner.model.device, LoopShape(MAX_PASSES, ForwardShape(ROWS[-1], 0, (), True))
@@ -110,7 +111,8 @@ class DeviceChains:
 
     @torch.inference_mode()
     def warm_up(self, chains: int, levels: int) -> None:
-        """Compile and capture what drafts up to so many chains of up to `levels` tokens, on padding alone."""
+        """Compile and capture the passes that draft up to `chains` chains of up to `levels` tokens. Their
+        inputs are padding alone."""
         most, runner = bucket(chains) or ROWS[-1], self.runner
         scored = [SampleShape(rows, 1, scored=True) for rows in reversed(ROWS) if rows <= most]
         runner.warm_up(forward_shapes(most * (levels + 1)), scored)
@@ -122,24 +124,24 @@ class DeviceChains:
             runner.graphs.prepare(shape, work)
 
     def fits(self, chains: int, length: int) -> bool:
-        """As ChainDrafting.fits."""
+        """Implement ChainDrafting.fits."""
         return chains <= ROWS[-1] and length <= MAX_PASSES + 1
 
     def follows(self, spans: Sequence[Span]) -> bool:
-        """As ChainDrafting.follows: not for layers with windows, whose first slots would depend on the
-        results."""
+        """Implement ChainDrafting.follows: False for a model with windows, whose first slots would depend on
+        results that the host does not know yet."""
         windows = any(window is not None for window in self.runner.windows)
         rows = sum(len(span.tokens) for span in spans)
         return self._target is not None and not windows and rows <= ROWS[-1]
 
     @torch.inference_mode()
     def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
-        """As ChainDrafting.draft: launches everything, and waits for nothing."""
+        """Implement ChainDrafting.draft: launch everything, and wait for nothing."""
         return self._draft(spans, np.array(lengths), Stopwatch(self.runner.model.device))
 
     @torch.inference_mode()
     def follow(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
-        """As ChainDrafting.follow: launches everything, and waits for nothing."""
+        """Implement ChainDrafting.follow: launch everything, and wait for nothing."""
         assert self._target
         stopwatch, count = Stopwatch(self.runner.model.device), len(spans)
         accepted, tokens = (part[:count] for part in self._target.walked)
@@ -169,8 +171,8 @@ class DeviceChains:
         return DraftedChains(len(spans), host, finite, self._target is not None, stopwatch)
 
     def _loop(self, spans: Sequence[Span], lengths: Ints, drafted: Tensor, after: Tensor | None) -> None:
-        """Launch the passes of all draft tokens but each chain's last, after the first ones were `drafted`
-        [levels, 2, rows]: tokens and their probabilities."""
+        """Launch the passes over all draft tokens except each chain's last. `drafted` [levels, 2, rows] holds
+        tokens and their probabilities, of which those of level 0 have been chosen."""
         ends = np.array([span.start + len(span.tokens) for span in spans])
         prepared = self._prepare(spans, ends, lengths)
         starts = ends if after is None else np.array([span.start + 1 for span in spans])
@@ -193,22 +195,23 @@ class DeviceChains:
         slots.copy_(torch.where(live, blocks * size + positions % size, slots))
 
     def _prepare(self, spans: Sequence[Span], starts: Ints, lengths: Ints) -> PreparedPass:
-        """Prepare a pass of one row a chain that sees the slots of the whole chains."""
+        """Prepare a pass with one row per chain that sees the slots of the whole chains."""
         ends = [
             Span(span.sequence, start + max(length - 2, 0), [0], span.blocks)
             for span, start, length in zip(spans, starts.tolist(), lengths.tolist(), strict=True)
         ]
         layout = lay_out(ends, self.runner.cache.block_size)
-        # Windows begin where the first pass's do.
+        # The windows of the first pass reach furthest back: the plan must have their slots.
         prepared = self.runner.prepare(replace(layout, positions=np.minimum(starts, layout.positions)))
         return replace(prepared, shape=replace(prepared.shape, combined=True))  # one loop fewer to capture
 
     def _drafted(self, levels: int, rows: int) -> Tensor:
-        """Return the places [levels, 2, rows] of draft tokens and their probabilities."""
+        """Return the memory [levels, 2, rows] for draft tokens and their probabilities."""
         return self._places[: levels * 2 * rows].view(levels, 2, rows)
 
     def _arrays(self, prepared: PreparedPass, shape: LoopShape, starts: Ints, lengths: Ints) -> Arrays:
-        """Return the arrays of a loop: those of `prepared`, with a row for each level where levels differ."""
+        """Return the arrays of a loop: the arrays of `prepared`, where an array that differs between levels
+        has a row for each level."""
         runner, rows, block_size = self.runner, shape.level.rows, self.runner.cache.block_size
         chains, levels = np.arange(len(starts)), np.arange(shape.passes)[:, None]
         fed = levels < lengths - 1
@@ -226,7 +229,7 @@ class DeviceChains:
         return {**prepared.arrays, **by_level, "draws": greedy_draws(rows)}
 
     def _passes(self, views: Mapping[str, Tensor], shape: LoopShape, drafted: Tensor) -> None:
-        """Do the passes of a loop, each fed with the tokens of the choice before."""
+        """Do the passes of a loop, each fed with the tokens that the previous one chose."""
         for level in range(shape.passes):
             inputs = {name: view[level] if _differs(name) else view for name, view in views.items()}
             drafted[level + 1].copy_(self.runner.extend(inputs, shape.level))
@@ -236,7 +239,7 @@ class DeviceChains:
 
 
 def loop_shapes(chains: int, levels: int) -> list[LoopShape]:
-    """Return the loops that draft up to so many chains of up to `levels` tokens, the largest first."""
+    """Return the loops that draft up to `chains` chains of up to `levels` tokens, the largest first."""
     return [
         LoopShape(passes, ForwardShape(rows, 0, SMALLEST_TILE, True))
         for rows in reversed(ROWS)
@@ -256,7 +259,8 @@ def _loop_fields(shape: LoopShape, windows: int, padding_slot: int) -> Fields:
 
 
 def _from_places(span: Span, first: int) -> Span:
-    """Return a span whose tokens are on the device, at places from `first` on."""
+    """Return a span whose tokens are on the device, at consecutive places from `first` on. Token -1 - p
+    stands for the token at place p (passes.PLACES)."""
     tokens = [-1 - place for place in range(first, first + len(span.tokens))]
     return Span(span.sequence, span.start, tokens, span.blocks)
 

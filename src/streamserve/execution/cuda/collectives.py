@@ -1,5 +1,5 @@
-"""Sums and joins over the ranks of a tensor-parallel model, the same bits on every rank and for any number of
-rows: parts are added in the order of the ranks."""
+"""Sums and joins over the ranks of a tensor-parallel model. Parts are added in the order of the ranks, so
+that a row's sum has the same bits on every rank and with any number of rows."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,12 +11,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits for the others: while a model is loaded, and in a step."""
+"""Maximum time that a rank waits for the others, at loading and in a step."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank of `degree`, with the `process_group` (gloo on CPUs, NCCL on GPUs) of all."""
+    """One rank of `degree`, with the `process_group` of all ranks (gloo on CPUs, NCCL on GPUs)."""
 
     rank: int
     degree: int
@@ -24,7 +24,8 @@ class Ranks:
 
     @classmethod
     def connect(cls, rank: int, degree: int, store: Path, device: torch.device) -> "Ranks":
-        """Meet the other ranks by the file `store`, in a folder of their own. They talk on this host only."""
+        """Connect to the other ranks, which are on the same host, by the file `store`. The ranks must be the
+        only users of its folder."""
         backends: Any = dist
         shared = backends.PrefixStore("ranks", backends.FileStore(str(store), degree))
         if device.type == "cuda":
@@ -39,17 +40,17 @@ class Ranks:
         return cls(rank, degree, gloo(shared, rank, degree, options))
 
     def meet(self, device: torch.device) -> None:
-        """Return when all ranks have come here; the store is not used any more."""
+        """Return when all ranks have called this. The store is not needed any more."""
         self.add(torch.zeros(1, device=device))
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, which have one shape, in order."""
+        """Return the tensors of all ranks, in order. They must have one shape."""
         parts = [torch.empty_like(x) for _ in range(self.degree)]
         self.process_group.allgather([parts], [x.contiguous()]).wait()
         return parts
 
     def add(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, added in float32, in the dtype of `x`."""
+        """Return the sum of all ranks' tensors in the dtype of `x`. It is computed in float32."""
         first, *others = self.gather(x)
         total = first.float()
         for part in others:

@@ -24,18 +24,18 @@ from streamserve.execution.cuda.kernels.example import KernelExample
 
 CAPABILITIES = (80, 90, 100)
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Shared memory that a block may use, by compute capability."""
+"""Maximum bytes of shared memory of a block, by compute capability."""
 
 REGISTERS = 65536
-"""Registers of a multiprocessor."""
+"""Number of registers of a multiprocessor."""
 MAX_WARPS = 64
 WARP = 32
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel needs on a device of `capability`; `spills`, `shared` and the largest copy to shared
-    memory (`copied`) in bytes. `tensor_cores`: whether its code uses them."""
+    """The resources of a compiled kernel on a device of `capability`. `spills`, `shared` and the largest copy
+    to shared memory (`copied`) are in bytes. `tensor_cores`: whether its code uses them."""
 
     name: str
     capability: int
@@ -48,19 +48,19 @@ class Compiled:
 
     @property
     def programs(self) -> int:
-        """Programs that a multiprocessor can run at once: limited by registers (allocated 8 at a time) and
-        shared memory."""
+        """Number of programs that a multiprocessor can run at once: limited by registers (allocated 8 at a
+        time), shared memory and warps."""
         by_registers = REGISTERS // (-(-self.registers // 8) * 8 * WARP * self.warps)
         by_shared = SHARED_BYTES[self.capability] // self.shared if self.shared else MAX_WARPS
         return min(by_registers, by_shared, MAX_WARPS // self.warps)
 
     @property
     def occupancy(self) -> float:
-        """The share of a multiprocessor's warps that can run at once."""
+        """The share of a multiprocessor's warps that the kernel can occupy."""
         return self.programs * self.warps / MAX_WARPS
 
     def fault(self, example: KernelExample) -> str | None:
-        """Return what forbids to launch the example's kernel, or makes it slow; None if nothing does."""
+        """Return a reason why the example's kernel cannot be launched or is slow; None if there is none."""
         if self.spills:
             return f"spills {self.spills} bytes"
         if self.programs < example.programs:
@@ -85,7 +85,7 @@ def all_examples(capability: int) -> list[KernelExample]:
 
 
 def compile_example(example: KernelExample, capability: int) -> Compiled:
-    """Compile a kernel for a device of `capability`."""
+    """Compile an example's kernel for a device of `capability`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -120,18 +120,19 @@ def compile_example(example: KernelExample, capability: int) -> Compiled:
 
 
 def _largest_copy(ptx: str) -> int:
-    """Return the most bytes that one instruction copies to shared memory: addresses are multiples of it."""
+    """Return the maximum bytes that one instruction copies to shared memory. Addresses must be multiples of
+    it."""
     sizes = re.findall(r"cp\.async\.c[ag]\.shared.*?\], (0x[0-9a-f]+|\d+)", ptx)
     return max((int(size, 0) for size in sizes), default=0)
 
 
 def _compile(index: int, capability: int) -> Compiled:
-    """Compile the example of this index."""
+    """Compile the example with this index."""
     return compile_example(all_examples(capability)[index], capability)
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Return the registers of a kernel and the bytes it spills to the stack, as cuobjdump reports them."""
+    """Return the registers of a kernel and the bytes that it spills to the stack, reported by cuobjdump."""
     import triton.backends.nvidia as nvidia
 
     tool = Path(nvidia.__path__[0]) / "bin" / "cuobjdump"
@@ -159,7 +160,7 @@ def show(compiled: Sequence[Compiled]) -> Table:
 
 
 def main() -> int:
-    """Compile, print; return 1 if a kernel has a fault."""
+    """Compile and print all kernels; return 1 if a kernel has a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""Decoding steps, whose arrays follow from those of the step before: of each row the position, the slot and
-the output's number are one more, and sometimes its block table has one block more.
+"""Decoding steps, whose arrays are updated from the arrays of the step before: in each row, position, slot
+and output number grow by one, and sometimes the block table gets a block.
 
     begin    layout of a step   ->  DecodingStep, if it only decodes       arrays made from the spans
-    follow   spans after that   ->  DecodingStep                           arrays changed by what changed
+    follow   spans after that   ->  DecodingStep                           arrays updated
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streamserve.engine.plan import UNKNOWN_TOKEN, Sampled, Span, SpanResult
+from streamserve.contracts.plan import UNKNOWN_TOKEN, Sampled, Span, SpanResult
 from streamserve.execution.branches import ActiveSequence
 from streamserve.execution.cuda.attention import Int32s, block_tables
 from streamserve.execution.cuda.draws import OUTPUT, pack_outputs
@@ -21,9 +21,9 @@ from streamserve.execution.sampling import NOT_FINITE
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """A step in which every span has one token, and the device chooses the next one, of which nothing but the
-    token is wanted. Row i is that of sequence `ids[i]`, with the state `states[i]`; `sources` are the rows of
-    the step before that chose its tokens, if those are not known yet. `draws` [rows, words]."""
+    """A step in which every span has one token, the device chooses the next one, and no request asks for
+    anything but the token. Row i belongs to sequence `ids[i]` with the state `states[i]`. `sources` maps rows
+    whose token is not known yet to the row of the step before that chooses it. `draws` is [rows, words]."""
 
     layout: Layout
     ids: list[int]
@@ -33,7 +33,7 @@ class DecodingStep:
 
     @property
     def nodes(self) -> Nodes:
-        """The nodes to sample at: each row."""
+        """The nodes to sample at: all rows."""
         count, layout = len(self.ids), self.layout
         return Nodes(
             rows=np.arange(count, dtype=np.int32),
@@ -46,7 +46,7 @@ class DecodingStep:
         )
 
     def commit(self, tokens: Sequence[int]) -> list[SpanResult]:
-        """Append the tokens that were chosen to the outputs; return the results."""
+        """Append the chosen `tokens` to the sequences' outputs, and return the results."""
         results = []
         for id, state, token in zip(self.ids, self.states, tokens, strict=True):
             if token == NOT_FINITE:
@@ -58,7 +58,7 @@ class DecodingStep:
 
 
 class Decoding:
-    """Owner of the arrays of the step launched last, if it was a decoding step."""
+    """Makes decoding steps. Keeps the arrays of the step launched last, if it was a decoding step."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -71,8 +71,8 @@ class Decoding:
         packed: Mapping[int, bytes],
         sources: Mapping[int, int],
     ) -> DecodingStep | None:
-        """Return the decoding step with these rows, or None if it is more than that. `sequences` and the
-        `packed` parameters of their draws: by id."""
+        """Return the decoding step with these rows; None if the step is not a decoding step. `sequences` and
+        the `packed` parameters of their draws are by id."""
         self._last = None
         spans = layout.spans
         if len(layout.tokens) != len(spans) or not all(map(_chooses_one_token, spans)):
@@ -91,7 +91,8 @@ class Decoding:
         return self._last
 
     def follow(self, spans: Sequence[Span]) -> DecodingStep | None:
-        """Return the step of `spans`, if all follow a decoding step, in which there may have been more."""
+        """Return the decoding step of `spans`, if all of them follow spans of the last decoding step;
+        otherwise None. The last step may have had more sequences."""
         last, self._last = self._last, None
         if last is None or not spans or not all(span.follows for span in spans):
             return None
@@ -112,7 +113,7 @@ class Decoding:
         return self._last
 
     def _next(self, before: Layout, spans: Sequence[Span]) -> Layout:
-        """Return the layout of `spans`, which come one token after the rows of `before`."""
+        """Return the layout of `spans`, which are one token after the rows of `before`."""
         positions, slots, tables, size = (
             before.positions + 1,
             before.slots + 1,
@@ -135,7 +136,7 @@ class Decoding:
 
 
 def _chosen(layout: Layout, rows: Sequence[int]) -> Layout:
-    """Return the layout of some of the rows of a decoding step."""
+    """Return the layout of the rows `rows` of a decoding step."""
     assert layout.tables is not None
     spans = [layout.spans[row] for row in rows]
     return Layout(
@@ -155,8 +156,8 @@ def _chooses_one_token(span: Span) -> bool:
 
 
 def _only_token_wanted(state: ActiveSequence) -> bool:
-    """Whether a sequence's next token depends only on its logits, temperature, filters and noise, and nothing
-    else is asked for."""
+    """Whether a sequence's next token depends only on its logits, temperature, filters and noise, and its
+    request asks for nothing but tokens."""
     params = state.params
     return not (
         state.adjusted or state.error or params.logprobs is not None or len(state.outputs) < params.min_tokens

@@ -1,18 +1,18 @@
-"""The device that a model runs on, and its memory."""
+"""Choose the device that a model runs on, and measure its free memory."""
 
 import torch
 
 from streamserve.execution.memory import HostShare
-from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
+from streamserve.system.available_memory import available_bytes
 
 NOT_YET_RUN = "tensor parallelism has not yet run on GPUs: it was tested on CPUs"
-"""What clients are told of a model that is divided among GPUs."""
+"""The notice to clients of a model that is divided among GPUs."""
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device for `--device`: cpu, cuda, cuda:INDEX, or auto (a GPU where there is one). Raises
-    CheckpointError for one that is not there."""
+    """Return the device for a value of `--device`: cpu, cuda, cuda:INDEX, or auto (a GPU if there is one).
+    Raises CheckpointError for a device that does not exist."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda", 0) if count else torch.device("cpu")
@@ -28,8 +28,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def divide_devices(name: str, share: HostShare) -> tuple[torch.device, float]:
-    """Return the device of a worker, and the fraction of its memory that the worker may use. Without an INDEX
-    the machine's workers are divided among all GPUs in turn. Raises CheckpointError as `choose_device`."""
+    """Return the device of a worker, and the fraction of the device's memory that the worker may use. Without
+    an INDEX the machine's workers are divided among all GPUs in turn. Raises CheckpointError as
+    `choose_device` does."""
     device = choose_device(name)
     if device.type == "cpu" or ":" in name:
         return device, share.memory
@@ -42,7 +43,7 @@ def _in_turn(share: HostShare, count: int) -> tuple[torch.device, float]:
 
 
 def notice(device: torch.device, degree: int = 1) -> str:
-    """Return what clients should know of a model on so many devices; empty if there is nothing."""
+    """Return the notice to clients of a model on `degree` devices; empty if there is none."""
     return NOT_YET_RUN if device.type == "cuda" and degree > 1 else ""
 
 
@@ -52,8 +53,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def budget_bytes(device: torch.device, share: float) -> int:
-    """Return the free memory that a worker with this `share` of a device may use. Of a GPU that workers
-    share, it is their part of the whole: they start at the same time, so what is free depends on chance."""
+    """Return the free bytes of a device that a worker with this `share` may use. On a shared GPU it is a
+    fixed fraction of the total memory: workers start at the same time, so the free memory depends on
+    chance."""
     if device.type == "cpu" or share == 1:
         return int(free_bytes(device) * share)
     free, total = torch.cuda.mem_get_info(device)

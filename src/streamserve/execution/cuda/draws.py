@@ -1,4 +1,4 @@
-"""What the choice of a token depends on apart from its logits, packed for the device."""
+"""Pack draws for the device: everything except the logits that the choice of a token depends on."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,9 @@ from streamserve.protocol.sampling import SamplingParams
 
 _PACKED = Struct("<dddQIIii")
 DRAW_WORDS = _PACKED.size // 4
-"""Words of a draw: temperature, top_p, log(min_p) (float64), seed (64 bits), choice, output, top_k, filters.
-`filters` is 1 where top_k, top_p or min_p exclude tokens. Temperature 0 is greedy."""
+"""Number of 32-bit words of a draw: temperature, top_p, log(min_p) (float64 each), seed (64 bits), choice,
+output, top_k, filters. `filters` is 1 if top_k, top_p or min_p may exclude tokens. Temperature 0 is
+greedy."""
 
 
 class Draw(NamedTuple):
@@ -26,19 +27,19 @@ class Draw(NamedTuple):
 
 
 CHOICE, OUTPUT = 8, 9
-"""Where a draw's choice and output are, in words."""
+"""Positions of choice and output in a draw, in words."""
 
 
 def pack_params(params: SamplingParams) -> bytes:
-    """Return what the draws of a request have in common, for `pack_outputs`."""
+    """Return a draw without choice and output, for `pack_outputs`."""
     return _PACKED.pack(*_of(params), 0, 0, *_filters(params))
 
 
 def pack_outputs(
     packed: Iterable[bytes], choices: Sequence[int], outputs: Sequence[int]
 ) -> NDArray[np.int32]:
-    """Return the draws of one token for each of these requests, as `pack_draws` does: of requests whose
-    parameters were `packed` before."""
+    """Return the draws of one token for each of these requests, [draws, DRAW_WORDS], from their parameters as
+    `packed` by `pack_params`. Faster than `pack_draws`."""
     draws = np.frombuffer(bytearray().join(packed), np.int32).reshape(-1, DRAW_WORDS)
     draws[:, CHOICE] = np.array(choices, np.int64)
     draws[:, OUTPUT] = np.array(outputs, np.int64)
@@ -46,7 +47,7 @@ def pack_outputs(
 
 
 def pack_draws(draws: Iterable[Draw]) -> NDArray[np.int32]:
-    """Return the draws as the device reads them: [draws, DRAW_WORDS]."""
+    """Return the draws in the layout of the device: [draws, DRAW_WORDS]."""
     packed = b"".join(
         _PACKED.pack(*_of(params), choice & 0xFFFFFFFF, output & 0xFFFFFFFF, *_filters(params))
         for params, choice, output in draws

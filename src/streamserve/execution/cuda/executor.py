@@ -1,7 +1,8 @@
 """DeviceExecutor: steps on a device. A step is launched without waiting; its results are read later.
 
-launch    copies, forward pass, sampling, compaction: queued on the device, in order
-finish    waits for the tokens; what needs the logits on the host (grammars, penalties, rejection) follows
+launch    queues on the device, in order: block copies, forward pass, sampling, compaction
+finish    waits for the tokens, then samples on the host for requests that need their logits there (grammars,
+          penalties, rejection sampling)
 """
 
 import math
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
+from streamserve.contracts.plan import TARGET, Sampled, SpanResult, StepPlan, StepResult
 from streamserve.execution.branches import (
     ActiveSequence,
     Branch,
@@ -42,9 +43,13 @@ from streamserve.protocol.messages import PromptLogprob
 
 @dataclass
 class _Launched:
-    """A step whose results have not been read. `walked` branches are verified on the device, `others` need
-    their `logits` on the host; a branch's `root` is its row of the logits. `hidden` are the rows' states.
-    `compiled`: whether kernels were compiled or graphs captured to launch it."""
+    """A step whose results have not been read.
+
+    * `walked`, `others`: branches that are verified on the device, and branches that need their logits on the
+      host. A branch's `root` is the row of its root in `logits`.
+    * `hidden`: the hidden states of the step's rows.
+    * `compiled`: whether kernels were compiled or graphs captured to launch the step.
+    """
 
     layout: Layout
     walked: list[Branch]
@@ -93,7 +98,7 @@ class StepRunner(Protocol):
 
 
 class DeviceExecutor:
-    """Runs steps (engine.plan.Executor) with `runner`. Up to two steps may be launched before the first is
+    """Runs steps (contracts.plan.Executor) with `runner`. Up to two steps may be launched before the first is
     finished."""
 
     def __init__(
@@ -109,20 +114,21 @@ class DeviceExecutor:
         self._host = host
         self._sequences: dict[int, ActiveSequence] = {}
         self._packed: dict[int, bytes] = {}
-        """The parameters of each sequence's draws."""
+        """The packed parameters of each sequence's draws (draws.pack_params)."""
         self._decoding = Decoding(runner.cache.block_size)
         self._queue: deque[tuple[_Launched | _Decoded | None, Swapping | None]] = deque()
         self._trees: dict[int, int] = {}
-        """The tree of each sequence that continues in the last launched step."""
+        """The tree of each sequence in the last launched step whose token the next step may take on the
+        device."""
 
     @property
     def grammars(self) -> Grammars | None:
-        """The compiler of the requests' grammars, if there is one."""
+        """The compiler of the requests' grammars, or None."""
         return self._grammars
 
     @property
     def firsts(self) -> int:
-        """Runs that compiled kernels or captured a graph, or are about to."""
+        """Number of passes that compiled kernels or captured a graph, the current one included."""
         return int(self._runner.graphs.firsts)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -150,8 +156,8 @@ class DeviceExecutor:
         self._queue.append((launched, swapping))
 
     def can_follow(self) -> bool:
-        """Return whether the step launched last chooses all its tokens on the device and needs no logits when
-        it is finished."""
+        """Return whether the last launched step chooses all its tokens on the device, and needs no logits
+        when it is finished."""
         launched, _ = self._queue[-1]
         if launched is None or isinstance(launched, _Decoded):
             return launched is not None
@@ -205,14 +211,15 @@ class DeviceExecutor:
             if branch.choice == branch.part.span.choices[0]
         }
         logits = self._runner.sample(self._nodes(layout, walked, others)) if branches else None
-        # Rows with logits need no check of their own: logits of states that are not finite are not either.
+        # Rows with logits need no check here: states that are not finite give logits that are not finite.
         checked = not all(part.root == part.offset and part.span.tree for part in layout.parts)
         fetch = self._runner.fetch(hidden if checked else None)
         logprobs, compiled = self._prompt_logprobs(layout, hidden), self._runner.graphs.firsts > firsts
         return _Launched(layout, walked, others, logits, hidden, fetch, logprobs, compiled)
 
     def _sources(self, layout: Layout) -> dict[int, int]:
-        """Return for each span (by its number) whose token the step before sampled, the tree it is from."""
+        """Return, for each span (by its number) whose token the previous step sampled, the number of the tree
+        that the token is from."""
         return {
             number: self._trees[part.span.sequence]
             for number, part in enumerate(layout.parts)
@@ -296,7 +303,7 @@ class DeviceExecutor:
         ]
 
     def _sample_on_host(self, launched: _Launched) -> None:
-        """Verify the branches that need their logits on the host, and move their accepted nodes' KV."""
+        """Verify the branches that need their logits on the host, and move the KV of their accepted nodes."""
         assert launched.logits is not None
         first = launched.others[0].root
         logits = launched.logits[first:].cpu()
@@ -319,7 +326,7 @@ class DeviceExecutor:
 
 
 def divided(branches: Sequence[Branch]) -> tuple[list[Branch], list[Branch]]:
-    """Return the branches whose tokens are chosen on the device, and the others."""
+    """Return the branches whose tokens are chosen on the device, and all other branches."""
     chosen = list(map(chosen_on_device, branches))
     return list(compress(branches, chosen)), [
         branch for branch, on_device in zip(branches, chosen, strict=True) if not on_device
@@ -335,8 +342,8 @@ def chosen_on_device(branch: Branch) -> bool:
 
 
 def _not_finite(launched: _Launched) -> set[int]:
-    """Return the sequences whose committed tokens have hidden states, and so KV, that are not finite, or
-    prompt log-probabilities."""
+    """Return the sequences with numbers that are not finite: hidden states of committed tokens, whose KV is
+    then not finite either, or prompt log-probabilities."""
     finite = launched.fetch.finite
     sequences = {
         sequence
@@ -353,7 +360,7 @@ def _not_finite(launched: _Launched) -> set[int]:
 
 
 def _tree_nodes(walked: Sequence[Branch], others: Sequence[Branch]) -> Nodes:
-    """As DeviceExecutor._nodes, of trees with any number of nodes."""
+    """Do the work of `DeviceExecutor._nodes` for trees with any number of nodes."""
     draws: list[Draw] = []
     rows: list[int] = []
     tokens: list[int] = []

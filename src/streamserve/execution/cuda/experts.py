@@ -1,5 +1,5 @@
-"""Mixtures of experts on a device: the weights of all experts of a layer are one, and the host learns nothing
-of what the rows choose."""
+"""Mixtures of experts on a device. The weights of all experts of a layer are one tensor, and the experts that
+rows choose stay on the device: the host does not wait for them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ DeviceLinear = TorchLinear | QuantizedLinear
 
 @dataclass(frozen=True)
 class DeviceExperts:
-    """A layer's experts: their weights [experts, out, in] with biases [experts, out], and the maps of an
-    expert of all rows, `shared`."""
+    """The experts of a layer: their weights [experts, out, in] with biases [experts, out], and the maps of an
+    expert that all rows have (`shared`)."""
 
     router: LinearMap
     gate_up: PackedWeight
@@ -34,7 +34,7 @@ class DeviceExperts:
 def stack_experts(
     router: LinearMap, gate_up: Sequence[DeviceLinear], down: Sequence[DeviceLinear], count: int
 ) -> DeviceExperts:
-    """Return the experts of a layer from their maps, the shared one's after the `count` others'."""
+    """Return the experts of a layer, made of their maps. A shared expert's maps follow the `count` others."""
     shared = (gate_up[count], down[count]) if len(gate_up) > count else None
     (inputs, inputs_bias), (outputs, outputs_bias) = (_joined(maps[:count]) for maps in (gate_up, down))
     return DeviceExperts(router, inputs, inputs_bias, outputs, outputs_bias, shared)
@@ -52,8 +52,7 @@ def mix(
     matrix: ModuleType,
     gate: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return what the experts make of `x` [rows, hidden], as mixture.mix. `gate` multiplies activated gates
-    and values."""
+    """Return the experts' weighted sum for `x` [rows, hidden]. See `mixture.mix`."""
     chosen, shares = choose(weights.router(x.float()), experts)
     routing = route(chosen[:, : experts.chosen], experts.count)
     inner = gate(matrix.multiply_routed(x, weights.gate_up, weights.gate_up_bias, routing, experts.chosen))

@@ -1,7 +1,7 @@
-"""CUDA graphs: the work of a step shape, captured when it first occurs and replayed afterwards.
+"""CUDA graphs: capture the work of a step's shape once, and replay it afterwards.
 
-A step is padded to the next shape (`bucket`), whose inputs and outputs lie at fixed addresses. Padding rows
-write their keys and values to a block that no sequence owns.
+A step is padded to the next shape (`bucket`). A shape's inputs and outputs are at fixed addresses. Padding
+rows write their keys and values to a block that no sequence owns.
 """
 
 import logging
@@ -17,39 +17,40 @@ ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 10
 """Numbers of rows that steps are padded to."""
 
 CAPTURED_ROWS = 512
-"""Forward passes of more rows are not captured: the device takes longer for them than the host to launch
+"""Maximum rows of captured forward passes. For larger ones the device takes longer than the host to launch
 them."""
 
 
 def bucket(count: int, sizes: Sequence[int] = ROWS) -> int | None:
-    """Return the smallest of `sizes` (ascending) that holds `count`; None if it is above all of them."""
+    """Return the smallest of `sizes` (ascending) that is at least `count`; None if all are smaller."""
     index = bisect_left(sizes, count)
     return sizes[index] if index < len(sizes) else None
 
 
 class Graphs(Protocol):
-    """Runs work whose inputs and outputs have fixed addresses. `shapes`: how often each shape ran; `firsts`:
-    runs that took longer than later ones of their shape will, to compile or to capture."""
+    """Runs work whose inputs and outputs have fixed addresses. `shapes` counts the runs of each shape.
+    `firsts` counts runs that compiled or captured something, and so took longer than later runs of their
+    shape."""
 
     shapes: dict[Hashable, int]
     firsts: int
 
     def run(self, shape: Hashable, work: Callable[[], object]) -> None:
-        """Do `work`, which is the same at every call for one `shape`. It must neither wait for the device nor
-        depend on values other than those in its buffers."""
+        """Run `work`, perhaps by replaying a graph. It must be the same at every call for one `shape`. It
+        must not wait for the device, and depend only on values in its buffers."""
         ...
 
     def direct(self, shape: Hashable, work: Callable[[], object]) -> None:
-        """Do `work` without a graph, which would not make it faster."""
+        """Run `work` without a graph, for shapes that a graph would not make faster."""
         ...
 
     def prepare(self, shape: Hashable, work: Callable[[], object]) -> None:
-        """Do `work` and capture it for later runs, before there are any."""
+        """Run `work`, and capture it for later runs."""
         ...
 
 
 class NoGraphs:
-    """Does the work directly, on any device. Buckets and padding are the same as with graphs."""
+    """Runs all work directly, on any device. Buckets and padding are as with graphs."""
 
     def __init__(self) -> None:
         self.shapes: dict[Hashable, int] = {}
@@ -67,12 +68,12 @@ class NoGraphs:
 
 
 class CudaGraphs:
-    """Captures each shape when it is prepared, or at its second occurrence: the first runs directly, which
-    also compiles kernels and lets libraries allocate. Once the graphs have taken `budget` bytes, only shapes
-    that are prepared are captured; others run directly.
+    """Captures each shape when it is prepared, or at its second run: the first run is direct, compiles
+    kernels and lets libraries allocate. Once the graphs have taken `budget` bytes, only prepared shapes are
+    captured; others run directly.
 
-    All graphs have one memory pool: what a graph allocates and frees, a graph captured later uses again. So
-    the largest shapes are to be captured first. `direct_runs`: runs without a graph."""
+    All graphs share one memory pool: memory that a graph allocates and frees is reused by graphs captured
+    later. So the largest shapes should be captured first. `direct_runs` counts runs without a graph."""
 
     def __init__(self, device: torch.device, budget: int) -> None:
         self._device = device
@@ -111,7 +112,7 @@ class CudaGraphs:
 
     def _capture(self, shape: Hashable, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # as capturing does: the difference is what the graph takes
+        torch.cuda.empty_cache()  # capturing does so too: now the difference is the graph's memory
         free, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

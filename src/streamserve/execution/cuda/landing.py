@@ -1,11 +1,12 @@
-"""Host memory where other workers write KV for a device: what has landed is copied to the device's caches.
+"""Landing memory: host memory that other workers write KV to. Landed blocks are copied to the device's
+caches.
 
-    prefill worker   device ── a stream and a thread of their own ──▶ landing memory of the decode worker
-    decode worker    landing memory ── KVLanding.take, before the next launch ──▶ device
+    prefill worker   device ── a separate stream and thread ──▶ landing memory of the decode worker
+    decode worker    landing memory ── KVLanding.land, before the next launch ──▶ device
 
-Blocks have the same numbers and the memory has the same layout as the caches, so any transport writes here. A
-step that runs ahead may still write to a block that was allocated again: it was launched before the copy, in
-the same stream.
+Blocks have the same numbers and the memory has the same layout as the caches, so any transport can write
+here. A step that runs ahead may still write to a block that was allocated again. That does no harm: the step
+was launched in the same stream before the copy.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from streamserve.execution.kv_cache import KVCache
 
 
 class KVLanding:
-    """The landing memory of all KV cache groups: `memory` (bytes) for `num_blocks` blocks of each of the
-    `caches`, in this order. `taken` counts the blocks that were copied."""
+    """The landing memory of all KV cache groups. `memory` (bytes) has `num_blocks` blocks of each of the
+    `caches`, in their order. `taken` counts copied blocks."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int, memory: Tensor) -> None:
         self._device = caches[0].data.device
@@ -29,9 +30,9 @@ class KVLanding:
         self.pools = [part.view(-1, num_blocks, width) for part, width in zip(parts, widths, strict=True)]
         self.taken = 0
 
-    def take(self, blocks: Sequence[int]) -> None:
-        """Copy these blocks of all layers to the caches; on a GPU in the current stream, a layer at a time
-        through pinned memory, without waiting for it."""
+    def land(self, blocks: Sequence[int]) -> None:
+        """Copy these blocks of all layers to the caches. On a GPU the copies are launched in the current
+        stream, layer by layer through pinned memory, and not waited for."""
         if not blocks:
             return
         self.taken += len(blocks)

@@ -10,8 +10,8 @@ from streamserve.execution.quantization import QuantizedWeight
 
 
 class TorchLinear:
-    """`y = x Wᵀ + b` for `x` [rows, in] of the dtype of `weight` [out, in], by the device's own library. The
-    last bits of a row's result may depend on how many rows are multiplied with it."""
+    """`y = x Wᵀ + b` for `x` [rows, in] of the dtype of `weight` [out, in], by the device's library. The last
+    bits of a row's result may depend on the number of rows multiplied with it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -20,7 +20,7 @@ class TorchLinear:
 
     @property
     def packed(self) -> PackedWeight:
-        """The weight as the experts' kernels read it."""
+        """The weight in the form of the experts' kernels."""
         return PackedWeight(Kind.FLOATS, self.weight, self.in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -28,15 +28,15 @@ class TorchLinear:
 
 
 class WideLinear:
-    """`y = x Wᵀ` in float32, for the map to the logits, which are not rounded to the model's dtype: `x`
-    [rows, in] of the dtype of `weight` [out, in]. On the CPU the weight is widened at every call."""
+    """`y = x Wᵀ` in float32, for `x` [rows, in] of the dtype of `weight` [out, in]. It maps to the logits,
+    which are not rounded to the model's dtype. On the CPU the weight is converted at every call."""
 
     def __init__(self, weight: Tensor) -> None:
         self.out_features, self.in_features = weight.shape
         self.weight = weight
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return y: in `out`, if that is given and the library can write there."""
+        """Return y. It is in `out`, if that is given and the library can write to it."""
         if x.dtype == torch.float32:
             return torch.nn.functional.linear(x, self.weight)
         if x.device.type == "cpu":
@@ -45,8 +45,8 @@ class WideLinear:
 
 
 class QuantizedLinear:
-    """`y = x Wᵀ + b` for `x` [rows, in] of any dtype and a quantized `weight` [out, in], which is multiplied
-    as it is stored, by `matrix.multiply` (operations.py). `wide`: y is float32."""
+    """`y = x Wᵀ + b` for `x` [rows, in] of any dtype and a quantized `weight` [out, in]. `matrix.multiply`
+    (operations.py) multiplies it in its packed form. `wide`: y is float32."""
 
     def __init__(
         self,

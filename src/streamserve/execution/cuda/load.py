@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import DRAFT, TARGET
+from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.execution.checkpoint import Checkpoint
 from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.chains import DeviceChains
@@ -53,23 +53,23 @@ from streamserve.execution.open import open_checkpoint
 from streamserve.execution.quantization import QuantizedWeight, WeightFormat
 from streamserve.execution.spec import ModelSpec
 from streamserve.execution.weights import AnyCheckpoint, LinearMakers, load_model
-from streamserve.protocol.available_memory import available_bytes
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.processors import usable_processors
+from streamserve.system.available_memory import available_bytes
+from streamserve.system.processors import usable_processors
 
 KV_FRACTION = 0.9
-"""Default share of the device's memory, free after the weights and the reserve, that the KV pool takes."""
+"""Default fraction of the device memory, free after weights and reserve, that the KV pool takes."""
 
 GRAPH_BYTES = 512 << 20
 """Memory that captured graphs may take."""
 
 MAX_DRAFT_POSITIONS = 256
-"""Positions of tree nodes beyond the longest text, for which rotations are known."""
+"""Positions after the longest text that rotation tables have for tree nodes."""
 
 
 @dataclass(frozen=True)
 class DeviceBackend:
-    """How models run on `device`: by Triton kernels and captured graphs on a GPU, in plain torch on a CPU."""
+    """Makes runners of models: Triton kernels and captured graphs on a GPU, plain torch on a CPU."""
 
     device: torch.device
     operations: Operations
@@ -97,8 +97,8 @@ class DeviceBackend:
         format: WeightFormat | None = None,
         head: WeightFormat | None = None,
     ) -> Model:
-        """Load the model's weights onto the device, as `load_model` says. Raises CheckpointError for those
-        that its kernels do not multiply."""
+        """Load the model's weights onto the device: see `load_model`. Raises CheckpointError for weights that
+        the device's kernels do not multiply."""
         experts = partial(stack_experts, count=spec.experts.count if spec.experts else 0)
         makers = LinearMakers(self._linear, self._linear, self._head, TorchLinear, experts)
         try:
@@ -122,11 +122,11 @@ class DeviceBackend:
     def cache(
         self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, quantized: bool = False
     ) -> KVCache:
-        """Return a KV pool with one block more than the engine knows: it takes the KV of padding rows."""
+        """Return a KV pool with one block more than the engine uses: the last is for padding rows."""
         return KVCache(spec, num_blocks + 1, block_size, dtype, device=self.device, quantized=quantized)
 
     def runner(self, model: Model, cache: KVCache, graphs: Graphs | None = None) -> Runner:
-        """Return what runs `model` over `cache`, by default with captured graphs on a GPU."""
+        """Return a runner of `model` over `cache`, by default with captured graphs on a GPU."""
         positions = self.max_model_len + MAX_DRAFT_POSITIONS
         device_model = DeviceModel(model, self.operations, positions, self.ranks)
         return Runner(device_model, cache, self.operations, graphs or self._graphs(), self.max_sequences)
@@ -143,8 +143,8 @@ class DeviceBackend:
         grammars: Grammars | None,
         runner: Runner | None = None,
     ) -> ModelDrafter | NGramDrafter | None:
-        """Return the drafter for `target`, if any: with a separate KV pool or on the target's `cache`. It
-        leaves draft tokens where the target's `runner` finds them."""
+        """Return the drafter for `target`, or None. It has a separate KV pool or uses the target's `cache`,
+        and leaves draft tokens on the device for the target's `runner`."""
         eos = target.spec.eos_token_ids
         if draft.kind == "ngram":
             return NGramDrafter(eos, grammars)
@@ -156,9 +156,9 @@ class DeviceBackend:
         elif draft.spec:
             if draft.spec.vocab_size != target.spec.vocab_size:
                 raise CheckpointError(
-                    f"--draft {draft.folder} has an embedding of {draft.spec.vocab_size} rows, the target "
-                    f"one of {target.spec.vocab_size}: on a GPU they must be equal yet: use --device cpu, or "
-                    "another draft"
+                    f"--draft {draft.folder} has an embedding of {draft.spec.vocab_size} rows, but the "
+                    f"target's has {target.spec.vocab_size}: on a GPU both must have equally many: use "
+                    "--device cpu, or another draft"
                 )
             model = self.model(open_checkpoint(draft.folder)[1], draft.spec, target.dtype)
             group = DRAFT
@@ -196,7 +196,7 @@ def refuse_unsupported(spec: ModelSpec, kv_quantized: bool) -> None:
 
 
 def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
-    """Return the memory to leave for a step's activations, logits and graphs, in bytes."""
+    """Return the memory in bytes to reserve for a step's activations, logits and graphs."""
     widest = 3 * spec.intermediate_size + 4 * spec.hidden_size + 2 * spec.num_heads * spec.head_dim
     if spec.experts:
         inner = 3 * spec.experts.intermediate_size + spec.hidden_size
@@ -205,7 +205,7 @@ def reserve_bytes(spec: ModelSpec, dtype: torch.dtype, max_nodes: int) -> int:
 
 
 def _backend_name(device: torch.device, degree: int) -> str:
-    """Return what computes the model, as far as its bits depend on it."""
+    """Return the name of the backend, with everything that the bits of its results depend on."""
     parallel = f" tensor parallel {degree}" if degree > 1 else ""
     if device.type != "cuda":
         return f"device torch {torch.__version__}{parallel}"
@@ -220,9 +220,9 @@ def load_on_device(
     memory_share: float = 1.0,
     allocate: Callable[[int], Tensor] | None = None,
 ) -> Loaded:
-    """Load a model onto a GPU or, to test that, onto a CPU in plain torch. `memory_share`: fraction of its
-    memory that may be used. `allocate` returns the host memory where other workers write KV, if they do.
-    Raises CheckpointError for what cannot be served there."""
+    """Load a model onto a GPU or, for tests, onto a CPU in plain torch. `memory_share`: fraction of the
+    device's memory that may be used. `allocate` returns host memory where other workers write KV; None if
+    they write none. Raises CheckpointError for a model or option that the device does not support."""
     config, spec = source.config, source.spec
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -250,19 +250,19 @@ def load_on_device(
         return _load(source.at_length(sizes.max_model_len), sizes, device, vocabulary, allocate)
     except torch.OutOfMemoryError:
         raise CheckpointError(
-            f"the memory of {device} does not suffice: {free_bytes(device) >> 20} MiB are free with parts of "
-            "the model loaded; set --quantization, or less --kv-cache-bytes or --max-num-batched-tokens, "
-            "or see which other processes use the device"
+            f"the memory of {device} is too small: {free_bytes(device) >> 20} MiB are free with parts of "
+            "the model loaded; set --quantization, lower --kv-cache-bytes or --max-num-batched-tokens, or "
+            "end other processes that use the device"
         ) from None
 
 
 def _check_landing(sizes: PoolSizes, free: int) -> None:
-    """Raise CheckpointError unless the host memory, of which `free` bytes are left, holds the KV pool too."""
+    """Raise CheckpointError unless the `free` bytes of host memory hold a copy of the KV pool."""
     needed = sizes.blocks * sizes.block_bytes
     if needed > free:
         raise CheckpointError(
-            f"stream pairs need as much host memory as the KV pool on the device, {needed >> 20} MiB, where "
-            f"{free >> 20} MiB are free for this worker: set --kv-cache-bytes"
+            f"stream pairs need host memory of the size of the KV pool on the device, {needed >> 20} MiB, "
+            f"but {free >> 20} MiB are free for this worker: set --kv-cache-bytes"
         )
 
 
@@ -324,7 +324,7 @@ def _compiling(backend: DeviceBackend, source: Source) -> AbstractContextManager
 
 
 def _check_parallel(source: Source, device: torch.device) -> None:
-    """Raise CheckpointError for what is not divided among ranks."""
+    """Raise CheckpointError for a model or option that tensor parallelism does not support."""
     config, degree = source.config, source.config.tensor_parallel_size
     check_shards(source.spec, source.checkpoint, degree)
     refused = {
@@ -336,13 +336,13 @@ def _check_parallel(source: Source, device: torch.device) -> None:
             raise CheckpointError(f"{flag} is not supported with --tensor-parallel-size yet: use 1")
     if device.type == "cuda" and (device.index or 0) + degree > torch.cuda.device_count():
         raise CheckpointError(
-            f"--tensor-parallel-size {degree}: there are only {torch.cuda.device_count()} GPUs, from which "
-            f"--device takes the first"
+            f"--tensor-parallel-size {degree}: the machine has {torch.cuda.device_count()} GPUs, and "
+            "--device selects the first one to use: use a smaller number, or an earlier --device"
         )
 
 
 def _shard(source: Source, sizes: PoolSizes, ranks: Ranks, device: torch.device) -> tuple[Runner, Model]:
-    """Return what runs a rank's shard of the model, and the shard."""
+    """Return the runner of a rank's shard of the model, and the shard."""
     assert isinstance(source.checkpoint, Checkpoint)
     config, spec = source.config, shard_spec(source.spec, ranks.degree)
     backend = replace(DeviceBackend.on(device, config.max_num_seqs, sizes.max_model_len), ranks=ranks)
@@ -353,7 +353,7 @@ def _shard(source: Source, sizes: PoolSizes, ranks: Ranks, device: torch.device)
 
 
 def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vocabulary | None) -> Loaded:
-    """Load the first rank of a tensor-parallel model, with processes for the others."""
+    """Load the first rank of a tensor-parallel model, and start processes for the other ranks."""
     config, spec, degree = source.config, source.spec, source.config.tensor_parallel_size
     store = new_store()
     start = Start(
@@ -389,7 +389,7 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
 
 
 def load_rank(start: Start) -> tuple[Runner, Ranks, DeviceHostPool | None]:
-    """Load a rank other than the first, in its process."""
+    """Load a rank other than the first; called in the rank's process."""
     config, device = start.config, torch.device(start.device)
     if device.type == "cuda":
         device = torch.device("cuda", (device.index or 0) + start.rank)

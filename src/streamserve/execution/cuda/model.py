@@ -1,4 +1,4 @@
-"""The forward pass on a device: execution.model.Model's, on tensors at fixed addresses."""
+"""The forward pass on a device: the same computation as execution.model.Model, with fixed addresses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,12 @@ from streamserve.execution.rope import Rotations, distinct_ropes
 
 @dataclass(frozen=True)
 class ForwardInputs:
-    """Inputs of a step's rows, padded (all int32). `tokens`, `positions` and `slots` [rows]. Where
-    `sources[row]` is not negative, the token is `results[sources[row]]` instead: the step before sampled it.
-    `tables` [sequences, blocks], `limits` [rows], and `works` by window are attention's, as are
-    which `tiles` occur and whether partial results are `combined` (cuda/attention.py).
+    """The padded inputs of a step's rows (all int32).
+
+    * `tokens`, `positions` and `slots` [rows]. If `sources[row]` is not negative, the token is
+      `results[sources[row]]` instead: the step before sampled it.
+    * For attention (cuda/attention.py): `tables` [sequences, blocks], `limits` [rows], `works` by window, the
+      `tiles` that may occur, and whether partial results are `combined`.
     """
 
     tokens: Tensor
@@ -37,12 +39,12 @@ class ForwardInputs:
 
 
 class DeviceModel:
-    """`model`, whose weights are on a device, for positions below `max_positions`."""
+    """A `model` whose weights are on a device, for positions below `max_positions`."""
 
     def __init__(
         self, model: Model, operations: Operations, max_positions: int, ranks: Ranks | None = None
     ) -> None:
-        """With `ranks` the model is a shard (cuda/sharding.py), and all ranks do the same together."""
+        """`ranks`: the model is a shard (cuda/sharding.py), and all ranks run their shards together."""
         self._ranks = ranks
         self.spec = model.spec
         self.embedding = model.embedding
@@ -68,7 +70,7 @@ class DeviceModel:
 
     def forward(self, inputs: ForwardInputs, cache: KVCache, workspace: Tensor, out: Tensor) -> None:
         """Write the hidden states [rows, hidden] after the last norm to `out`, and the rows' keys and values
-        to `cache`. `workspace` is attention's."""
+        to `cache`. `workspace` is for attention's partial results."""
         layers, spec = self._operations.layers, self.spec
         epsilon, residual = spec.rms_norm_eps, spec.multipliers.residual
         tokens = layers.gather_tokens(inputs.tokens, inputs.results, inputs.sources)
@@ -83,7 +85,8 @@ class DeviceModel:
         layers.add_rms_norm(hidden, delta, self.final_norm, epsilon, out, post, residual)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the float32 logits [rows, vocabulary] of the next token: in `out`, if that is given."""
+        """Return the float32 logits [rows, vocabulary] of the next token; they are in `out`, if that is
+        given."""
         logits = self.head(hidden, out) if isinstance(self.head, WideLinear) else self.head(hidden)
         if self._ranks:
             logits = self._ranks.join(logits)
@@ -130,7 +133,7 @@ class DeviceModel:
         return layer.down(self._gate(layer.gate_up(x)))
 
     def _sum(self, x: Tensor) -> Tensor:
-        """Return the sum over all ranks."""
+        """Return the sum of `x` over all ranks."""
         return self._ranks.add(x) if self._ranks else x
 
     def _gate(self, gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The operations of a step on a device: Triton kernels, or the same functions in plain torch."""
+"""Choose the implementation of a step's operations on a device: Triton kernels, or plain torch."""
 
 from importlib import import_module
 from types import ModuleType
@@ -8,7 +8,8 @@ Implementation = Literal["kernels", "plain"]
 
 
 class Operations(NamedTuple):
-    """The modules of one implementation. Both have the same functions with the same signatures."""
+    """The modules of one implementation. All implementations have the same functions with the same
+    signatures."""
 
     layers: ModuleType
     attention: ModuleType

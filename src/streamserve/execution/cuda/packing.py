@@ -1,13 +1,13 @@
-"""Weights as the device's matrix products read them: floats, or numbers of 8 or 4 bits with their tables.
+"""Pack weights for the device's matrix products: floats, or numbers of 8 or 4 bits with their tables.
 
-    8 bits   word b of 2 · part inputs holds inputs b and part + b, from the lowest bits up
-    4 bits   word b of 4 · part inputs holds inputs b, part + b, 2 · part + b and 3 · part + b
-    tables   scales and offsets [out, groups]: the groups of an output lie next to each other, so that those
-             of a word's parts are loaded at once
+    8 bits   word b of 2 · part inputs contains inputs b and part + b, from the lowest bits up
+    4 bits   word b of 4 · part inputs contains inputs b, part + b, 2 · part + b and 3 · part + b
+    tables   scales and offsets [out, groups]: the groups of an output are adjacent, so that one load gets
+             the tables of all parts of a word
 
-Words have 16 bits, as bfloat16 has: two words in a register become two weights by one mask. The numbers of
-`part` inputs are multiplied at once; they share a scale. The inputs of a group are a power of two: groups of
-another size are divided, and an output with one scale is one group.
+Words have 16 bits like bfloat16, so that one mask makes two weights of two words in a register. The numbers
+of `part` inputs are multiplied together and share a scale. The size of a group is a power of two: groups of
+other sizes are divided, and an output with one scale is one group.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from streamserve.execution.quantization import TABLES, QuantizedWeight, WeightFo
 
 MAX_PART = 64
 MIN_PART = 16
-"""Inputs that the tensor cores multiply at least."""
+"""Minimum number of inputs that the tensor cores multiply together."""
 
 E8M0_SHIFT = 23
-"""The bits of a float32's exponent start here: a scale of 8 bits is an exponent."""
+"""Position of the exponent in the bits of a float32. A scale of 8 bits is such an exponent."""
 
 
 class Kind(IntEnum):
-    """What the numbers of a weight are."""
+    """The kind of a weight's numbers."""
 
     FLOATS = 0
     INTEGERS = 1
@@ -40,11 +40,14 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [out, in], or the weights [experts, out, in] of several experts. `numbers` […, out, in] are
-    floats, or bytes [..., out, bytes] with finite `scales` […, out, groups] in a type that holds them
-    exactly, uint8 for powers of two, and perhaps `offsets` of the same shape: zero points (uint8) or minimums
-    (float32). `middle` is the integer that stands for zero without either. With an `order` [in] (int32) of
-    the inputs, column c of the numbers is that of input order[c]."""
+    """A weight [out, in], or the weights [experts, out, in] of several experts.
+
+    * `numbers`: floats […, out, in], or bytes […, out, bytes].
+    * `scales` […, out, groups]: finite, in a type that represents them exactly; uint8 for powers of two.
+    * `offsets` […, out, groups]: zero points (uint8) or minimums (float32). Without offsets, `middle` is the
+      integer for zero.
+    * `order` [in] (int32): column c of the numbers belongs to input order[c]; None: inputs are in order.
+    """
 
     kind: Kind
     numbers: Tensor
@@ -62,29 +65,29 @@ class PackedWeight:
 
     @property
     def part(self) -> int:
-        """Inputs that are multiplied at once."""
+        """Number of inputs that are multiplied together."""
         return MAX_PART if self.kind == Kind.FLOATS else part_of(self.group)
 
     @property
     def parts(self) -> int:
-        """Numbers in a word of 16 bits."""
+        """Number of parts: numbers in a word of 16 bits."""
         return 16 // self.bits
 
     @property
     def run(self) -> int:
-        """Parts of a word that share a scale."""
+        """Number of parts of a word that share a scale."""
         return min(self.parts, self.group // self.part) if self.group else 1
 
     @property
     def nbytes(self) -> int:
-        """Memory in bytes."""
+        """Bytes of all tensors."""
         tables = (self.numbers, self.scales, self.offsets, self.order)
         return sum(table.nbytes for table in tables if table is not None)
 
 
 def part_of(group: int) -> int:
-    """Return how many inputs of a group are multiplied at once: the largest power of two that divides it, up
-    to MAX_PART."""
+    """Return the number of inputs of a group that are multiplied together: the largest power of two that
+    divides the group's size, up to MAX_PART."""
     return min(MAX_PART, group & -group)
 
 
@@ -94,7 +97,8 @@ def packs(format: WeightFormat) -> bool:
 
 
 def pack(weight: QuantizedWeight, device: torch.device) -> PackedWeight:
-    """Return a quantized weight on `device`. Raises ValueError for groups of a size that cannot be packed."""
+    """Return a quantized weight packed on `device`. Raises ValueError for groups of a size that cannot be
+    packed."""
     format, inputs = weight.format, weight.numbers.shape[1]
     if not packs(format):
         raise ValueError(f"groups of {format.group} inputs cannot be packed")
@@ -102,7 +106,7 @@ def pack(weight: QuantizedWeight, device: torch.device) -> PackedWeight:
     group = given & -given
     part, parts = part_of(group), 16 // format.bits
     numbers = pad(weight.numbers.to(device), (0, -inputs % (part * parts)))
-    groups = -(-numbers.shape[1] // group)  # a multiple of those of a word
+    groups = -(-numbers.shape[1] // group)  # inputs are padded to whole words
     numbers = numbers.view(len(numbers), -1, parts, part).mT
     if format.bits == 4:
         numbers = numbers[..., ::2] | numbers[..., 1::2] << 4
@@ -128,7 +132,7 @@ def pack(weight: QuantizedWeight, device: torch.device) -> PackedWeight:
 
 
 def _shortened(scales: Tensor, format: WeightFormat) -> Tensor:
-    """Return scales in fewer bits where these hold them exactly."""
+    """Return `scales` in fewer bits, if these represent them exactly."""
     if format.table == "mxfp4":
         exponents = (scales.contiguous().view(torch.int32) >> E8M0_SHIFT).to(torch.uint8)
         return exponents if torch.equal(widened(exponents), scales) else scales
@@ -140,15 +144,15 @@ def _shortened(scales: Tensor, format: WeightFormat) -> Tensor:
 
 
 def widened(scales: Tensor) -> Tensor:
-    """Return scales in float32."""
+    """Return `scales` in float32."""
     if scales.dtype == torch.uint8:
         return (scales.to(torch.int32) << E8M0_SHIFT).view(torch.float32)
     return scales.float()
 
 
 def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
-    """Return the weights of several experts, which have one format and no order, as one. Raises ValueError
-    for others."""
+    """Return the weights of several experts as one. Raises ValueError unless they have one format and no
+    order."""
     first = weights[0]
     if any(weight.order is not None for weight in weights):
         raise ValueError("experts whose inputs have an order cannot be stacked")
@@ -167,7 +171,7 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
 
 
 def unpack(weight: PackedWeight) -> Tensor:
-    """Return what the numbers stand for, in float32 […, out, in]."""
+    """Return the weights that the numbers stand for, […, out, in] in float32."""
     numbers = weight.numbers
     if weight.kind == Kind.FLOATS or weight.scales is None:
         return numbers.float()

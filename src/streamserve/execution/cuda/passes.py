@@ -1,5 +1,5 @@
-"""The shapes that passes on a device are padded to, and where the arrays of a pass lie in the buffer that is
-uploaded for it."""
+"""The shapes that passes on a device are padded to, and the layouts of their arrays in the uploaded
+buffers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,23 +17,23 @@ from streamserve.execution.layout import Layout
 Int32s = NDArray[np.int32]
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
-"""Tokens of the longest path of a step's trees, root included, that steps are padded to."""
+"""Path lengths that steps are padded to: tokens of the longest path of a step's trees, root included."""
 
 MAX_WORDS = 4
-"""Words of the tree masks that captured passes have at most: trees of up to 128 nodes."""
+"""Maximum words of the tree masks in captured passes, for trees of up to 128 nodes."""
 
 RESULTS = ROWS[-1] * (1 + 2 * DEPTHS[-1])
-"""Numbers that the results of a sampling pass have memory for."""
+"""Capacity of the results of a sampling pass, in int32."""
 
 MAX_PASSES = 32
-"""The most passes of a loop that drafts chains of one token more."""
+"""Maximum passes of a loop that drafts chains; the chains have one token more."""
 
 PLACES = (MAX_PASSES + 1) * 2 * ROWS[-1]
-"""Numbers that a drafter leaves after the results: draft tokens, by place. A token -1 - p of a pass is the
-one that is at place p when the pass runs."""
+"""Number of places for draft tokens, after the results. A token -1 - p in a pass stands for the token that is
+at place p when the pass runs."""
 
 MAX_ITEMS = 4096
-"""Pieces of attention's work in a step, in addition to one for each row."""
+"""Maximum items of attention's work in a step, in addition to one for each row."""
 
 
 Tiles = tuple[bool, ...]
@@ -44,8 +44,8 @@ ALL_TILES: Tiles = (True,) * len(TILES)
 
 @dataclass(frozen=True)
 class ForwardShape:
-    """What a forward pass is for. `words`: of the tree masks; `tiles`: which tile sizes of attention may
-    occur; `combined`: whether any row's keys may be split."""
+    """The padded shape of a forward pass. `words`: words of the tree masks. `tiles`: whether each tile size
+    of attention may occur. `combined`: whether any row's keys may be split."""
 
     rows: int
     words: int
@@ -54,14 +54,14 @@ class ForwardShape:
 
     @property
     def captured(self) -> bool:
-        """Whether it is worth a graph."""
+        """Whether the pass is small enough to be worth a graph."""
         return self.rows <= CAPTURED_ROWS
 
 
 @dataclass(frozen=True)
 class SampleShape:
-    """What a captured sampling pass is for: `nodes` rows of logits, of trees with paths of up to `depth`
-    tokens. `scored`: single tokens, with the probability of the likeliest one."""
+    """The padded shape of a sampling pass: `nodes` rows of logits, of trees with paths of up to `depth`
+    tokens. `scored`: of single tokens, with the probability of the likeliest one."""
 
     nodes: int
     depth: int
@@ -69,18 +69,21 @@ class SampleShape:
 
     @property
     def results(self) -> int:
-        """Numbers that the pass returns: tokens, or lengths, tokens and paths."""
+        """Number of int32 that the pass returns: tokens (and probabilities), or lengths, tokens and paths."""
         return self.nodes * (1 + self.scored if self.depth == 1 else 1 + 2 * self.depth)
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The tree nodes to sample at, tree by tree (int32). Those of the first `trees` trees are walked on the
-    device; the logits of the others are read by the host.
+    """The tree nodes to sample at, tree by tree (int32). The first trees are walked on the device; the host
+    reads the logits of the others.
 
-    `rows` [nodes] of the hidden states, `draws` [nodes, words] (cuda/draws.py), the draft `tokens` (negative:
-    given by their place), their `parents` and the `slots` of their KV [nodes], `firsts` [trees + 1] where
-    each walked tree starts and the last one ends; `depth`: tokens of the longest path, root included.
+    * `rows` [nodes]: the nodes' rows of the hidden states.
+    * `tokens` [nodes]: draft tokens; negative: given by their place.
+    * `parents`, `slots` [nodes]: the nodes' parents in their tree, and the slots of their KV.
+    * `firsts` [walked trees + 1]: the first node of each walked tree, and the end of the last one.
+    * `draws` [nodes, words]: see cuda/draws.py.
+    * `depth`: tokens of the longest path, root included.
     """
 
     rows: Int32s
@@ -102,8 +105,8 @@ class Nodes:
 
 @dataclass(frozen=True)
 class PreparedPass:
-    """A forward pass of so many `rows`: its shape, its arrays, and the block `tables` of its spans, which are
-    in flight to the device."""
+    """A prepared forward pass of `rows` rows: its shape, its arrays, and the block `tables` of its spans. The
+    upload of the tables has been launched."""
 
     shape: ForwardShape
     arrays: Arrays
@@ -113,7 +116,7 @@ class PreparedPass:
 
 @lru_cache(maxsize=4096)
 def forward_fields(shape: ForwardShape, windows: int, padding_slot: int) -> Fields:
-    """Return where the arrays of a forward pass lie, for a model with so many distinct windows."""
+    """Return the layout of a forward pass's arrays, for a model with `windows` distinct windows."""
     rows, fields = shape.rows, list[Field]()
     for number in range(windows):
         fields += [
@@ -138,7 +141,7 @@ def forward_fields(shape: ForwardShape, windows: int, padding_slot: int) -> Fiel
 def forward_arrays(
     layout: Layout, plan: AttentionArrays, windows: Sequence[int | None], sources: Mapping[int, int]
 ) -> Arrays:
-    """Return the arrays of a forward pass; `sources` by span."""
+    """Return the arrays of a forward pass. `sources` maps spans to the results that have their token."""
     arrays: dict[str, NDArray[np.integer]] = {
         "tokens": layout.tokens,
         "sources": _sources(layout, sources),
@@ -153,16 +156,19 @@ def forward_arrays(
 
 
 def attention_shape(plan: AttentionArrays) -> tuple[Tiles, bool]:
-    """Return which tile sizes occur in a step, and whether any row has partial results to combine."""
+    """Return whether each tile size occurs in a step, and whether any row has partial results to combine."""
     works = plan.works.values()
     tiles = np.any([np.diff(work.starts) > 0 for work in works], axis=0)
     return tuple(tiles.tolist()), any(bool(work.combine[:, 2].any()) for work in works)
 
 
 def forward_shape(rows: int, plan: AttentionArrays) -> ForwardShape:
-    """Return the padded shape of a pass of `rows`. Captured passes with a prompt chunk, but no trees, have
-    one shape for each number of rows: a tile size that does not occur costs an empty launch, while each
-    combination of tile sizes would need a graph. Those with trees may always combine partial results."""
+    """Return the padded shape of a pass of `rows` rows.
+
+    Captured passes with a prompt chunk and without trees have one shape for each number of rows: a tile size
+    that does not occur costs an empty launch, but each combination of tile sizes would need a graph. In
+    captured passes with trees, partial results are always combined, for the same reason.
+    """
     words = max(work.bits.shape[1] for work in plan.works.values())
     shape = ForwardShape(bucket(rows) or rows, words, *attention_shape(plan))
     if shape.captured and words:
@@ -173,8 +179,8 @@ def forward_shape(rows: int, plan: AttentionArrays) -> ForwardShape:
 
 
 def forward_shapes(sequences: int) -> list[ForwardShape]:
-    """Return the shapes of steps without token trees in which up to `sequences` sequences decode, the largest
-    first."""
+    """Return the shapes of passes without token trees in which up to `sequences` sequences decode, the
+    largest first."""
     most = bucket(min(sequences, ROWS[-1])) or ROWS[-1]
     mixed = [ForwardShape(rows, 0, ALL_TILES, True) for rows in ROWS]
     decoding = [
@@ -187,14 +193,15 @@ def forward_shapes(sequences: int) -> list[ForwardShape]:
 
 
 def sample_shapes(sequences: int) -> list[SampleShape]:
-    """Return the shapes of sampling one token for each of up to `sequences` sequences, the largest first."""
+    """Return the shapes of passes that sample one token for each of up to `sequences` sequences, the largest
+    first."""
     most = bucket(min(sequences, ROWS[-1])) or ROWS[-1]
     return [SampleShape(rows, 1) for rows in reversed(ROWS) if rows <= most]
 
 
 def chain_forward_shapes(rows: int, levels: int) -> list[ForwardShape]:
-    """Return the shapes of verifying chains of up to `levels` draft tokens, of so many rows in all, the
-    largest first."""
+    """Return the shapes of forward passes that verify chains of up to `levels` draft tokens, with up to
+    `rows` rows together, the largest first."""
     words = -(-(levels + 1) // 32)
     occurring = [(True, False, False), (False, True, False), (True, True, False)]
     return [
@@ -206,7 +213,8 @@ def chain_forward_shapes(rows: int, levels: int) -> list[ForwardShape]:
 
 
 def chain_sample_shapes(rows: int, levels: int) -> list[SampleShape]:
-    """As chain_forward_shapes, of the choice of tokens."""
+    """Return the shapes of sampling passes that verify chains of up to `levels` draft tokens, with up to
+    `rows` rows together, the largest first."""
     depths = sorted({bucket(level + 1, DEPTHS) or DEPTHS[-1] for level in range(1, levels + 1)})
     return [
         SampleShape(size, depth)
@@ -218,7 +226,7 @@ def chain_sample_shapes(rows: int, levels: int) -> list[SampleShape]:
 
 
 def placed(tokens: NDArray[np.integer]) -> Int32s:
-    """Return where in the results each of `tokens` is that is given by its place; -1 for others."""
+    """Return the index in the results of each of `tokens` that is given by its place; -1 for other tokens."""
     sources: Int32s = np.where(tokens < 0, RESULTS - 1 - tokens, -1).astype(np.int32)
     return sources
 
@@ -231,7 +239,7 @@ def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
 
 @lru_cache(maxsize=4096)
 def sample_fields(shape: SampleShape) -> Fields:
-    """Return where the arrays of a sampling pass lie."""
+    """Return the layout of a sampling pass's arrays."""
     nodes = shape.nodes
     plain = Field("rows", (nodes,)), Field("draws", (nodes, DRAW_WORDS))
     if shape.depth == 1:
@@ -242,12 +250,12 @@ def sample_fields(shape: SampleShape) -> Fields:
 
 
 def padding(fields: Fields) -> Arrays:
-    """Return the arrays of a pass that computes padding alone."""
+    """Return the arrays of a pass that computes only padding."""
     return {field.name: np.zeros(0, np.int32) for field in fields.fields}
 
 
 def sample_arrays(nodes: Nodes, shape: SampleShape) -> Arrays:
-    """Return the arrays; the padding trees are empty."""
+    """Return the arrays of a sampling pass. Padding trees are empty."""
     firsts = np.full(shape.nodes + 1, nodes.firsts[-1], np.int32)
     firsts[: len(nodes.firsts)] = nodes.firsts
     return {

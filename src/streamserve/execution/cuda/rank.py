@@ -1,4 +1,4 @@
-"""A process of one rank of a tensor-parallel model (ranks.py); its standard input tells it what to do."""
+"""The process of one rank of a tensor-parallel model (ranks.py). It receives messages on standard input."""
 
 import os
 import sys
@@ -9,18 +9,19 @@ from streamserve.execution.cuda.load import load_rank
 from streamserve.execution.cuda.ranks import Start, follow, read
 
 PARENT_SECONDS = 0.5
-"""Interval of checks whether the leader still runs: a rank may be waiting for it on the device."""
+"""Interval in seconds of checks whether the leader still runs: a rank that waits for the leader on the device
+does not read its standard input."""
 
 
 def exit_with_leader(leader: int) -> None:
-    """End this process when the leader has ended in any way."""
+    """Wait until the process `leader` has ended in any way, then end this process."""
     while os.getppid() == leader:
         time.sleep(PARENT_SECONDS)
     os._exit(1)
 
 
 def main() -> int:
-    """Load the rank, follow the leader, and end with it."""
+    """Load the rank, and follow the leader until it ends."""
     threading.Thread(target=exit_with_leader, args=(os.getppid(),), daemon=True).start()
     start = read(sys.stdin.buffer, Start)
     runner, ranks, host = load_rank(start)

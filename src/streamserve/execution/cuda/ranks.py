@@ -1,9 +1,9 @@
-"""A tensor-parallel model as one worker: the leader (rank 0) is the worker's process, the others are children
-that do what it does.
+"""A tensor-parallel model as one worker: the leader (rank 0) is the worker's process; the other ranks are
+child processes that repeat the leader's passes and copies on their shards.
 
-    leader   Forward ── standard input ──▶ children      then its own part of the pass, which meets theirs in
-             Sample, Copy, Move, Swap, Logits            the sums over ranks
-    death    a child that ends takes the leader with it, and children end with their standard input
+    leader   Forward ── standard input ──▶ children      then computes its part of the pass, which is added
+             Sample, Copy, Move, Swap, Logits            to the children's in the sums over ranks
+    death    the leader ends when a child ends; a child ends when its standard input is closed
 """
 
 import logging
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
 from streamserve.execution.cuda.collectives import Ranks
 from streamserve.execution.cuda.graphs import Graphs
 from streamserve.execution.cuda.passes import Nodes
@@ -39,7 +39,7 @@ Pairs = list[tuple[int, int]]
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a child loads: rank number `rank` of the model, with the pools that the leader has."""
+    """The model that a child loads: rank number `rank`, with pools of the leader's sizes."""
 
     config: ModelConfig
     rank: int
@@ -51,40 +51,40 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """Runner.forward of a layout of these spans."""
+    """Run Runner.forward on the layout of these spans."""
 
     spans: list[Span]
     sources: dict[int, int]
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """Runner.sample of these nodes: their arrays' bytes by name."""
+    """Run Runner.sample on these nodes. `arrays`: the bytes of each array of Nodes, by name."""
 
     arrays: dict[str, bytes]
     depth: int
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True):
-    """Runner.logits of so many rows, which the leader shares."""
+    """Run Runner.logits on `rows` hidden states, which the leader broadcasts."""
 
     rows: int
 
 
 class Copy(msgspec.Struct, frozen=True, tag=True):
-    """Runner.copy_blocks."""
+    """Run Runner.copy_blocks."""
 
     copies: Pairs
 
 
 class Move(msgspec.Struct, frozen=True, tag=True):
-    """Runner.move_slots."""
+    """Run Runner.move_slots."""
 
     sources: list[int]
     destinations: list[int]
 
 
 class Swap(msgspec.Struct, frozen=True, tag=True):
-    """DeviceHostPool.begin."""
+    """Run DeviceHostPool.begin."""
 
     out: Pairs
     back: Pairs
@@ -102,7 +102,8 @@ def write(stream: IO[bytes], message: msgspec.Struct) -> None:
 
 
 def read(stream: IO[bytes], kind: Any) -> Any:
-    """Return the next message of this type; None at the end. Raises ValueError for one that is too long."""
+    """Return the next message, of type `kind`; None at the end of the stream. Raises ValueError for a message
+    that is too long."""
     size = int.from_bytes(stream.read(4), "little")
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes")
@@ -110,7 +111,7 @@ def read(stream: IO[bytes], kind: Any) -> Any:
 
 
 class Children:
-    """The processes of all ranks but the leader's. If one ends, this process ends."""
+    """The processes of all ranks except the leader's. If a child ends, this process ends too."""
 
     def __init__(self, start: Start, degree: int) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -129,12 +130,12 @@ class Children:
         return [process.pid for process in self._processes]
 
     def send(self, message: Message) -> None:
-        """Send a message to all."""
+        """Send a message to all children."""
         for process in self._processes:
             write(self._input(process), message)
 
     def close(self) -> None:
-        """End all."""
+        """Close the children's inputs, which ends them, and wait for them to end."""
         self._closing = True
         for process in self._processes:
             self._input(process).close()
@@ -142,7 +143,7 @@ class Children:
             process.wait()
 
     def kill(self) -> None:
-        """End all at once: without the leader they would wait for it."""
+        """Kill all children: while they load, they would wait for a leader that has failed."""
         self._closing = True
         for process in self._processes:
             process.kill()
@@ -156,12 +157,12 @@ class Children:
     def _watch(self, process: "subprocess.Popen[bytes]", rank: int) -> None:
         status = process.wait()
         if not self._closing:
-            log.critical("rank %d of the model ended with status %d: so does this worker", rank, status)
+            log.critical("rank %d of the model ended with status %d: this worker ends, too", rank, status)
             os._exit(1)
 
 
 class LeadingRunner:
-    """The leader's Runner: what it is asked to do, the children are too."""
+    """The leader's Runner: it sends each task that changes the device's state to the children, too."""
 
     def __init__(self, runner: Runner, ranks: Ranks, children: Children) -> None:
         self._runner = runner
@@ -185,36 +186,36 @@ class LeadingRunner:
         self._runner.waits = count
 
     def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor:
-        """As Runner.forward."""
+        """Run Runner.forward on all ranks."""
         spans = [msgspec.structs.replace(part.span, tree=_plain(part.span)) for part in layout.parts]
         self._children.send(Forward(spans, dict(sources or {})))
         return self._runner.forward(layout, sources)
 
     def sample(self, nodes: Nodes) -> Tensor:
-        """As Runner.sample."""
+        """Run Runner.sample on all ranks."""
         arrays = {name: getattr(nodes, name).tobytes() for name in NODE_ARRAYS}
         self._children.send(Sample(arrays, nodes.depth))
         return self._runner.sample(nodes)
 
     def fetch(self, rows: Tensor | None) -> Fetch:
-        """As Runner.fetch: the leader alone reads results."""
+        """Run Runner.fetch on the leader: the results of all ranks are equal."""
         return self._runner.fetch(rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As Runner.logits."""
+        """Run Runner.logits on all ranks, for the leader's `hidden`."""
         self._children.send(Logits(len(hidden)))
         shared = hidden.contiguous()
         self._ranks.share(shared)
         return self._runner.logits(shared)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """As Runner.copy_blocks."""
+        """Run Runner.copy_blocks on all ranks."""
         if copies:
             self._children.send(Copy(list(copies)))
             self._runner.copy_blocks(copies)
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
-        """As Runner.move_slots."""
+        """Run Runner.move_slots on all ranks."""
         if len(sources):
             self._children.send(Move(sources.tolist(), destinations.tolist()))
             self._runner.move_slots(sources, destinations)
@@ -225,33 +226,33 @@ class LeadingRunner:
 
 
 class LeadingHostPool(DeviceHostPool):
-    """The leader's host pool, which tells the children of its copies by `send`."""
+    """The leader's host pool: it sends its copies to the children, by `send`."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int, send: Callable[[Message], None]) -> None:
         super().__init__(caches, num_blocks)
         self._send = send
 
     def begin(self, copies_out: Copies, copies_in: Copies) -> Swapping | None:
-        """As DeviceHostPool.begin."""
+        """Run DeviceHostPool.begin on all ranks."""
         if copies_out or copies_in:
             self._send(Swap(list(copies_out), list(copies_in)))
         return super().begin(copies_out, copies_in)
 
 
 def _plain(span: Span) -> Any:
-    """Return a span's tree without what only the leader needs."""
+    """Return a span's tree without its draws, which only the leader needs."""
     return None if span.tree is None else replace(span.tree, draws={})
 
 
 def follow(stream: IO[bytes], runner: Runner, ranks: Ranks, host: DeviceHostPool | None) -> None:
-    """Do what the leader does until it closes the `stream`."""
+    """Obey the leader's messages until it closes the `stream`."""
     while (message := read(stream, Message)) is not None:
         with torch.inference_mode():
             obey(message, runner, ranks, host)
 
 
 def obey(message: Message, runner: Runner, ranks: Ranks, host: DeviceHostPool | None) -> None:
-    """Do what one message says."""
+    """Do the work that one message names."""
     match message:
         case Forward():
             runner.forward(lay_out(message.spans, runner.cache.block_size), message.sources)

@@ -1,5 +1,5 @@
-"""The pairs of rows and the experts that they chose, sorted by expert: computed on the device, so that the
-host need not wait for the choice."""
+"""Sort pairs of a row and an expert that it chose by expert, on the device, so that the host need not wait
+for the choice."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 TILES = (16, 64)
-"""Pairs of one expert that are multiplied at once: many where an expert has many."""
+"""Sizes of a tile, the pairs of one expert that are multiplied together. Experts with many pairs have large
+tiles."""
 
 
 class Routing(NamedTuple):
-    """Pairs of rows and experts, row by row (int32). `order` [pairs]: the pairs' numbers, sorted by expert.
-    Tile t multiplies the pairs `order[firsts[t]]` up to `counts[t]` further ones by the weight of
-    `experts[t]`; tiles at the end may have no pairs."""
+    """The tiles of a step's pairs of row and expert (int32). Pairs are numbered row by row. `order` [pairs]
+    has the pairs' numbers, sorted by expert. Tile t multiplies the `counts[t]` pairs from order[firsts[t]] on
+    by the weight of `experts[t]`; tiles at the end may have no pairs."""
 
     order: Tensor
     experts: Tensor
@@ -22,13 +23,13 @@ class Routing(NamedTuple):
 
 
 def tile_of(pairs: int, experts: int) -> int:
-    """Return the size of a tile for so many pairs in all."""
+    """Return the size of a tile for `pairs` pairs with `experts` experts."""
     return TILES[pairs > TILES[1] // 2 * experts]
 
 
 def route(chosen: Tensor, experts: int) -> Routing:
-    """Return the tiles for the `chosen` experts [rows, each] of `experts`. Their number depends on the shape
-    of `chosen` alone."""
+    """Return the tiles for the `chosen` experts [rows, experts a row], out of `experts`. The number of tiles
+    depends only on the shape of `chosen`, so that the pass can be captured: it suffices in the worst case."""
     flat = chosen.flatten()
     pairs, device = len(flat), flat.device
     tile = tile_of(pairs, experts)

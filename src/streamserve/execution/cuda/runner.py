@@ -1,4 +1,4 @@
-"""Runs a model's passes on a device: uploads a step's inputs, pads to a shape, launches, never waits.
+"""Run a model's passes on a device: upload a step's inputs, pad them to a shape, launch, never wait.
 
 forward   layout  ->  hidden [rows]           one upload, one graph
 sample    nodes   ->  tokens, accepted paths  one upload, one graph; the KV of accepted nodes is moved
@@ -42,17 +42,20 @@ from streamserve.execution.layout import Ints, Layout
 from streamserve.protocol.sampling import SamplingParams
 
 MAX_PARTIALS = 8192
-"""Partial results of attention, each of one query token and a part of its keys, that the workspace holds."""
+"""Capacity of attention's workspace in partial results, each of one query token and a part of its keys."""
 
 CPU_MULTIPROCESSORS = 4
-"""What attention's work is planned for where there is no GPU."""
+"""Number of multiprocessors that attention's work is planned for on a CPU."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Results in flight to the host; they are valid after `wait`. With depth 1 the tokens [nodes] alone;
-    otherwise lengths [nodes], tokens and paths [nodes, depth] of trees 0, 1, … `finite` [rows]: whether each
-    row's hidden state is finite, if that was asked for."""
+    """Results in flight to the host; they are valid after `wait`.
+
+    * `host`: with depth 1, the tokens [nodes]; otherwise lengths [nodes], tokens and paths [nodes, depth] of
+      trees 0, 1, …
+    * `finite_rows` [rows]: whether each row's hidden state is finite; None if it was not requested.
+    """
 
     shape: SampleShape | None
     host: Tensor
@@ -65,12 +68,12 @@ class Fetch:
             self.event.synchronize()
 
     def tokens(self, count: int) -> list[int]:
-        """Return the tokens of the first `count` nodes, with depth 1."""
+        """Return the tokens of the first `count` nodes. Requires depth 1."""
         tokens: list[int] = self.host.numpy()[:count].tolist()
         return tokens
 
     def walks(self, count: int) -> list[tuple[list[int], list[int]]]:
-        """Return tokens and path of the first `count` trees."""
+        """Return the tokens and the accepted path of the first `count` trees."""
         if self.shape is None:
             return []
         nodes, depth, results = self.shape.nodes, self.shape.depth, self.host.numpy()
@@ -86,7 +89,8 @@ class Fetch:
 
 
 class Runner:
-    """Runs `model` over `cache`, whose last block takes the KV of padding rows and belongs to no sequence."""
+    """Runs `model` over `cache`. The cache's last block takes the KV of padding rows; it belongs to no
+    sequence."""
 
     def __init__(
         self,
@@ -117,11 +121,12 @@ class Runner:
         self._sample_uploads = Uploads(device, sample_fields(SampleShape(ROWS[-1], DEPTHS[-1])).size)
         self._hidden = torch.zeros(ROWS[-1], spec.hidden_size, dtype=model.dtype, device=device)
         self._states = self._hidden
-        """The hidden states of the last forward pass: a tensor of their own for more than ROWS[-1] rows."""
+        """The hidden states of the last forward pass: a new tensor for more than ROWS[-1] rows."""
         self._results = torch.zeros(RESULTS + PLACES, dtype=torch.int32, device=device)
         self._logits_memory = torch.empty(0, 0, dtype=torch.float32, device=device)
         self._logits: dict[SampleShape, Tensor] = {}
-        """Where the logits of each shape are: all in one memory, but for shapes from before it grew."""
+        """The memory for the logits of each shape. Shapes share `_logits_memory`; shapes that were first used
+        before it grew keep the earlier memory."""
         self._sampled: SampleShape | None = None
         self._verified = SampleShape(0, 0)
         self._last_forward: tuple[Hashable, Callable[[], None]]
@@ -129,13 +134,13 @@ class Runner:
 
     @property
     def places(self) -> Tensor:
-        """Draft tokens on the device, which passes may take from their place [PLACES]."""
+        """Draft tokens on the device [PLACES]. A token -1 - p of a pass stands for the token at place p."""
         return self._results[RESULTS:]
 
     @property
     def walked(self) -> tuple[Tensor, Tensor]:
-        """On the device, the lengths [trees] and the tokens [trees, depth] of the paths that the last
-        sampling pass accepted; trees padded."""
+        """The lengths [trees] and the tokens [trees, depth] of the paths that the last sampling pass
+        accepted, on the device. The number of trees is padded."""
         nodes, depth = self._verified.nodes, self._verified.depth
         return self._results[:nodes], self._results[nodes : nodes * (1 + depth)].view(nodes, depth)
 
@@ -146,12 +151,12 @@ class Runner:
 
     @property
     def firsts(self) -> int:
-        """How many passes took longer than later ones will, to compile or to capture."""
+        """Number of passes that took longer because kernels were compiled or a graph was captured."""
         return self.graphs.firsts
 
     @torch.inference_mode()
     def warm_up(self, forwards: Iterable[ForwardShape], samples: Iterable[SampleShape]) -> None:
-        """Compile and capture passes of these shapes, on padding alone. Waits for the device."""
+        """Compile and capture passes of these shapes, with padding as input. Waits for the device."""
         for shape in forwards:
             fields = self._forward_fields(shape)
             self._forward_uploads.upload(fields, padding(fields))
@@ -165,7 +170,8 @@ class Runner:
 
     def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor:
         """Launch a forward pass; return the hidden states [rows, hidden], which the next pass overwrites.
-        `sources[i]`: the tree of the sampling pass before whose token is that of the i-th span's one row."""
+        `sources[i]`: the tree of the previous sampling pass whose token is the input of span i, which has one
+        row."""
         return self.launch(self.prepare(layout, sources))
 
     def prepare(self, layout: Layout, sources: Mapping[int, int] | None = None) -> PreparedPass:
@@ -180,7 +186,7 @@ class Runner:
         return PreparedPass(forward_shape(rows, plan), arrays, plan.tables, rows)
 
     def launch(self, prepared: PreparedPass) -> Tensor:
-        """Launch the pass prepared last; return the hidden states as `forward`."""
+        """Launch the last prepared pass; return the hidden states as `forward` does."""
         shape, arrays, rows = prepared.shape, prepared.arrays, prepared.rows
         fields = self._forward_fields(shape)
         if rows > ROWS[-1] or shape.words > MAX_WORDS:
@@ -207,17 +213,18 @@ class Runner:
         return self._launch_sample(shape, sample_arrays(nodes, shape))[: len(nodes.rows)]
 
     def choose_likeliest(self, rows: Int32s, after: Tensor | None = None) -> Tensor:
-        """Launch the choice of the likeliest token at each of `rows` of the last forward pass, or so many
-        rows `after` each, which the next pass may take from there (`sources`). Returns the tokens and then
-        the bits of their float32 probabilities [2, nodes], nodes padded; the next choice overwrites them."""
+        """Launch the choice of the likeliest token at each of `rows` of the last forward pass, or at
+        rows[i] + after[i]. The next pass may take the tokens on the device (`sources`). Returns the tokens
+        and the bits of their float32 probabilities [2, nodes], nodes padded; the next choice overwrites
+        them."""
         shape = SampleShape(bucket(len(rows)) or len(rows), 1, scored=True)
         self._launch_sample(shape, {"rows": rows, "draws": greedy_draws(len(rows))}, after)
         return self._results[: shape.results].view(2, shape.nodes)
 
     def extend(self, views: Mapping[str, Tensor], shape: ForwardShape) -> Tensor:
-        """Do a pass over one token a row, at most ROWS[-1] of them, and choose the next token after each:
-        part of captured work, whose inputs are `views` of a buffer on the device, with the `draws` of the
-        rows. Returns what `choose_likeliest` does."""
+        """Do a pass over one token per row, at most ROWS[-1] rows, and choose the next token after each. This
+        is a part of captured work. Its inputs are `views` of a buffer on the device, with the `draws` of the
+        rows. Returns the results of `choose_likeliest`."""
         hidden = self._hidden[: shape.rows]
         self._forward(views, shape, hidden)
         chosen = SampleShape(shape.rows, 1, scored=True)
@@ -225,11 +232,11 @@ class Runner:
         return self._results[: chosen.results].view(2, shape.rows)
 
     def _launch_sample(self, shape: SampleShape, arrays: Arrays, after: Tensor | None = None) -> Tensor:
-        """Launch a sampling pass, at rows so many `after` those of `arrays`; return the logits [nodes,
-        vocabulary], nodes padded."""
+        """Launch a sampling pass at the rows of `arrays`, or at row i of them plus after[i]; return the
+        logits [nodes, vocabulary], nodes padded."""
         fields = sample_fields(shape)
         if shape.nodes > ROWS[-1] or self._states is not self._hidden:
-            # Captured graphs have other inputs.
+            # Captured graphs read other buffers, at fixed addresses.
             uploads = Uploads(self.model.device, fields.size)
             uploads.upload(fields, arrays)
             return self._sample(fields.views(uploads.buffer), shape)
@@ -241,15 +248,16 @@ class Runner:
         return self._logits[shape]
 
     def fetch(self, rows: Tensor | None) -> Fetch:
-        """Launch the copy of the last sampling pass's results to the host. With the hidden states of `rows`,
-        whether they are finite is copied too."""
+        """Launch the copy of the last sampling pass's results to the host. With hidden states `rows`, also
+        copy, for each row, whether it is finite."""
         shape, self._sampled = self._sampled, None
         host = to_host(self._results[: 0 if shape is None else shape.results])
         finite = None if rows is None else to_host(finite_rows(rows))
         return Fetch(shape, host, finite, self.mark())
 
     def mark(self) -> torch.cuda.Event | None:
-        """Return an event after all that was launched, to be waited for: there is none on the CPU."""
+        """Return an event that occurs after all launched work, for the caller to wait for; None on the
+        CPU."""
         self.waits += 1
         if self.model.device.type != "cuda":
             return None
@@ -258,8 +266,8 @@ class Runner:
         return event
 
     def replay(self) -> None:
-        """Launch the last forward and sampling passes again, with the inputs that are on the device: for
-        measurements."""
+        """Launch the last forward and sampling passes again, with the inputs that are still on the device.
+        Only measurements use this."""
         for shape, work in (self._last_forward, self._last_sample):
             self.graphs.run(shape, work)
 
@@ -276,19 +284,19 @@ class Runner:
         self.cache.move_slots(sources, destinations)
 
     def close(self) -> None:
-        """Release nothing: there are no other processes."""
+        """Do nothing: only a LeadingRunner has other processes to end."""
 
     def _forward_fields(self, shape: ForwardShape) -> Fields:
         return forward_fields(shape, len(self.windows), self.padding_slot)
 
     def _captured_forward(self, shape: ForwardShape) -> tuple[Hashable, Callable[[], None]]:
-        """Return the forward pass of a shape whose inputs and outputs have fixed addresses."""
+        """Return the forward pass of a shape, with inputs and outputs at fixed addresses."""
         fields, buffer = self._forward_fields(shape), self._forward_uploads.buffer
         hidden = self._hidden[: shape.rows]
         return shape, lambda: self._forward(fields.views(buffer), shape, hidden)
 
     def _captured_sample(self, shape: SampleShape) -> tuple[Hashable, Callable[[], object]]:
-        """Return the sampling pass of a shape whose inputs and outputs have fixed addresses."""
+        """Return the sampling pass of a shape, with inputs and outputs at fixed addresses."""
         fields, buffer, logits = sample_fields(shape), self._sample_uploads.buffer, self._logits_of(shape)
         return shape, lambda: self._sample(fields.views(buffer), shape, logits)
 
@@ -304,9 +312,9 @@ class Runner:
         self.model.forward(inputs, self.cache, self._workspace, hidden)
 
     def _logits_of(self, shape: SampleShape) -> Tensor:
-        """Return the memory for the logits [nodes, vocabulary] of a shape: the same at every call, as
-        captured passes write there. Shapes share it; it grows, for new shapes, at the first one that is too
-        large."""
+        """Return the memory for the logits [nodes, vocabulary] of a shape. Every call for a shape returns the
+        same memory, because captured passes write there. Shapes share the memory; a larger one is allocated
+        for the first shape that does not fit and for all new shapes after it."""
         if shape not in self._logits:
             if len(self._logits_memory) < shape.nodes:
                 self._logits_memory = self._results.new_empty(
@@ -316,7 +324,7 @@ class Runner:
         return self._logits[shape]
 
     def _sample(self, views: Mapping[str, Tensor], shape: SampleShape, out: Tensor | None = None) -> Tensor:
-        """Choose tokens; return the logits, which are in `out`, if that is given."""
+        """Choose tokens; return the logits, written to `out` if it is given."""
         hidden = self._states.index_select(0, views["rows"])
         logits = self.model.logits(hidden, out)
         nodes, depth, results = shape.nodes, shape.depth, self._results
@@ -334,8 +342,8 @@ class Runner:
         return logits
 
     def _choose(self, logits: Tensor, draws: Tensor, shape: SampleShape) -> None:
-        """Write to the results the token that each row of `draws` chooses from `logits` [nodes, vocabulary],
-        and with `scored` the probability of the likeliest one."""
+        """Write to the results the token that each row of `draws` chooses from `logits` [nodes, vocabulary]
+        and, if the shape is `scored`, the probability of the likeliest token."""
         nodes, results = shape.nodes, self._results
         self._operations.sampling.choose_tokens(logits, draws, results[:nodes])
         if shape.scored:
@@ -343,7 +351,8 @@ class Runner:
             results[nodes : 2 * nodes].view(torch.float32).copy_(likeliest)
 
     def _upload_tables(self, tables: Int32s) -> None:
-        """Copy block tables [sequences, width], whose width differs from step to step, to their places."""
+        """Copy block tables [sequences, width] to the device. Their width differs between steps, so they are
+        copied into a table of full width after the upload."""
         field = Fields((Field("tables", tables.shape),))
         self._table_uploads.upload(field, {"tables": tables})
         view = field.views(self._table_uploads.buffer)["tables"]
@@ -351,7 +360,7 @@ class Runner:
 
 
 def finite_rows(hidden: Tensor) -> Tensor:
-    """Return which rows of `hidden` [rows, hidden] are finite."""
+    """Return, for each row of `hidden` [rows, hidden], whether it is finite."""
     return hidden.sum(-1, dtype=torch.float32).isfinite()
 
 

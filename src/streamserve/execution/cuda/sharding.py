@@ -1,10 +1,10 @@
-"""Shards of a model for tensor parallelism, cut where its checkpoint is read: a rank's shard is a model with
-fewer heads and a narrower MLP, whose sums over ranks (cuda/model.py) are the whole model's.
+"""Shards of a model for tensor parallelism, cut when the checkpoint is read. A rank's shard is a model with
+fewer heads and a narrower MLP; sums over ranks (cuda/model.py) give the results of the whole model.
 
     q, k, v, gate, up     the rank's rows: its heads, its part of the MLP
-    o, down               the rank's columns, so that what they return adds up; biases on rank 0
+    o, down               the rank's columns, so that the ranks' outputs add up; biases on rank 0
     head                  the rank's rows: its part of the vocabulary
-    all else              on every rank
+    all other tensors     on every rank
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ COLUMNS = ("o_proj", "down_proj", "w2")
 
 @dataclass(frozen=True)
 class Shard:
-    """Number `rank` of `degree` shards."""
+    """The shard number `rank` of `degree`."""
 
     rank: int
     degree: int
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return the shard's rows."""
+        """Return the shard's rows of `x`."""
         return x.chunk(self.degree)[self.rank]
 
     def columns(self, x: Tensor) -> Tensor:
-        """Return the shard's columns."""
+        """Return the shard's columns of `x`."""
         return x.chunk(self.degree, 1)[self.rank].contiguous()
 
 
 def check_shards(spec: ModelSpec, checkpoint: object, degree: int) -> None:
-    """Raise CheckpointError if the model cannot be divided among so many ranks."""
+    """Raise CheckpointError if the model cannot be divided among `degree` ranks."""
     experts = spec.experts
     sizes = {
         "query heads": spec.num_heads,
@@ -47,7 +47,10 @@ def check_shards(spec: ModelSpec, checkpoint: object, degree: int) -> None:
         "the vocabulary": spec.vocab_size,
     }
     if experts:
-        sizes |= {"an expert's size": experts.intermediate_size, "the shared expert's": experts.shared_size}
+        sizes |= {
+            "an expert's size": experts.intermediate_size,
+            "the shared expert's size": experts.shared_size,
+        }
     kinds = {
         "quantized weights": spec.stored is not None,
         "GGUF files": not isinstance(checkpoint, Checkpoint),
@@ -55,14 +58,16 @@ def check_shards(spec: ModelSpec, checkpoint: object, degree: int) -> None:
         "joined matrices of q, k and v": spec.fused,
         "stacked experts": experts is not None and experts.tensors.stacked,
     }
-    reasons = [f"{name}, {size}, cannot be divided by it" for name, size in sizes.items() if size % degree]
+    reasons = [
+        f"{name} ({size}) is not a multiple of {degree}" for name, size in sizes.items() if size % degree
+    ]
     reasons += [f"{name} cannot be divided yet" for name, present in kinds.items() if present]
     if reasons:
         raise CheckpointError(f"--tensor-parallel-size {degree}: {'; '.join(reasons)}: use 1")
 
 
 def shard_spec(spec: ModelSpec, degree: int) -> ModelSpec:
-    """Return the spec of a shard."""
+    """Return the spec of one of `degree` shards."""
     experts = spec.experts and replace(
         spec.experts,
         intermediate_size=spec.experts.intermediate_size // degree,
@@ -75,7 +80,7 @@ def shard_spec(spec: ModelSpec, degree: int) -> ModelSpec:
 
 
 class ShardedCheckpoint:
-    """The tensors of a shard of `checkpoint`'s model."""
+    """The checkpoint of a shard: the tensors of `checkpoint`, cut to the shard."""
 
     def __init__(self, checkpoint: Checkpoint, shard: Shard) -> None:
         self.path = checkpoint.path
@@ -83,15 +88,15 @@ class ShardedCheckpoint:
         self._shard = shard
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """Return the shard's tensors of these names, joined."""
+        """Return the shard's tensors of `names`, joined along their first dimension."""
         return torch.cat([self._cut(name, self._checkpoint.tensor([name], dtype)) for name in names])
 
     def read_ahead(self, layer: int) -> None:
-        """Read the tensors of a layer, all ranks' of them, from the disk, if there is one."""
+        """Start reading a layer's whole tensors from the disk, if the layer exists."""
         self._checkpoint.read_ahead(layer)
 
     def release(self) -> None:
-        """Take the files' pages, which have been read, from this process."""
+        """Release the pages of all files that this process has read (mapped.py)."""
         self._checkpoint.release()
 
     def _cut(self, name: str, whole: Tensor) -> Tensor:

@@ -14,15 +14,15 @@ Copies = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Swapping:
-    """Copies that were launched with a step. They took place between the events `started` and `ended`; on the
-    CPU they took `seconds`."""
+    """Copies that were launched with a step. On a GPU they take place between the events `started` and
+    `ended`; on the CPU they took `seconds`."""
 
     started: torch.cuda.Event | None
     ended: torch.cuda.Event | None
     seconds: float = 0.0
 
     def wait(self) -> float:
-        """Wait for the copies; return how many seconds they took."""
+        """Wait for the copies; return the seconds that they took."""
         if self.started is None or self.ended is None:
             return self.seconds
         self.ended.synchronize()
@@ -30,8 +30,8 @@ class Swapping:
 
 
 class DeviceHostPool:
-    """`num_blocks` blocks of pinned host memory for all KV cache groups: for each of the `caches` one tensor
-    [block][layer][k|v][head][slot][dim]."""
+    """A pool of `num_blocks` blocks of pinned host memory for all KV cache groups: one tensor for each of the
+    `caches`, [block][layer][k|v][head][slot][dim]."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -49,9 +49,9 @@ class DeviceHostPool:
         ]
 
     def begin(self, copies_out: Copies, copies_in: Copies) -> Swapping | None:
-        """Launch copies out (cache, host), then others back (host, cache), after everything launched so far.
-        The step after this one waits for them on the device."""
-        if self._copying and self._stream is not None:
+        """Launch copies out (cache, host), then others back (host, cache), after all work launched so far.
+        Returns None without copies. The device starts the next step after they have ended."""
+        if self._copying and self._stream is not None:  # the step before had copies: this step follows them
             torch.cuda.current_stream().wait_stream(self._stream)
         self._copying = bool(copies_out or copies_in)
         if not self._copying:

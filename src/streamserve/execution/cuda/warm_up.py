@@ -1,4 +1,4 @@
-"""Warm-up: before a model is ready, its kernels are compiled and the passes of decoding steps captured.
+"""Warm-up: compile a model's kernels and capture the passes of decoding steps before the model is ready.
 
     main thread   weights of all layers ────────────────────▶ KV pool ─ capture ─▶ ready
     threads       weights of the first layers ─ compile ───▶
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from streamserve.engine.plan import Drafter
+from streamserve.contracts.plan import Drafter
 from streamserve.execution.cuda.attention import TILES
 from streamserve.execution.cuda.chains import DeviceChains
 from streamserve.execution.cuda.graphs import ROWS, bucket
@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 
 CHAINS = 16
 CHAIN_LEVELS = 8
-"""What is captured before there are requests: up to so many chains of up to so many draft tokens. Others are
+"""Maximum number of chains, and of draft tokens in a chain, that are captured at warm-up. Larger ones are
 captured when they occur."""
 
 MakeRunner = Callable[[], Runner]
 
 
 def capture(runner: Runner, sequences: int, drafter: Drafter | None = None) -> None:
-    """Capture the passes of steps of up to `sequences` sequences, the largest first, and run larger ones
-    once; and the chains of a `drafter` on the device."""
+    """Capture the passes of steps of up to `sequences` sequences, the largest first, and the chains of a
+    `drafter` on the device. Passes that are too large for capturing are run once."""
     began = time.monotonic()
     runner.warm_up(forward_shapes(sequences), sample_shapes(sequences))
     log.info("captured the passes of up to %d sequences in %.1f s", sequences, time.monotonic() - began)
@@ -51,7 +51,7 @@ def capture(runner: Runner, sequences: int, drafter: Drafter | None = None) -> N
 
 
 def _capture_chains(runner: Runner, chains: DeviceChains, sequences: int) -> None:
-    """Capture what drafts chains for up to CHAINS of the sequences, and what verifies them."""
+    """Capture the passes that draft chains for up to CHAINS of the sequences, and those that verify them."""
     began, count = time.monotonic(), min(CHAINS, sequences)
     rows = bucket(count * (CHAIN_LEVELS + 1)) or ROWS[-1]
     chains.warm_up(count, CHAIN_LEVELS)
@@ -60,7 +60,7 @@ def _capture_chains(runner: Runner, chains: DeviceChains, sequences: int) -> Non
 
 
 def layers_of_all_kinds(spec: ModelSpec) -> int:
-    """Return how many of a model's first layers include every kind of layer."""
+    """Return the smallest number of a model's first layers that includes every kind of layer."""
     kinds = [
         (spec.windows[number], spec.ropes[number] is None, spec.experts_of(number))
         for number in range(spec.num_layers)
@@ -70,18 +70,18 @@ def layers_of_all_kinds(spec: ModelSpec) -> int:
 
 @contextmanager
 def compiling(load: Callable[[], MakeRunner], sequences: int, device: torch.device) -> Iterator[None]:
-    """Compile kernels while the body loads weights. `load` loads a model of the first layers and returns what
-    makes runners of it, one for each thread."""
+    """Compile kernels in threads while the `with` body loads weights. `load` loads a model of the first
+    layers, and returns a function that makes runners of it, one for each thread."""
     with ThreadPoolExecutor(1, "compile") as thread:
         compiled = thread.submit(_compile, load, sequences, device)
         yield
-    if error := compiled.exception():  # the first request compiles what is missing
+    if error := compiled.exception():  # the first requests compile the missing kernels
         log.warning("kernels were not compiled while the weights were loaded: %s", error)
 
 
 def _compile(load: Callable[[], MakeRunner], sequences: int, device: torch.device) -> None:
-    """Compile the kernels of all passes: run those that need different kernels, in a thread each, and then
-    all."""
+    """Compile the kernels of all passes: first run passes with different kernels in parallel threads, then
+    all passes."""
     began = time.monotonic()
     _use(device)
     make_runner, count = load(), len(TILES)

@@ -1,1 +1,1 @@
-"""Drafters: a small model or the target's first layers (model.py), and prompt lookup (ngram.py)."""
+"""Drafters: a draft model or the target's first layers (model.py), and prompt lookup (ngram.py)."""

@@ -1,23 +1,23 @@
-"""Chains that are drafted before the tokens before them are known.
+"""Chains that are drafted before the host knows the tokens that precede them.
 
     host     launch verification n, draft n + 1 | results of n, plan, launch verification n + 1 | results …
     device   ██████████████ verification n ██████████████ draft n + 1 █████████ verification n + 1 ███████
 
-The drafter reads all tokens that the verification may have yielded; those that it has not are read as
-padding, after the ones that count, and written over later.
+The drafter reads rows for all tokens that the verification may yield. Rows of tokens that were not accepted
+are padding after the valid ones, and their KV is overwritten later.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from streamserve.engine.plan import DraftRequest, Span
+from streamserve.contracts.plan import DraftRequest, Span
 from streamserve.execution.drafters.chains import ChainsInFlight
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tree's part of the chains that are drafted together: its `number`, how many `levels` it has, and the
-    rows of the hidden states of what was read before: `count` from `row` on."""
+    """The part of one tree in chains that are drafted together: the chain's `number` and its `levels`. The
+    `count` rows from `row` on have the hidden states of the tokens read before the chain."""
 
     number: int
     levels: int
@@ -26,7 +26,7 @@ class Part:
 
 
 def parts_of(spans: Sequence[Span], levels: Sequence[int]) -> list[Part]:
-    """Return the parts of chains of so many levels, one after each span."""
+    """Return the parts of chains, one after each span, with `levels[i]` levels after the i-th one."""
     parts, row = [], 0
     for number, (span, count) in enumerate(zip(spans, levels, strict=True)):
         parts.append(Part(number, count, row, len(span.tokens)))
@@ -36,9 +36,9 @@ def parts_of(spans: Sequence[Span], levels: Sequence[int]) -> list[Part]:
 
 @dataclass(frozen=True)
 class Ahead:
-    """Chains that are being drafted after a verification whose results are not known: the `requests` as they
-    are verified, and their `parts`, whose rows are those of all tokens that the verification may yield.
-    `compiled` as ModelDrafter.compiled."""
+    """Chains that are being drafted after a verification whose results are not known yet. `requests` are the
+    verified requests. The rows of their `parts` are the rows of all tokens that the verification may yield.
+    `compiled`: whether drafting compiled or captured something."""
 
     chains: ChainsInFlight
     requests: Sequence[DraftRequest]
@@ -46,7 +46,7 @@ class Ahead:
     compiled: bool
 
     def parts_of(self, requests: Sequence[DraftRequest], block_size: int) -> list[Part] | None:
-        """Return the parts that follow the tokens of `requests`; None unless there is one for each."""
+        """Return the parts that continue the tokens of `requests`; None unless each request has one."""
         verified = {
             request.id: (request, part) for request, part in zip(self.requests, self.parts, strict=True)
         }
@@ -60,8 +60,8 @@ class Ahead:
 
 
 def _followed(request: DraftRequest, before: DraftRequest, part: Part, block_size: int) -> Part | None:
-    """Return the part that follows the tokens of `request`, if they are those of `before` and what its
-    verification yielded, with their KV in the same blocks."""
+    """Return the part for `request`, with the rows of the tokens that the verification of `before` yielded.
+    None unless `request` is `before` with just these tokens added, and its KV in the same blocks."""
     yielded, held = request.length - before.length, -(-request.length // block_size)
     same = before.epoch == request.epoch and before.blocks[:held] == request.blocks[:held]
     if not (same and request.computed >= before.length and 1 <= yielded <= part.count):

@@ -1,4 +1,4 @@
-"""Parse `--draft` and validate it against the target: a draft model must have exactly the same vocabulary,
+"""Parse `--draft`, and check it against the target. A draft model must have exactly the same vocabulary,
 except for rows of its embedding that have no text."""
 
 import json
@@ -14,13 +14,13 @@ from streamserve.protocol.errors import CheckpointError
 
 TOKENIZER = "tokenizer.json"
 UNUSED = 5
-"""The type of tokens without a text, as GGUF numbers it."""
+"""GGUF's number for the type of unused tokens, which have no text."""
 
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The drafter to load. `kind` is none, ngram, self (the target's first `layers`), model (at `folder`, of
-    shape `spec`), or remote: a draft service, to which the target's server connects."""
+    """The drafter to load. `kind` is none, ngram, self (the target's first `layers`), model (at `folder`,
+    with `spec`), or remote (a draft service, to which the target's server connects)."""
 
     kind: str
     layers: int = 0
@@ -32,9 +32,9 @@ NO_DRAFT = DraftChoice("none")
 
 
 def choose_draft(draft: str, target: Path, spec: ModelSpec) -> DraftChoice:
-    """Return the drafter for the checkpoint `target` of shape `spec`. `draft` is none, ngram, self:K, tcp://…
-    or a folder; auto is resolved with the other settings, so here it means none. Raises CheckpointError,
-    naming both sides, for a draft that does not fit."""
+    """Return the drafter for the checkpoint `target` with `spec`. `draft` is none, ngram, self:K, tcp://… or
+    a folder; auto means none here, because it is resolved with the other settings before. Raises
+    CheckpointError, which names both models, for a draft model that does not fit."""
     if draft in ("auto", "none"):
         return NO_DRAFT
     if draft == "ngram" or draft.startswith("tcp://"):
@@ -53,8 +53,8 @@ def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
     draft_spec, _ = open_checkpoint(folder)
     if (gguf_file(folder) is None) != (gguf_file(target) is None):
         raise CheckpointError(
-            f"--draft {folder} and {target} must both be GGUF files, or neither: only then are their "
-            "vocabularies compared"
+            f"--draft {folder} and {target} must both be GGUF files, or neither of them: otherwise their "
+            "vocabularies cannot be compared"
         )
     vocabulary = _vocabulary(folder)
     if vocabulary != _vocabulary(target):
@@ -72,7 +72,8 @@ def _model(folder: Path, target: Path, spec: ModelSpec) -> DraftChoice:
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The tokens' texts and ids in any form that can be compared, and how many ids are in use from 0 on."""
+    """A vocabulary: the tokens' texts and ids in a form that can be compared, and the number of ids in
+    use."""
 
     tokens: object
     count: int
@@ -81,10 +82,12 @@ class _Vocabulary:
 def _check_padding(
     vocabulary: _Vocabulary | None, draft: str, draft_rows: int, target: str, target_rows: int
 ) -> None:
-    """Raise CheckpointError unless the rows that only one of two models has are padding: without a text."""
+    """Raise CheckpointError unless the rows that only one of the models has are padding, without a text."""
     shown = f"{draft} has a vocabulary of {draft_rows} tokens, {target} one of {target_rows}"
     if vocabulary is None:
-        raise CheckpointError(f"{shown}: without a {TOKENIZER} in both they must be the same")
+        raise CheckpointError(
+            f"{shown}: without a {TOKENIZER} in both, their vocabularies must have the same size"
+        )
     if vocabulary.count > min(draft_rows, target_rows):
         raise CheckpointError(
             f"{shown}: both need a row for each of the tokenizer's {vocabulary.count} tokens"
@@ -92,7 +95,7 @@ def _check_padding(
 
 
 def _vocabulary(folder: Path) -> _Vocabulary | None:
-    """Return the vocabulary of a checkpoint; None where it has no fast tokenizer."""
+    """Return the vocabulary of a checkpoint; None if it has no fast tokenizer."""
     file = gguf_file(folder)
     if file:
         return _of_gguf(file)
@@ -110,7 +113,7 @@ def _vocabulary(folder: Path) -> _Vocabulary | None:
 
 
 def _of_gguf(file: Path) -> _Vocabulary:
-    """Return the vocabulary of a GGUF file without the unused tokens at its end, which pad the embedding."""
+    """Return the vocabulary of a GGUF file, without the unused tokens at its end, which are padding."""
     entries = read_vocabulary(file)[0]
     tokens, types = (entries[name] or [] for name in VOCABULARY)
     count = len(tokens)

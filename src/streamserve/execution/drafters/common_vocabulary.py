@@ -1,7 +1,7 @@
-"""Let a draft model draft for a target whose embedding has more or fewer rows of padding.
+"""Adapt a draft model to a target whose embedding has a different number of padding rows.
 
-Both models have the same tokens in their first rows; rows after these have no text. The draft model never
-reads a token that it has no row for, and its logits have as many columns as the target's.
+Both models have the same tokens in their first rows; later rows have no text. The draft model never reads a
+token that it has no row for, and its logits are padded or cut to the target's columns.
 """
 
 from dataclasses import dataclass, replace
@@ -14,16 +14,15 @@ from streamserve.execution.layout import Layout
 from streamserve.execution.passes import Passes
 
 UNLIKELY = -1e30
-"""The logit of a token that the draft model has no row for: finite, and too low to be drafted."""
+"""The logit of tokens that the draft model has no row for: finite, and too low to be drafted."""
 
 OTHER = 0
-"""What the draft model reads in place of such a token. It matters for the acceptance alone."""
+"""The token that the draft model reads in place of one that it has no row for. It only affects acceptance."""
 
 
 @dataclass(frozen=True)
 class CommonVocabulary:
-    """Implements Passes with the `passes` of a draft model of `draft_rows` tokens for a target of
-    `target_rows`."""
+    """The `passes` of a draft model with `draft_rows` tokens, adapted to a target with `target_rows`."""
 
     passes: Passes
     draft_rows: int
@@ -48,5 +47,5 @@ class CommonVocabulary:
 
 
 def with_rows(passes: Passes, draft_rows: int, target_rows: int) -> Passes:
-    """Return the passes of a draft model of `draft_rows` tokens for a target of `target_rows`."""
+    """Return `passes`, of a draft model with `draft_rows` tokens, adapted to a target with `target_rows`."""
     return passes if draft_rows == target_rows else CommonVocabulary(passes, draft_rows, target_rows)

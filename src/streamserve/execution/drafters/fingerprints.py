@@ -1,4 +1,4 @@
-"""Two short hashes that tell whether two checkpoints have the same tokenizer and vocabulary."""
+"""Hashes of a checkpoint's tokenizer and vocabulary, by which two checkpoints are compared."""
 
 import json
 from hashlib import blake2b
@@ -14,8 +14,8 @@ TOKENIZER = "tokenizer.json"
 
 def fingerprints(folder: Path, vocab_size: int) -> tuple[str, str]:
     """Return the hashes of the tokenization rules and of the vocabulary (texts and ids). For a folder without
-    a fast tokenizer the first is "" and the second covers only the vocabulary's size. Raises CheckpointError
-    if the tokenizer file cannot be read."""
+    a fast tokenizer the first one is "", and the second one covers the vocabulary's size only. Raises
+    CheckpointError if the tokenizer file cannot be read."""
     file = gguf_file(folder)
     if file:
         tokens, rules = read_vocabulary(file)

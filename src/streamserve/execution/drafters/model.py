@@ -1,11 +1,11 @@
-"""Draft with a model: a small one with separate KV, or the first layers of the target on the target's KV.
+"""Draft with a model: a draft model with separate KV, or the target's first layers on the target's KV.
 
-pass 0   every request's tokens that the model has not read yet, the last one included: level 1 of its tree
-pass l   level l of all trees, whose children are level l + 1
+pass 0   reads the unread tokens of every request, at least the last one; its logits give level 1 of the trees
+pass l   reads level l of all trees; its logits give level l + 1
 
-A pass computes only the level's rows: the slots after the committed tokens hold the levels above in node
-order, as in verification. The KV of draft tokens is not retained: accepted ones are read again in the next
-request's first pass, which costs a small model next to nothing.
+A pass computes only the rows of its level: the slots after the committed tokens have the levels above in node
+order, as in verification. The KV of draft tokens is not retained. Accepted tokens are read again in pass 0 of
+the next request, which costs a small model little.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streamserve.engine.plan import TARGET, DraftRequest, Span
+from streamserve.contracts.plan import TARGET, DraftRequest, Span
+from streamserve.contracts.tree import TokenTree, chain
 from streamserve.execution.drafters.ahead import Ahead, Part, parts_of
 from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
 from streamserve.execution.drafters.path_state import PathState, PathStates
@@ -31,17 +32,16 @@ from streamserve.execution.kv_cache import KVCache
 from streamserve.execution.layout import lay_out
 from streamserve.execution.passes import Passes
 from streamserve.execution.sampling import Scores, finite_rows
-from streamserve.speculation.tree import TokenTree, chain
 
 MAX_QUERY_TOKENS = 1024
 """Maximum tokens of one pass over unread text."""
 MIN_PATH_PROBABILITY = 0.02
-"""A path to which the draft model assigns a lower probability than this is not extended."""
+"""Paths with a lower probability under the draft model are not extended."""
 
 
 @dataclass
 class _TreeBuilder:
-    """A tree under construction; `level` are the nodes whose children are drafted next."""
+    """A tree under construction. `level` has the nodes whose children are drafted next."""
 
     request: DraftRequest
     tokens: list[int]
@@ -63,7 +63,7 @@ class _TreeBuilder:
         return self.finite and bool(self.level) and self.depth < self.request.depth and not full
 
     def path_to(self, node: int) -> list[int]:
-        """Return the draft tokens from the root (which is none) to `node`."""
+        """Return the draft tokens on the path to `node`, without the root."""
         path: list[int] = []
         while node:
             path.append(self.tokens[node])
@@ -76,8 +76,8 @@ class _TreeBuilder:
         )
 
     def grow(self, drafted: Sequence[Sequence[ScoredToken]]) -> None:
-        """Add the likeliest children of the level's nodes as the next level; `drafted` are the draft
-        tokens of each node."""
+        """Add the likeliest children of the level's nodes as the next level. `drafted` has the draft tokens
+        of each node."""
         expansion = self.request.expansion
         children_per_node = expansion[self.depth] if expansion else self.request.width
         candidates = [
@@ -89,7 +89,7 @@ class _TreeBuilder:
             candidates = [candidate for candidate in candidates if candidate[0] >= MIN_PATH_PROBABILITY]
         candidates.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))
         free_nodes = min(self.request.width, self.request.nodes + 1 - len(self.tokens))
-        # Children of one parent in order of rank: statistics take the first child as the best.
+        # Children of one parent stay in order of rank: statistics take the first child as the best.
         self.level = []
         for path, _, parent, token, feature in candidates[:free_nodes]:
             self.level.append(len(self.tokens))
@@ -102,8 +102,8 @@ class _TreeBuilder:
 
 @dataclass
 class _Pending:
-    """Chains that are being drafted, and which `parts` of them are those of `trees`. `whole`: they are in use
-    already."""
+    """Chains that are being drafted, and the `parts` of `trees` in them. `whole`: a launched step verifies
+    them as a whole already, so that no token may be left out."""
 
     chains: ChainsInFlight
     trees: Sequence[_TreeBuilder]
@@ -111,7 +111,7 @@ class _Pending:
     whole: bool = False
 
     def placed_trees(self) -> dict[int, TokenTree]:
-        """Return the trees with each draft token's place instead of the token."""
+        """Return the trees with the place of each draft token instead of the token, as -1 - place."""
         pairs = zip(self.trees, self.parts, strict=True)
         return {tree.request.id: chain(self._places(part, tree)) for tree, part in pairs}
 
@@ -121,8 +121,8 @@ class _Pending:
 
 
 class ModelDrafter:
-    """Implements engine.plan.Drafter with the `passes` of a model, whose KV is in `cache`, KV cache group
-    number `group` of the blocks."""
+    """A drafter (contracts.plan.Drafter) with the `passes` of a model. Its KV is in `cache`, which is the KV
+    cache group `group` of the blocks."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class ModelDrafter:
         chains: ChainDrafting | None = None,
     ) -> None:
         """`rejection_sampling`: draft tokens of sampled requests are drawn at random, for verification by
-        rejection. `eos_token_ids` are the target's. Without `grammars`, drafting ignores the requests'
-        grammars. With `chains`, trees of one token a level are drafted by it where they can be."""
+        rejection. `eos_token_ids`: the target's. Without `grammars`, drafting ignores the requests' grammars.
+        `chains`: drafts greedy trees of one token a level on the device, if possible."""
         self.group = group
         self._rejection_sampling = rejection_sampling
         self._states = PathStates(eos_token_ids, grammars)
@@ -153,16 +153,16 @@ class ModelDrafter:
         self.seconds = 0.0
         self.began_ahead = False
         self.followed = 0
-        """Rounds of chains that were drafted before the tokens before them were known."""
+        """Number of rounds whose chains were drafted ahead and used."""
 
     @property
     def firsts(self) -> int:
-        """Passes that compiled kernels or captured a graph, or are about to."""
+        """Number of passes that compiled kernels or captured a graph, or are about to."""
         return self._passes.firsts
 
     @torch.inference_mode()
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Draft at once, but for chains: those are waited for when they are collected."""
+        """Draft trees for `requests`. Chains on a device are only launched; `collect` waits for them."""
         firsts, ahead, self._ahead = self._passes.firsts, self._ahead, None
         self.began_ahead = False
         trees = [self._start(request) for request in requests]
@@ -180,7 +180,7 @@ class ModelDrafter:
         self.compiled = self._passes.firsts > firsts
 
     def draft_ahead(self, requests: Sequence[DraftRequest], verified: Sequence[int]) -> bool:
-        """As DeviceDrafter.draft_ahead."""
+        """Implement DeviceDrafter.draft_ahead."""
         spans = [
             self._rows(request, request.length, [0] * (1 + nodes))
             for request, nodes in zip(requests, verified, strict=True)
@@ -194,7 +194,7 @@ class ModelDrafter:
         return compiled
 
     def forget_ahead(self) -> None:
-        """As DeviceDrafter.forget_ahead."""
+        """Implement DeviceDrafter.forget_ahead."""
         self._ahead = None
 
     def _draft_levels(self, trees: Sequence[_TreeBuilder]) -> None:
@@ -210,19 +210,19 @@ class ModelDrafter:
                 hidden = self._pass(growing)
 
     def _finish(self, trees: Sequence[_TreeBuilder]) -> None:
-        # A sequence without a tree has no KV in this group: KV that is not finite is never shared.
+        # Without a tree, a sequence's KV does not count as computed in this group: KV with NaN is not shared.
         self._trees = {tree.request.id: tree.tree() for tree in trees if tree.finite}
 
     def pending_trees(self) -> dict[int, TokenTree]:
-        """As DeviceDrafter.pending_trees."""
+        """Implement DeviceDrafter.pending_trees."""
         if self._pending is None or not self._pending.chains.placed:
             return {}
         self._pending.whole = True
         return self._pending.placed_trees()
 
     def _take_chains(self, pending: "_Pending") -> None:
-        """Take chains that have been drafted; what is drafted after an unlikely token is left out, unless the
-        chains are in use as a whole."""
+        """Wait for chains, and make trees of them. Tokens after an unlikely one are left out, unless a step
+        verifies the chains as a whole already."""
         drafted, trees = pending.chains.wait(), pending.trees
         self.seconds = pending.chains.seconds
         self.chains_drafted += len(trees)
@@ -237,7 +237,7 @@ class ModelDrafter:
         self._finish(trees)
 
     def _unread(self, tree: _TreeBuilder) -> Span:
-        """Return the committed tokens that have no KV yet; the last one is read again at least."""
+        """Return the span of a request's committed tokens without KV, or of the last token if all have KV."""
         request = tree.request
         start = min(request.computed, request.length - 1)
         return self._rows(request, start, request.tokens[start : request.length])
@@ -257,8 +257,7 @@ class ModelDrafter:
         return _TreeBuilder(request, [request.tokens[request.length - 1]], self._states.of(request))
 
     def _read(self, trees: Sequence[_TreeBuilder]) -> Tensor:
-        """Read all committed tokens that have no KV yet; return the hidden states of each sequence's last
-        token."""
+        """Read all committed tokens without KV; return the hidden state of each sequence's last token."""
         spans = []
         for tree in trees:
             request = tree.request
@@ -277,7 +276,7 @@ class ModelDrafter:
         return hidden[[offset + len(span.tokens) - 1 for offset, span in zip(offsets, spans, strict=True)]]
 
     def _pass(self, trees: Sequence[_TreeBuilder]) -> Tensor:
-        """Return the hidden states of the trees' levels, tree by tree."""
+        """Return the hidden states of the nodes in the trees' levels, tree by tree."""
         hidden, _ = self._forward([self._span(tree) for tree in trees])
         return hidden
 
@@ -296,7 +295,8 @@ class ModelDrafter:
         tree: TokenTree | None = None,
         skip: int = 0,
     ) -> Span:
-        """Return a span of a request. The first layers of the target have its adapter, a draft model none."""
+        """Return a span of a request. The target's first layers use the request's adapter, a draft model
+        none."""
         adapter = request.adapter if self.group == TARGET else ""
         return Span(request.id, start, tokens, request.blocks, tree=tree, skip=skip, adapter=adapter)
 
@@ -307,8 +307,8 @@ class ModelDrafter:
         return hidden, [part.offset for part in layout.parts]
 
     def _extend(self, trees: Sequence[_TreeBuilder], logits: Tensor) -> None:
-        """Grow each tree by the draft tokens after its level; the level's rows of `logits` are ordered by
-        tree."""
+        """Grow each tree by the draft tokens after its level. `logits` has the rows of the levels' nodes,
+        tree by tree."""
         rows = [(tree, node) for tree in trees for node in tree.level]
         params = [tree.request.params for tree, _ in rows]
         choices = [tree.request.choice for tree, _ in rows]
@@ -339,7 +339,7 @@ class ModelDrafter:
 
 
 def _is_greedy_chain(tree: _TreeBuilder) -> bool:
-    """Return whether each level of a tree is the likeliest token after the level before."""
+    """Return whether a tree is a chain of the likeliest tokens that a device may draft by itself."""
     request = tree.request
     chain = request.width == 1 and all(count == 1 for count in request.expansion or ())
     short = request.length - request.computed <= MAX_QUERY_TOKENS
@@ -351,8 +351,8 @@ def _chain_length(tree: _TreeBuilder) -> int:
 
 
 def _adjust(rows: Sequence[tuple[_TreeBuilder, int]], logits: Tensor) -> tuple[dict[int, Scores], list[int]]:
-    """Return adjusted scores by row, for nodes of requests with a path state, and the rows where texts
-    ended."""
+    """Return the adjusted scores of nodes of requests with a path state, by row, and the rows on whose path
+    the text has ended."""
     adjusted: dict[int, Scores] = {}
     ended: list[int] = []
     for row, (tree, node) in enumerate(rows):

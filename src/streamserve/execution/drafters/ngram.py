@@ -1,36 +1,36 @@
-"""Prompt lookup: where the last tokens occurred before in the text, draft the tokens that followed there."""
+"""Prompt lookup: find an earlier occurrence of the last tokens in the text, and draft the tokens after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
+from streamserve.contracts.tree import TokenTree
 from streamserve.execution.drafters.path_state import PathStates
 from streamserve.execution.grammar import Grammars
-from streamserve.speculation.tree import TokenTree
 
 MAX_NGRAM, MIN_NGRAM = 4, 2
-"""Lengths of the n-grams that are looked up, the longest first."""
+"""Longest and shortest n-gram that is looked up; the longest is tried first."""
 
 
 @dataclass
 class _Index:
-    """For each n-gram in the first `length` tokens of a sequence, the last one excluded, the index after its
-    latest occurrence."""
+    """The index after the latest occurrence of each n-gram, among n-grams in the first `length` tokens of a
+    sequence that do not include the last of these tokens."""
 
     epoch: int
     length: int = 0
     following: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def extend(self, tokens: list[int], length: int) -> None:
-        """Index the tokens up to `length`."""
+        """Add the n-grams of the tokens up to `length` to the index."""
         for end in range(self.length, length):
             for size in range(MIN_NGRAM, min(MAX_NGRAM, end) + 1):
                 self.following[tuple(tokens[end - size : end])] = end
         self.length = length
 
     def find_match(self, tokens: list[int]) -> tuple[int, int]:
-        """Return the index after the longest n-gram that the indexed tokens end with, and its length; (0, 0)
-        if none."""
+        """Return the index after the earlier occurrence of the longest n-gram that the indexed tokens end
+        with, and the n-gram's length; (0, 0) if there is none."""
         length = self.length
         for size in range(min(MAX_NGRAM, length), MIN_NGRAM - 1, -1):
             start = self.following.get(tuple(tokens[length - size : length]))
@@ -40,8 +40,8 @@ class _Index:
 
 
 class NGramDrafter:
-    """Prompt lookup decoding (engine.plan.Drafter): chains copied from the request's own text, as far as its
-    grammar, if it has one, allows them."""
+    """A drafter by prompt lookup (contracts.plan.Drafter). Its chains are copies from the request's own text,
+    cut where the request's grammar does not allow them."""
 
     group = None
 
@@ -79,7 +79,8 @@ class NGramDrafter:
 
 
 def _chain(root: int, draft_tokens: Sequence[int], score: float) -> TokenTree:
-    """Return a chain whose nodes all have the same score: a longer match is likelier to continue."""
+    """Return a chain whose nodes all have the score `score`. The caller gives longer matches a higher score,
+    because they are likelier to continue."""
     size = 1 + len(draft_tokens)
     accept = tuple(score**depth for depth in range(size))
     return TokenTree(

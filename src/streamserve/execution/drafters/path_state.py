@@ -1,19 +1,19 @@
-"""Apply to draft logits what a request's path does to the target's: bias, penalties, minimum length,
-grammar. Without it, a draft would contain tokens that the target must not emit."""
+"""Apply a request's bias, penalties, minimum length and grammar to draft logits along a path, as the target
+does. Otherwise drafts would contain tokens that the target must not emit."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
-from streamserve.engine.plan import DraftRequest
+from streamserve.contracts.plan import DraftRequest
 from streamserve.execution.grammar import GrammarError, Grammars, Matcher
 from streamserve.execution.sampling import Row, Scores, adjust
 from streamserve.protocol.sampling import SamplingParams
 
 
 def has_path_state(params: SamplingParams) -> bool:
-    """Return whether a request's logits are changed by anything before the temperature."""
+    """Return whether a request's parameters may change its logits before the temperature."""
     return bool(
         params.penalized
         or params.logit_bias
@@ -24,10 +24,10 @@ def has_path_state(params: SamplingParams) -> bool:
 
 
 class PathState:
-    """The state of one sequence: its prompt and outputs, and a separate matcher if it has a grammar.
+    """The path state of one sequence: its prompt and outputs, and a matcher if it has a grammar.
 
-    Following draft tokens can exhaust a grammar's parser. The target's matcher is not affected; once the
-    parser has failed, drafting continues without the grammar.
+    The matcher is separate from the target's, because following draft tokens can exhaust a grammar's parser.
+    Once the parser has failed, drafting continues without the grammar.
     """
 
     def __init__(self, request: DraftRequest, eos: Sequence[int], grammars: Grammars | None) -> None:
@@ -43,23 +43,24 @@ class PathState:
             try:
                 self._matcher = grammars.begin(request.params.grammar, self._outputs)
             except GrammarError:
-                self._matcher = None  # the request is about to end because of it, or needs no draft tokens
+                self._matcher = None  # the request ends because of the error, or needs no draft tokens
 
     def matches(self, request: DraftRequest, outputs: Sequence[int]) -> bool:
-        """Return whether this is the state of `request` before its last `outputs`: of the same epoch, for the
-        same choice, and with outputs that are still a prefix of `outputs`."""
+        """Return whether this state can advance to `request` with `outputs`: it has the same epoch and
+        choice, and its outputs are a prefix of `outputs`."""
         same = self._epoch == request.epoch and self._choice == request.choice
         return same and list(outputs[: len(self._outputs)]) == self._outputs
 
     def commit(self, outputs: Sequence[int]) -> None:
-        """Advance to `outputs`, which begin with those known so far."""
+        """Advance to `outputs`, which begin with the outputs known so far."""
         new = outputs[len(self._outputs) :]
         self._outputs += new
         if self._matcher and new:
             self._matcher.commit(new)
 
     def count_accepted(self, path: Sequence[int]) -> int:
-        """Return how many draft tokens of `path` the grammar and the list of allowed tokens accept."""
+        """Return the number of first tokens in `path` that the grammar and the list of allowed tokens
+        accept."""
         listed = self._params.allowed_token_ids
         allowed_length = next(
             (i for i, token in enumerate(path) if listed and token not in listed), len(path)
@@ -68,7 +69,7 @@ class PathState:
 
     def adjusted(self, logits: Tensor, path: Sequence[int]) -> Scores | None:
         """Return the `logits` [vocabulary] after the outputs and the draft tokens `path`, with all processing
-        that precedes the temperature; None where the text ends or the grammar does not allow `path`."""
+        before the temperature. None if the text ends on the path, or the grammar does not allow it."""
         allowed = None
         if self._matcher and not self._matcher.error:
             if any(self._matcher.ends(token) for token in path):
@@ -91,8 +92,9 @@ class PathStates:
         self._states: dict[int, PathState] = {}
 
     def of(self, request: DraftRequest) -> PathState | None:
-        """Return the state after all committed tokens, for a request that asks for draft tokens. A state of
-        another epoch is dropped: an edit may change prompt, outputs and parameters."""
+        """Return the state of a request after all its committed tokens; None if it has no path state or asks
+        for no draft tokens. A state of another epoch is dropped, because an edit may change prompt, outputs
+        and parameters."""
         if not request.depth or not has_path_state(request.params):
             return None
         outputs = request.tokens[request.length - request.output : request.length]

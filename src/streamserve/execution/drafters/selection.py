@@ -1,9 +1,9 @@
 """Select draft tokens from a draft model's logits: the tokens that the target samples if its logits agree.
 
-Greedy requests: the likeliest tokens, with their softmax value as feature. Sampled ones: the tokens with the
-highest perturbed score, log p / T + G under the noise that the target will use (execution/noise.py). For
-these, a token's probability says almost nothing about acceptance; the feature is the gap to the best other
-token.
+* Greedy requests: the likeliest tokens. The feature is the softmax value.
+* Sampled requests: the tokens with the highest perturbed score, log p / T + G, under the noise that the
+  target will use (execution/noise.py). The feature is the gap to the best other token, because the token's
+  probability says almost nothing about acceptance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from streamserve.execution.sampling import Scores, filtered_ids, finite_rows
 from streamserve.protocol.sampling import SamplingParams
 
 CANDIDATES = 32
-"""Tokens of a row that are considered under noise: others have too little probability to matter."""
+"""Number of likeliest tokens of a row that are considered under noise: other tokens hardly ever win."""
 
 NO_ADJUSTMENTS: Mapping[int, Scores] = {}
 
 FIRST_DRAW, LATER_DRAW = 0.7, 0.3
-"""Features of draft tokens that are drawn at random."""
+"""Features of draft tokens that are drawn at random: of a node's first draw, and of later ones."""
 
 ScoredToken = tuple[int, float]
 """A draft token and its feature in (0, 1)."""
@@ -53,9 +53,9 @@ def select_draft_tokens(
     count: int,
     adjusted: Mapping[int, Scores] = NO_ADJUSTMENTS,
 ) -> list[list[ScoredToken]]:
-    """Return for each row of `logits` [rows, vocabulary] up to `count` draft tokens, the best first. Row i is
-    for output number `outputs[i]` of `choices[i]`. `adjusted[i]` replaces row i's logits. A row that contains
-    NaN or an infinity has no draft tokens."""
+    """Return up to `count` draft tokens for each row of `logits` [rows, vocabulary], the best first. Row i is
+    for output number `outputs[i]` of `choices[i]`. `adjusted[i]` replaces the logits of row i. A row with NaN
+    or an infinity gets no draft tokens."""
     finite = finite_rows(logits)
     scores = logits.float().clone() if adjusted else logits.float()
     for row, replacement in adjusted.items():
@@ -88,9 +88,9 @@ def sample_draft_tokens(
     count: int,
     adjusted: Mapping[int, Scores] = NO_ADJUSTMENTS,
 ) -> list[tuple[list[ScoredToken], NDArray[np.float32]]]:
-    """Return for each row `count` independent draws from its processed distribution, and that
-    distribution. The feature distinguishes the first draw from the others and nothing else, as rejection
-    sampling requires."""
+    """Return, for each row, `count` independent draws from its processed distribution, and the distribution.
+    Features only distinguish the first draw from later ones: rejection sampling requires that they do not
+    depend on the tokens."""
     scores = logits.float().double().cpu().numpy()
     drafted = []
     finite = finite_rows(logits)
@@ -107,12 +107,13 @@ def sample_draft_tokens(
 
 
 def _distribution(scores: NDArray[np.float64], params: SamplingParams) -> NDArray[np.float64]:
-    """Return the distribution from which a request's tokens are drawn."""
+    """Return the distribution that a request's tokens are drawn from."""
     scaled = scores / params.temperature
     ids = filtered_ids(scaled, params)
     probabilities = np.zeros(len(scaled))
     probabilities[ids] = np.exp(scaled[ids] - scaled.max())
-    # Exactly the numbers that the acceptance test divides by: what float32 rounds to zero is not drawn.
+    # Rounded to float32, because the acceptance test divides by these numbers: a token that is rounded to
+    # zero must not be drawn.
     rounded: NDArray[np.float64] = (probabilities / probabilities.sum()).astype(np.float32).astype(np.float64)
     return rounded
 
@@ -154,7 +155,8 @@ def _perturbed(
 
 
 def _with_gaps(tokens: list[int], scores: list[float], count: int) -> list[ScoredToken]:
-    """Attach features: the logistic of the gap to the best other score, above one half only for the best."""
+    """Return the tokens with their features: the logistic function of the gap to the best other score, which
+    is above one half only for the best token."""
     scored: list[ScoredToken] = []
     for rank, (token, score) in enumerate(zip(tokens[:count], scores, strict=False)):
         if score == -np.inf:
@@ -165,8 +167,8 @@ def _with_gaps(tokens: list[int], scores: list[float], count: int) -> list[Score
 
 
 def _allowed(logs: NDArray[np.float64], params: Sequence[SamplingParams]) -> NDArray[np.bool_]:
-    """Return which candidates min_p, top_k and top_p leave; `logs` [rows, candidates] decrease along a
-    row."""
+    """Return whether each candidate passes min_p, top_k and top_p. The log-probabilities `logs` [rows,
+    candidates] fall along a row."""
     allowed = np.ones(logs.shape, dtype=bool)
     for row, row_params in enumerate(params):
         if row_params.min_p > 0.0:

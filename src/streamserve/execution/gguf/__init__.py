@@ -1,1 +1,1 @@
-"""Checkpoints in GGUF files: the model's spec, its tensors by our names, and their blocks of integers."""
+"""Checkpoints in GGUF files: the model's spec, its tensors under Hugging Face names, and their blocks."""

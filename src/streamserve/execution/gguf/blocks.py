@@ -1,7 +1,7 @@
-"""The blocks of GGUF's tensor types as integers with scales, exactly: a number of the file is
-scale · (q - middle) or scale · q + minimum in the WeightFormat that FORMATS gives its type (quantization.py).
+"""Unpack the blocks of GGUF's tensor types to integers with scales, without rounding. A number of the file
+equals scale · (q - middle) or scale · q + minimum in the WeightFormat of its type (FORMATS, quantization.py).
 
-    block      bytes                                                    a number is, in float32
+    block      bytes                                                    number, in float32
     Q4_0       d: f16, 16 bytes of halves                               d · (q - 8)
     Q4_1       d, m: f16, halves                                        d · q + m
     Q5_0       d: f16, 4 bytes of fifth bits, halves                    d · (q - 16)
@@ -13,11 +13,12 @@ scale · (q - middle) or scale · q + minimum in the WeightFormat that FORMATS g
     Q2_K       16 (s, m) of 4 bits, 64 bytes of quarters, d, dmin: f16  d · s · q - dmin · m
     Q3_K       32 bytes of third bits, quarters, 16 s of 6 bits, d      d · (s - 32) · (q - 4)
     Q4_K       d, dmin: f16, 8 (s, m) of 6 bits, 128 bytes of halves    d · s · q - dmin · m
-    Q5_K       the same with 32 bytes of fifth bits before the halves   d · s · q - dmin · m
+    Q5_K       as Q4_K, with 32 bytes of fifth bits before the halves   d · s · q - dmin · m
     Q6_K       halves, 64 bytes of quarters, 16 s: i8, d                d · s · (q - 32)
 
-IQ4 and MXFP4 are tables (quantization.TABLES). Halves are the lower 4 bits of all bytes of a run, and then
-the upper ones; quarters likewise with 2 bits. All products of d and s have at most 19 bits: they are exact.
+IQ4 and MXFP4 are tables (quantization.TABLES). Halves are numbers of 4 bits: first the lower 4 bits of all
+bytes of a run, then the upper ones. Quarters are numbers of 2 bits in the same manner. All products of d and
+s have at most 19 bits, so they are exact in float32.
 """
 
 from collections.abc import Callable
@@ -39,11 +40,11 @@ FORMATS = {
 }  # fmt: skip
 
 Unpacked = tuple[Tensor, Tensor, Tensor | None]
-"""Numbers [blocks, numbers of a block] (uint8), scales and minimums [blocks, groups of a block] (float32)."""
+"""Numbers [blocks, numbers a block] (uint8), and scales and minimums [blocks, groups a block] (float32)."""
 
 
 def unpack(name: str, blocks: Tensor) -> QuantizedWeight:
-    """Return the weight of blocks of the type `name`, uint8 [rows, blocks of a row, bytes of a block]."""
+    """Return the weight in `blocks` of the type `name`, uint8 [rows, blocks a row, bytes a block]."""
     rows = len(blocks)
     numbers, scales, minimums = _UNPACK[name](blocks.flatten(0, 1))
     return QuantizedWeight(
@@ -60,15 +61,15 @@ def _half(data: Tensor) -> Tensor:
 
 
 def _bits(data: Tensor, width: int, run: int) -> Tensor:
-    """Return unsigned integers of `width` bits [blocks, bytes · 8 / width]: of each `run` of bytes the lowest
-    bits of all bytes, then those above them, and so on."""
+    """Return unsigned integers of `width` bits [blocks, bytes · 8 / width]: in each `run` of bytes first the
+    lowest bits of all bytes, then the next higher bits of all bytes, and so on."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
     parts: Tensor = data.reshape(len(data), -1, 1, run) >> shifts & (1 << width) - 1
     return parts.flatten(1)
 
 
 def _in_order(data: Tensor, width: int) -> Tensor:
-    """Return unsigned integers of `width` bits, byte by byte, of each the lowest bits first."""
+    """Return unsigned integers of `width` bits, byte by byte, in each byte from the lowest bits on."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)
     return (data[:, :, None] >> shifts & (1 << width) - 1).flatten(1)
 
@@ -101,7 +102,7 @@ def _iq4_nl(blocks: Tensor) -> Unpacked:
 
 def mxfp4_scales(exponents: Tensor) -> Tensor:
     """Return 2^(e - 128) in float32 for exponents of MXFP4 (uint8): the scales of indices of its table."""
-    # By its bits: below 2^-126, for e of 0 and 1, numbers have no exponent.
+    # Made from bits: for e of 0 and 1 the result is below 2^-126, a subnormal number with exponent bits of 0.
     wide = exponents.to(torch.int32)
     return torch.where(wide < 2, 1 << 21 + wide, wide - 1 << 23).view(torch.float32)
 
@@ -123,14 +124,15 @@ def _q2_k(blocks: Tensor) -> Unpacked:
 def _q3_k(blocks: Tensor) -> Unpacked:
     low, high = _bits(blocks[:, 96:104], 4, 8), _bits(blocks[:, 104:108], 2, 4)
     scales = (low | high << 4).float() - 32
-    # Less 4 where the third bit is not set; the middle of four bits is 8.
+    # A number is q - 4 with q of 3 bits; the format has 4 bits with middle 8, so 4 is added.
     numbers = _bits(blocks[:, 32:96], 2, 32) + (_bits(blocks[:, :32], 1, 32) << 2) + 4
     return numbers, _half(blocks[:, 108:110]) * scales, None
 
 
 def _scales_and_minimums(packed: Tensor, d: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales and minimums [blocks, 8] of Q4_K and Q5_K from the 12 bytes `packed`: 6 bits each, of the
-    last four the upper two bits are the upper ones of the first eight bytes."""
+    """Return scales and minimums [blocks, 8] of Q4_K and Q5_K, times `d` and `least`. `packed` has 12 bytes
+    for 16 numbers of 6 bits. The last four scales and minimums have their upper two bits in the upper bits of
+    the first eight bytes."""
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([first & 63, last & 15 | first >> 2 & 48], 1)
     minimums = torch.cat([second & 63, last >> 4 | second >> 2 & 48], 1)

@@ -1,4 +1,4 @@
-"""The tensors of GGUF files under our names, as floats or as the integers that they are stored in."""
+"""The tensors of GGUF files under Hugging Face names, as floats or as the stored integers."""
 
 import ctypes
 import hashlib
@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MAX_LOGGED = 8
 NUMBERS_AT_ONCE = 1 << 22
-"""Numbers that are unpacked at once: as floats they take some times the memory of their blocks."""
+"""Numbers that are unpacked at a time: as floats they take several times the memory of their blocks."""
 
 
 class GgufCheckpoint:
-    """The tensors of a model of shape `spec`, by the names of execution/weights.py. Rows of queries and keys
-    are in our order."""
+    """The tensors of a model with `spec`, by their names in Hugging Face layout. Rows of queries and keys are
+    in the order of that layout too."""
 
     def __init__(self, model: GgufModel, spec: ModelSpec) -> None:
         self._model = model
@@ -64,7 +64,7 @@ class GgufCheckpoint:
 
     @property
     def path(self) -> Path:
-        """The first file."""
+        """The path of the first file."""
         return self._model.path
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -89,8 +89,8 @@ class GgufCheckpoint:
             self._refuse(stored, "is unknown to this architecture")
 
     def log_rounded(self, spec: ModelSpec, dtype: torch.dtype, head_is_stored: bool) -> None:
-        """Log which matrices are computed in floats of `dtype` that may not hold the file's exactly. The head
-        is not if it is computed as it is stored; routers, in float32, never are."""
+        """Log the matrices that are rounded to floats of `dtype`. Matrices that are computed in their stored
+        format are not rounded; `head_is_stored` says that the head is. Routers, in float32, never are."""
         exact = {kind for kind, held in FLOATS.items() if held == dtype or dtype == torch.float32}
         formats = spec.stored.by_module if spec.stored else {}
         modules = [module for module, stored in formats.items() if stored] + router_modules(spec)
@@ -111,16 +111,17 @@ class GgufCheckpoint:
             log.info("%s: %d matrices are rounded to %s: %s", self.path, len(rounded), to, names)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype that a tensor of floats is stored in; float32 holds those of all others."""
+        """Return the dtype of a tensor of floats; float32 for all others, whose numbers it can represent."""
         return FLOATS.get(self._model.tensors[self._stored(name)].type.name, torch.float32)
 
     def tensor(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """Return a copy in `dtype` of the tensors of `names`, joined along their first dimension. Raises
-        CheckpointError for a tensor that contains NaN or an infinity, as stored or after conversion."""
+        """Return the tensors of `names` in `dtype`, joined along their first dimension, as a copy. Raises
+        CheckpointError for a tensor that contains NaN or an infinity, before or after the conversion."""
         return torch.cat([self._floats(name, dtype) for name in names])
 
     def integers(self, module: str, format: WeightFormat) -> QuantizedWeight:
-        """Return the weight of `module`, stored in blocks of integers, in a format that holds it exactly."""
+        """Return the weight of `module`, which is stored in blocks of integers, in `format`, which must be
+        able to represent it exactly."""
         return join([widen(part, format) for part in self._unpacked(f"{module}.weight")])
 
     def in_blocks(self, name: str) -> bool:
@@ -128,8 +129,8 @@ class GgufCheckpoint:
         return self._model.tensors[self._stored(name)].type.name in FORMATS
 
     def blocks(self, modules: Sequence[str], format: WeightFormat | None = None) -> BlockWeight:
-        """Return the joined weights of `modules`, all stored in blocks of integers, where they lie in the
-        file, unchecked. They are to be packed in `format`, by default their common one."""
+        """Return the joined weights of `modules`, which are all stored in blocks of integers, as views of the
+        file, not checked for NaN. They are to be packed in `format`, by default their common one."""
         parts, inputs = [], 0
         for module in modules:
             stored = self._stored(f"{module}.weight")
@@ -141,19 +142,19 @@ class GgufCheckpoint:
         )
 
     def view(self, name: str) -> Tensor:
-        """Return a tensor of floats as it is stored, unchecked: where it lies in the file, or a copy if the
-        file has its rows in another order."""
+        """Return a tensor of floats in its stored dtype, not checked for NaN: a view of the file, or a copy
+        if the file has its rows in another order."""
         info, stored = self._model.tensors[self._stored(name)], self._view(name)
         if self._order(self._stored(name)) is not None:
             content = torch.from_numpy(self._bytes(name))
-        else:  # numpy's view cannot be written, of which torch warns
+        else:  # torch.from_numpy would warn, because numpy's view is read-only
             array = (ctypes.c_uint8 * stored.nbytes).from_address(stored.ctypes.data)
             content = torch.frombuffer(array, dtype=torch.uint8)
         shape = info.shape if expert_of(name) is None else info.shape[1:]
         return content.view(-1).view(FLOATS[info.type.name]).view(shape)
 
     def read_ahead(self, layer: int) -> None:
-        """Read the tensors of a layer from the disk, if there is one."""
+        """Start reading a layer's tensors from the disk, if the layer exists."""
         prefix = layer_tensor(layer, "")
         for name in self._model.tensors:
             if name.startswith(prefix):
@@ -161,12 +162,12 @@ class GgufCheckpoint:
                 read_ahead(content.ctypes.data, content.nbytes)
 
     def release(self) -> None:
-        """Take the files' pages, which have been read, from this process."""
+        """Release the pages of all files that this process has read (mapped.py)."""
         release(self._model.files)
 
     def fingerprint(self, *also: str) -> str:
-        """Return a hash of every tensor's name, shape, type and a sample of its bytes (start, middle and
-        end), and of the strings `also`."""
+        """Return a hash of the strings `also`, and of every tensor's name, shape, type and a sample of its
+        bytes (start, middle and end)."""
         digest = hashlib.blake2b(digest_size=16)
         for text in also:
             digest.update(text.encode() + b"\0")
@@ -197,7 +198,7 @@ class GgufCheckpoint:
         return converted
 
     def _unpacked(self, name: str) -> Iterator[QuantizedWeight]:
-        """Yield the weight of a matrix of blocks, some rows at once."""
+        """Yield the unpacked weight of a matrix of blocks, some rows at a time."""
         info = self._model.tensors[self._stored(name)]
         stored = torch.from_numpy(self._bytes(name))
         for rows in torch.split(stored, max(1, NUMBERS_AT_ONCE // info.shape[-1])):
@@ -208,8 +209,8 @@ class GgufCheckpoint:
             yield weight
 
     def _bytes(self, name: str) -> Bytes:
-        """Return a copy of a tensor, or of an expert's part of one, as it is stored, [rows, bytes of a row],
-        its rows in our order."""
+        """Return a copy of a tensor, or of an expert's part of it, in its stored encoding [rows, bytes a
+        row], with rows in Hugging Face order."""
         view, order = self._view(name), self._order(self._stored(name))
         if order is None:
             return np.array(view)
@@ -217,7 +218,7 @@ class GgufCheckpoint:
         return ordered
 
     def _view(self, name: str) -> Bytes:
-        """Return a tensor, or an expert's part of one, where it lies in the file."""
+        """Return a tensor, or an expert's part of it, as a view of the file."""
         expert, stored = expert_of(name), self._model.stored(self._stored(name))
         if expert is None:
             return stored
@@ -225,8 +226,9 @@ class GgufCheckpoint:
         return part
 
     def _order(self, stored: str) -> NDArray[np.int64] | None:
-        """Return the row of a tensor of the file that each of our rows is: of each head the first of all
-        pairs, and then the second, where the file has pair after pair. None if they are in our order."""
+        """Return the row of the file's tensor for each row in Hugging Face order; None if the orders are
+        equal. The file has the two dimensions of a rotated pair next to each other; Hugging Face has, in each
+        head, the first dimensions of all pairs before the second ones."""
         if stored not in self._heads:
             return None
         rows = np.arange(self._model.tensors[stored].shape[0])

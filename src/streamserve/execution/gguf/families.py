@@ -1,4 +1,4 @@
-"""The architectures of GGUF files: as data, the points in which their files differ."""
+"""The architectures of GGUF files, as data: the points in which their files differ."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,24 @@ WINDOW, PATTERN, LOCAL_BASE = (
 
 @dataclass(frozen=True)
 class Family:
-    """How the files of one architecture are read.
+    """The properties of one architecture's files. Numbers are defaults for files without the entry.
 
-    `architecture` is its name in Hugging Face folders. `permuted`: its rotary embedding pairs neighbours, so
-    the rows of queries and keys are in another order than ours. `post_norm`: the norm that follows attention
-    is called post_attention_norm, not ffn_norm. `entries` are metadata that only this architecture has.
-
-    `period`: all layers but the last of every so many have a sliding window (0: all layers; None: none may),
-    of `window` tokens where the file does not say it. `plain_local`: the rotary embedding of layers with a
-    window is not scaled, and has the base wavelength `local_theta` (None: that of the others) where the file
-    does not say it. `whole_yarn`: YaRN blends a range of whole dimensions. `unrotated`: the last of every so
-    many layers has no rotary embedding (0: all have one).
-
-    `normalized`: whether the weights of a token's experts are divided by their sum, where the file does not
-    say it (None: it has no experts). `expert_tensors` are our names of experts' tensors. `wide_layers`: with
-    so many layers a query's scale comes from hidden_size / heads, which no entry says.
+    * `architecture`: its name in Hugging Face folders.
+    * `permuted`: the file's rotary embedding pairs neighbours, so its rows of queries and keys are in another
+      order than in Hugging Face layout.
+    * `post_norm`: the norm after attention is called post_attention_norm, not ffn_norm.
+    * `entries`: metadata that only this architecture has.
+    * `period`: all layers except the last of every `period` layers have a sliding window of `window` tokens
+      (0: all layers have one; None: windows are not supported).
+    * `plain_local`: the rotary embedding of layers with a window is not scaled. `local_theta`: its base
+      wavelength (None: as in the other layers).
+    * `whole_yarn`: YaRN blends a range of whole dimensions.
+    * `unrotated`: the last of every `unrotated` layers has no rotary embedding (0: all have one).
+    * `normalized`: the weights of a token's experts are divided by their sum (None: experts are not
+      supported).
+    * `expert_tensors`: the names of experts' tensors in Hugging Face layout.
+    * `wide_layers`: a model with this number of layers scales queries by hidden_size / heads, which GGUF does
+      not record.
     """
 
     architecture: str
@@ -74,4 +77,4 @@ FAMILIES = {
         entries=frozenset({PATTERN, LOCAL_BASE}), expert_tensors=ExpertTensors(router="router"),
     ),
 }  # fmt: skip
-"""By general.architecture."""
+"""The supported architectures, by their value of general.architecture."""

@@ -1,4 +1,4 @@
-"""Names of tensors in GGUF files, and ours."""
+"""Map the names of tensors in Hugging Face layout, as the code uses them, to their names in GGUF files."""
 
 EMBEDDING, FINAL_NORM, HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
 ROPE_FREQUENCIES = "rope_freqs.weight"
@@ -16,7 +16,7 @@ LINEAR_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 EXPERTS_NAMES = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
-"""Beginnings of names of experts' matrices, and of the shared expert's."""
+"""Prefixes of the names of experts' matrices, and of the shared expert's."""
 
 POST_ATTENTION_NORM = "post_attention_layernorm"
 _OTHERS = {
@@ -39,8 +39,8 @@ def layer_tensor(layer: int, name: str) -> str:
 
 
 def stored_name(name: str, post_norm: bool) -> str:
-    """Return the name in the file of a tensor by our name, such as model.layers.0.mlp.up_proj.weight.
-    `post_norm`: the norm that follows attention has a name of its own (families.Family)."""
+    """Return the name in GGUF files of a tensor such as model.layers.0.mlp.up_proj.weight. `post_norm`:
+    whether the norm after attention is called post_attention_norm (families.Family)."""
     if name in _MODEL:
         return _MODEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
@@ -53,8 +53,8 @@ def stored_name(name: str, post_norm: bool) -> str:
 
 
 def part_name(part: str) -> str:
-    """Return the name in the file of a part of a layer, such as mlp.up_proj. The matrices of all experts are
-    one tensor."""
+    """Return the name in GGUF files of a part of a layer, such as mlp.up_proj. The matrices of all experts
+    are one tensor and have one name."""
     module, _, name = part.rpartition(".")
     if module == "mlp.shared_expert":
         return f"{EXPERTS_NAMES[name]}_shexp"
@@ -64,6 +64,6 @@ def part_name(part: str) -> str:
 
 
 def expert_of(name: str) -> int | None:
-    """Return the number of the expert whose tensor has our name `name`; None if it is not an expert's."""
+    """Return the number of the expert to which the tensor `name` belongs; None if it belongs to none."""
     _, found, rest = name.partition(".mlp.experts.")
     return int(rest.split(".", 1)[0]) if found else None

@@ -21,11 +21,12 @@ FAST, SLOW, EXTRAPOLATION, YARN_AMPLITUDE = (
 YARN = (FAST, SLOW, EXTRAPOLATION, YARN_AMPLITUDE)
 
 Layers = tuple[tuple[RopeSpec | None, ...], tuple[int | None, ...]]
+"""Rotary embeddings and sliding windows of all layers, as in ModelSpec."""
 
 
 def read_layers(model: GgufModel, name: str, layers: int, rotated: int) -> Layers:
-    """Return the rotary embedding of `rotated` dimensions and the sliding window of each layer, as
-    ModelSpec has them. `name` is the architecture's in the file."""
+    """Return the rotary embedding, over `rotated` dimensions, and the sliding window of each layer. `name` is
+    the architecture's name in the file."""
     family = FAMILIES[name]
     rope = _rope(model, name, family, rotated)
     local = _local_rope(model.metadata, name, family, rope)
@@ -41,12 +42,13 @@ def _windows(metadata: Metadata, name: str, family: Family, layers: int) -> tupl
     if window == 0:
         return (None,) * layers
     if family.period is None:
-        metadata.refuse(key, "is not supported: the file does not say in which layers")
+        metadata.refuse(key, "is not supported: the file does not say which layers use it")
     return tuple(window if slides else None for slides in _slides(metadata, name, family.period, layers))
 
 
 def _slides(metadata: Metadata, name: str, period: int, layers: int) -> list[bool]:
-    """Return which layers have a window: those that the file lists, or all but the last of every so many."""
+    """Return, for each layer, whether it has a window. The file lists the layers, or all layers except the
+    last of every `period` have one."""
     key = f"{name}.{PATTERN}"
     if isinstance(metadata.entries.get(key), np.ndarray):
         return [bool(value) for value in metadata.numbers(key, layers)]
@@ -111,7 +113,8 @@ def _yarn(metadata: Metadata, prefix: str, theta: float, truncate: bool) -> Rope
     if reason := too_many_positions(factor, original):
         metadata.refuse(prefix + FACTOR, reason)
     amplitude = 0.1 * math.log(factor) + 1.0
-    # Converters write here what transformers multiplies by, and llama.cpp multiplies it by that again.
+    # Converters write here the amplitude that transformers uses, and llama.cpp applies it a second time. So
+    # only values are supported with which both agree.
     for name, only in ((EXTRAPOLATION, 1.0), (YARN_AMPLITUDE, amplitude)):
         value = metadata.number(prefix + name, only)
         if not math.isclose(value, only, rel_tol=1e-6):
@@ -129,7 +132,7 @@ def _yarn(metadata: Metadata, prefix: str, theta: float, truncate: bool) -> Rope
 
 
 def _factors(model: GgufModel, name: str, count: int) -> tuple[float, ...]:
-    """Return by what each pair's frequency is divided, from a tensor."""
+    """Return the divisors of the frequencies of `count` pairs of dimensions, from the tensor `name`."""
     info = model.tensors.get(name)
     if info is None:
         model.metadata.refuse(name, "is missing")

@@ -1,5 +1,5 @@
-"""The spec of a model in GGUF files, from its metadata and the types of its tensors. A model that cannot be
-computed exactly is refused by the entry's name, and so are unknown entries for its architecture."""
+"""Read the spec of a model in GGUF files, from its metadata and the types of its tensors. A model that cannot
+be computed exactly is refused by the entry's name, and so are entries that its architecture does not have."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from streamserve.gguf.metadata import Metadata, shown
 from streamserve.protocol.errors import CheckpointError
 
 SOFTMAX = 1
-"""The function that makes weights of an expert's scores, as GGUF numbers it."""
+"""GGUF's number for softmax, as the function from experts' scores to weights."""
 
 KNOWN = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -37,16 +37,16 @@ KNOWN = {
     "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm",
     "expert_gating_func", "tensor_data_layout", "pooling_type", *YARN,
 }  # fmt: skip
-"""Entries of any architecture that are honoured, or change nothing."""
+"""Entries of any architecture that are supported, or have no effect."""
 
 WITH_WINDOWS = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
-"""Architectures whose files have the name of another one, without windows."""
+"""Architectures with sliding windows whose files have the name of one without, by that one's name."""
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-"""Those of every gpt-oss: no entry says them."""
+"""Constants of gpt-oss that GGUF does not record."""
 
 BLOCK_VERSION = 2
-"""The version of the layout of blocks since GGUF exists."""
+"""The supported version of the blocks' layout; GGUF files never had another."""
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -54,14 +54,15 @@ END_OF_TEXT = {
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
     "<|return|>", "<|call|>",
 }  # fmt: skip
-"""Control tokens that end a text in any model that has them, as llama.cpp knows them by name."""
+"""Control tokens that end a text in any model that has them. llama.cpp has the same list of names."""
 END_OF_TURN, END_OF_ANSWER = "<|end|>", "<|return|>"
-"""The first ends a text too, but not in a model with the second: there it ends a part of an answer."""
+"""END_OF_TURN ends a text too, except in models with END_OF_ANSWER: there it ends a part of an answer."""
 CONTROL = 3
+"""GGUF's number for the type of control tokens."""
 
 
 def read_spec(model: GgufModel) -> ModelSpec:
-    """Return the spec of a model. Raises CheckpointError naming the file and the entry or tensor."""
+    """Return the spec of a model. Raises CheckpointError, which names the file and the entry or tensor."""
     metadata = model.metadata
     family = metadata.text("general.architecture")
     if family not in FAMILIES:
@@ -132,7 +133,7 @@ def read_spec(model: GgufModel) -> ModelSpec:
 
 
 def _architecture(family: str, has_windows: bool, has_experts: bool) -> str:
-    """Return the name that Hugging Face folders have for the architecture."""
+    """Return the architecture's name in Hugging Face folders."""
     if family == "llama" and has_experts:
         return "MixtralForCausalLM"
     name = FAMILIES[family].architecture
@@ -140,8 +141,8 @@ def _architecture(family: str, has_windows: bool, has_experts: bool) -> str:
 
 
 def _multipliers(metadata: Metadata, family: str, own: Architecture, query_scalar: int) -> Multipliers:
-    """Return what intermediate results are multiplied by; scores by the inverse root of `query_scalar` where
-    the file does not say it."""
+    """Return the multipliers of intermediate results. By default attention scores are multiplied by the
+    inverse square root of `query_scalar`."""
 
     def number(name: str, default: float) -> float:
         return metadata.number(f"{family}.{name}", default, 1 / MAX_MULTIPLIER, MAX_MULTIPLIER)
@@ -157,15 +158,15 @@ def _multipliers(metadata: Metadata, family: str, own: Architecture, query_scala
 
 
 def _cap(metadata: Metadata, key: str, default: float | None) -> float:
-    """Return a soft cap; 0 where there is none."""
+    """Return a soft cap; 0: none."""
     return metadata.number(key, default or 0.0, 0.0, 1e6)
 
 
 def _check_kind(metadata: Metadata) -> None:
-    """Raise CheckpointError for files that hold no model, or blocks of a former layout."""
+    """Raise CheckpointError for files without a model, or with another layout of blocks."""
     kind = metadata.text("general.type", "model")
     if kind != "model":
-        metadata.refuse("general.type", f"{shown(kind)} is not supported: only models are")
+        metadata.refuse("general.type", f"{shown(kind)} is not supported (supported: 'model')")
     version = metadata.integer("general.quantization_version", BLOCK_VERSION, minimum=0)
     if version != BLOCK_VERSION:
         metadata.refuse(
@@ -174,7 +175,7 @@ def _check_kind(metadata: Metadata) -> None:
 
 
 def _refuse_unknown(metadata: Metadata, family: str) -> None:
-    """Raise CheckpointError for entries that mean another computation."""
+    """Raise CheckpointError for entries that are unknown or would change the result."""
     known = KNOWN | FAMILIES[family].entries
     for key in metadata.entries:
         if key.startswith(f"{family}.") and key.removeprefix(f"{family}.") not in known:
@@ -189,7 +190,7 @@ def _refuse_unknown(metadata: Metadata, family: str) -> None:
 
 
 def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
-    """Return the mixture of experts that every layer has; None without one."""
+    """Return the mixture of experts, which every layer has; None if the model has none."""
     metadata, entry = model.metadata, f"{family}.".__add__
     count = metadata.integer(entry("expert_count"), 0, minimum=0, maximum=MAX_EXPERTS)
     own = ARCHITECTURES[FAMILIES[family].architecture].mixture
@@ -222,7 +223,8 @@ def _experts(model: GgufModel, family: str, layers: int) -> Experts | None:
 
 
 def _outputs(model: GgufModel, name: str, dimension: int, key: str) -> int:
-    """Return the outputs of a matrix of the first layer, which the entry `key` may give too."""
+    """Return the number of outputs of the first layer's matrix `name`: its size along `dimension`. Raises
+    CheckpointError if the entry `key` contradicts it."""
     info = model.tensors.get(layer_tensor(0, f"{name}.weight"))
     if info is None or len(info.shape) != dimension + 2:
         raise CheckpointError(f"{model.path}: {layer_tensor(0, name)}.weight is missing, or not one tensor")
@@ -233,7 +235,7 @@ def _outputs(model: GgufModel, name: str, dimension: int, key: str) -> int:
 
 
 def _dimensions(metadata: Metadata, family: str, hidden: int, heads: int, partial: bool) -> tuple[int, int]:
-    """Return the dimensions of a head, and how many of them are rotated: all, unless `partial`."""
+    """Return the number of a head's dimensions, and the number of rotated ones: all, unless `partial`."""
     key, rotated_key = f"{family}.attention.key_length", f"{family}.rope.dimension_count"
     if key not in metadata and hidden % heads:
         metadata.refuse(f"{family}.embedding_length", f"{hidden} is not a multiple of {heads} heads")
@@ -245,12 +247,15 @@ def _dimensions(metadata: Metadata, family: str, hidden: int, heads: int, partia
         metadata.refuse(rotated_key, f"must be even and at most {head_dim}, not {rotated}")
     for name in ("attention.value_length", *(() if partial else ("rope.dimension_count",))):
         if metadata.integer(f"{family}.{name}", head_dim) != head_dim:
-            metadata.refuse(f"{family}.{name}", f"other than the {head_dim} of a key is not supported")
+            metadata.refuse(
+                f"{family}.{name}", f"other than {head_dim}, the head size of keys, is not supported"
+            )
     return head_dim, rotated
 
 
 def _vocab_size(model: GgufModel, family: str) -> int:
-    """Return the rows of the embedding, of which the tokenizer's tokens are the first."""
+    """Return the number of the embedding's rows. The tokenizer's tokens are the first rows; others are
+    padding."""
     if EMBEDDING not in model.tensors:
         raise CheckpointError(f"{model.path}: no file holds tensor {EMBEDDING}")
     size = model.tensors[EMBEDDING].shape[0]
@@ -263,9 +268,9 @@ def _vocab_size(model: GgufModel, family: str) -> int:
 
 
 def _stored_formats(model: GgufModel, linears: list[tuple[str, ...]]) -> StoredFormats | None:
-    """Return the formats in which each layer's matrices `linears` and the head are loaded: those of their
-    blocks; of matrices that are joined the common one, or floats if any of them is stored in floats. None if
-    all of the layers are floats."""
+    """Return the formats that the head and each layer's matrices `linears` are loaded in; None if all layers
+    are in floats. A matrix is loaded in the format of its blocks. Joined matrices are loaded in their common
+    format, or in floats if any of them is stored in floats."""
     formats = []
     for layer, names in enumerate(linears):
         own: dict[str, GgufBlocks | None] = dict.fromkeys(names)
@@ -284,14 +289,15 @@ def _stored_formats(model: GgufModel, linears: list[tuple[str, ...]]) -> StoredF
 
 
 def _dtype(model: GgufModel, stored: StoredFormats | None, first: str) -> str:
-    """Return the data type of what is not in integers: that of the `first` matrix of a layer, or bfloat16."""
+    """Return the data type of tensors that are not in integers: bfloat16 in quantized models, otherwise the
+    type of the `first` matrix of a layer."""
     info = model.tensors.get(layer_tensor(0, f"{first}.weight"))
     return "bfloat16" if stored or info is None else DTYPES.get(info.type.name, "bfloat16")
 
 
 def _eos_token_ids(metadata: Metadata, vocab_size: int) -> tuple[int, ...]:
-    """Return all ids that an entry names, and those of control tokens that end a text by their name. An id
-    outside of the vocabulary is left out with a warning."""
+    """Return the ids of tokens that end a text: all ids that an entry names, and the ids of control tokens
+    with known names. An id outside of the vocabulary is left out with a warning."""
     named = [
         (f"{metadata.path}: {key}", metadata.integer(key, None, -(2**31), 2**32 - 1))
         for key in (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))

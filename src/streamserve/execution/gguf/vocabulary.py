@@ -1,4 +1,4 @@
-"""What a GGUF file says of its tokens, to compare the tokenizers of two models."""
+"""The tokenizer's entries in a GGUF file, for comparing the tokenizers of two models."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ VOCABULARY = (PREFIX + "tokens", PREFIX + "token_type")
 
 
 def read_vocabulary(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the entries that say which tokens there are, and those that say how a text becomes tokens."""
+    """Return the entries that define the tokens, and the entries that define how a text is divided into
+    tokens."""
     entries = open_gguf(file).metadata.entries
     values = {
         key: value.tolist() if isinstance(value, np.ndarray) else value

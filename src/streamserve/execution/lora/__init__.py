@@ -1,1 +1,1 @@
-"""LoRA adapters of a loaded model: reading PEFT's folders, and adding them to linear maps."""
+"""LoRA adapters of a loaded model: read PEFT's folders, and add the adapters to linear maps."""

@@ -1,5 +1,5 @@
-"""The configuration of a LoRA adapter, in PEFT's `adapter_config.json`. What would change the result and is
-not computed is refused by name."""
+"""The configuration of a LoRA adapter, in PEFT's `adapter_config.json`. Fields that change the result and are
+not supported are refused by name."""
 
 import json
 import re
@@ -18,7 +18,7 @@ MAX_PATTERNS = 1024
 MAX_PATTERN_LENGTH = 256
 MAX_QUANTIFIERS = 2
 MAX_ALTERNATIVES = 4
-"""Of a pattern: with more of them, matching could take too long."""
+"""Limits that keep a pattern's matching fast."""
 
 REFUSED = {
     "use_dora": "DoRA is not served: train the adapter with use_dora=False, or merge it into the model",
@@ -35,7 +35,7 @@ REFUSED = {
     "use_bdlora": "block-diagonal LoRA is not served: merge the adapter into the model",
     "velora_config": "VeLoRA is not served: merge the adapter into the model",
 }
-"""Fields that must be absent, null, false or empty, and what to do instead."""
+"""Fields that must be absent, null, false or empty, with the advice of the error message."""
 
 HARMLESS = frozenset(
     {
@@ -46,7 +46,7 @@ HARMLESS = frozenset(
         "megatron_core", "qalora_group_size", "ensure_weight_tying",
     }
 )  # fmt: skip
-"""Fields that are read, or of training alone."""
+"""Fields that are read here, or that only training uses."""
 
 PLAIN_INITIALIZATIONS = ("gaussian", "orthogonal", "eva")
 """Names of initializations that leave the base model's weights as they are."""
@@ -54,8 +54,9 @@ PLAIN_INITIALIZATIONS = ("gaussian", "orthogonal", "eva")
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Rank and scale of an adapter, and those of modules whose names match a pattern. With `rslora` the scale
-    is alpha / sqrt(rank), else alpha / rank. `targets` are the modules that may have an adapter."""
+    """The rank and scale of an adapter. `ranks` and `alphas` have other values for modules whose names match
+    a pattern. With `rslora` the scale is alpha / sqrt(rank), otherwise alpha / rank. `targets` are the
+    modules that may have an adapter."""
 
     rank: int
     alpha: float
@@ -69,14 +70,14 @@ class LoraConfig:
         return _matching(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return what the product of a module's two matrices is multiplied by."""
+        """Return the factor of the product of a module's two matrices."""
         rank = self.rank_of(module)
         return _matching(self.alphas, module, self.alpha) / (rank**0.5 if self.rslora else rank)
 
 
 def read_config(name: str, content: bytes, max_rank: int) -> LoraConfig:
-    """Return the configuration in the file `name`. Raises CheckpointError naming the field that is wrong or
-    not served."""
+    """Return the configuration in the `content` of the file `name`. Raises CheckpointError, which names the
+    field that is wrong or not supported."""
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -104,7 +105,7 @@ def read_config(name: str, content: bytes, max_rank: int) -> LoraConfig:
 
 
 def _check_kind(fields: Fields) -> None:
-    """Refuse what is no LoRA adapter, and the kinds of it that are not served."""
+    """Raise CheckpointError unless the configuration is of a supported kind of LoRA adapter."""
     if fields.get("peft_type") != "LORA":
         fields.refuse("peft_type", f"must be LORA, not {shown(fields.get('peft_type'))}")
     if fields.get("task_type") not in (None, "CAUSAL_LM"):
@@ -119,11 +120,14 @@ def _check_kind(fields: Fields) -> None:
         fields.refuse(
             "init_lora_weights",
             f"is {shown(initialization)}, which changes the base model's weights: save the adapter with "
-            "path_initial_model_for_weight_conversion, which makes it a plain one",
+            "path_initial_model_for_weight_conversion, which converts it to plain LoRA",
         )
     for field, value in fields.values.items():
         if field not in HARMLESS and field not in REFUSED and value not in (None, False, "", [], {}):
-            fields.refuse(field, f"is {shown(value)}, which this version does not know: merge the adapter")
+            fields.refuse(
+                field,
+                f"is {shown(value)}, which this version of streamserve does not support: merge the adapter",
+            )
 
 
 def _entries(fields: Fields, field: str) -> Mapping[str, Any]:
@@ -135,8 +139,8 @@ def _entries(fields: Fields, field: str) -> Mapping[str, Any]:
 
 
 def _pattern(fields: Fields, field: str, key: str) -> re.Pattern[str]:
-    """Return what PEFT matches a module's name with: the end of the name, from a dot on. Patterns that could
-    take long to match are refused."""
+    """Return the regular expression that PEFT matches module names with: `key` matches the end of a name,
+    from a dot on. Raises CheckpointError for a pattern that could take long to match."""
     quantifiers = re.findall(r"[*+{]|(?<!\()\?", key.replace("\\.", "."))
     many = len(quantifiers) > MAX_QUANTIFIERS or key.count("|") > MAX_ALTERNATIVES
     if len(key) > MAX_PATTERN_LENGTH or many or re.search(r"\)[*+?{]", key):
@@ -144,7 +148,7 @@ def _pattern(fields: Fields, field: str, key: str) -> re.Pattern[str]:
     try:
         return re.compile(rf"(.*\.)?({key})$")
     except (re.error, OverflowError, RecursionError) as error:
-        fields.refuse(field, f"has a pattern that is no regular expression: {shown(key)}: {error}")
+        fields.refuse(field, f"has a pattern that is not a regular expression: {shown(key)}: {error}")
 
 
 def _rank(fields: Fields, field: str, value: object, maximum: int) -> int:
@@ -165,5 +169,5 @@ def _alpha(fields: Fields, field: str, value: object) -> float:
 
 
 def _matching(entries: tuple[tuple[re.Pattern[str], N], ...], module: str, default: N) -> N:
-    """Return the value of the first pattern that matches a module's name."""
+    """Return the value of the first pattern that matches a module's name; `default` if none does."""
     return next((value for pattern, value in entries if pattern.match(module)), default)

@@ -1,40 +1,19 @@
-"""The adapters of a step's rows, and their part of a linear map in plain torch."""
+"""The LoRA adapters of a step's rows, and their addition to a linear map in plain torch."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.execution.layout import Layout
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.weights import AdapterWeights, Place
-from streamserve.execution.native.lora import PackedAdapter
-
-
-@dataclass(frozen=True)
-class LoadedAdapter:
-    """An adapter of a loaded model: `packed` for the kernels, or its `weights` for plain torch."""
-
-    nbytes: int
-    packed: PackedAdapter | None = None
-    weights: AdapterWeights | None = None
-
-
-@dataclass(frozen=True)
-class StepAdapters:
-    """The adapters that rows of a step have: `adapter_of` [rows] is an index of `adapters`, -1 for the base
-    model alone. `runs` are the rows (first, last exclusive, index) of each span with an adapter."""
-
-    adapters: Sequence[LoadedAdapter]
-    adapter_of: NDArray[np.int32]
-    runs: Sequence[tuple[int, int, int]]
+from streamserve.execution.lora.types import LoadedAdapter, StepAdapters
+from streamserve.execution.lora.weights import Place
 
 
 def step_adapters(layout: Layout, loaded: Mapping[str, LoadedAdapter]) -> StepAdapters | None:
-    """Return the adapters of a step's rows; None if no row has one. Raises ValueError for one that is not
-    `loaded`."""
+    """Return the adapters of a step's rows; None if no row has one. Raises ValueError for an adapter that is
+    not `loaded`."""
     if not any(part.span.adapter for part in layout.parts):
         return None
     indices = dict[str, int]()
@@ -54,8 +33,8 @@ def step_adapters(layout: Layout, loaded: Mapping[str, LoadedAdapter]) -> StepAd
 
 
 def adapted(linear: LinearMap, x: Tensor, lora: StepAdapters | None, place: Place) -> Tensor:
-    """Return `linear` of `x` [rows, in], plus what the rows' adapters add at `place`: in float32, rounded
-    once more."""
+    """Return `linear(x)` for `x` [rows, in], plus the products of the rows' adapters at `place`. The sum is
+    in float32, and rounded a second time."""
     y = linear(x)
     if lora is None:
         return y

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from streamserve.execution.layout import Layout
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.step import LoadedAdapter, StepAdapters, step_adapters
+from streamserve.execution.lora.step import step_adapters
+from streamserve.execution.lora.types import LoadedAdapter, StepAdapters
 from streamserve.execution.lora.weights import LinearKind, adapter_bytes, read_adapter
 from streamserve.execution.model import LayerWeights, Model
 from streamserve.execution.native.lora import pack_adapter
@@ -17,7 +18,7 @@ from streamserve.protocol.errors import CheckpointError
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """How many adapters may be loaded, of which rank, and the bytes of their matrices together."""
+    """Maximum number of loaded adapters, maximum rank, and maximum bytes of all their matrices."""
 
     count: int
     rank: int
@@ -25,7 +26,8 @@ class AdapterLimits:
 
 
 class AdapterTable:
-    """The adapters of `model`. Adapters are loaded and unloaded between steps."""
+    """The loaded adapters of `model`, by the hash of their files. Adapters are loaded and unloaded between
+    steps."""
 
     def __init__(self, model: Model, limits: AdapterLimits) -> None:
         self.limits = limits
@@ -38,12 +40,12 @@ class AdapterTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrices of all adapters."""
+        """Bytes of the matrices of all loaded adapters."""
         return sum(adapter.nbytes for adapter in self._loaded.values())
 
     def load(self, fingerprint: str, path: str) -> None:
-        """Load the adapter in the folder `path`; a no-op if it is loaded already. Raises CheckpointError for
-        one that is not served, or more than the limits allow."""
+        """Load the adapter in the folder `path`; does nothing if it is loaded already. Raises CheckpointError
+        for an adapter that is not supported or exceeds the limits."""
         if fingerprint in self._loaded:
             return
         limits = self.limits
@@ -66,13 +68,13 @@ class AdapterTable:
         self._loaded.pop(fingerprint, None)
 
     def of(self, layout: Layout) -> StepAdapters | None:
-        """Return the adapters of a step's rows; None if no row has one. Raises ValueError for one that is not
-        loaded."""
+        """Return the adapters of a step's rows; None if no row has one. Raises ValueError for an adapter that
+        is not loaded."""
         return step_adapters(layout, self._loaded)
 
 
 def adapter_limits(config: ModelConfig, spec: ModelSpec, itemsize: int) -> AdapterLimits:
-    """Return the limits that the settings give: by default memory for all adapters at the largest rank."""
+    """Return the limits by the settings. By default there is memory for all adapters at the maximum rank."""
     count, rank = config.max_loras, config.max_lora_rank
     whole = count * adapter_bytes(spec, rank, itemsize)
     return AdapterLimits(count, rank, whole if config.max_lora_bytes is None else config.max_lora_bytes)

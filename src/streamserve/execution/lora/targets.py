@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from streamserve.execution.fields import Fields, shown
 
 ALL_LINEAR = "all-linear"
-"""In place of names: every linear module except the output head."""
+"""Value of `target_modules` for every linear module except the output head."""
 
 MAX_PATTERN_LENGTH = 1024
 MAX_STEPS = 1_000_000
 """Limits that keep a pattern's matching fast: its length, and an upper bound of its steps for one name. A
-pattern beyond them is not evaluated: the adapter's tensors say which modules it has."""
+pattern beyond them is not evaluated: the adapter's tensors then determine its modules."""
 
 NAME_LENGTH = 64
-"""Longer than the name of any module."""
+"""Upper bound of the length of a module's name."""
 
 _LAYER = re.compile(r"model\.layers\.([0-9]+)\.")
 
 
 @dataclass(frozen=True)
 class Modules:
-    """A set of modules: those whose name, or its end from a dot on, is in `names`, and those whose whole name
-    `pattern` matches."""
+    """A set of modules: a module is in it if its name, or the end of its name from a dot on, is in `names`,
+    or if `pattern` matches its whole name."""
 
     names: frozenset[str] = frozenset()
     pattern: re.Pattern[str] | None = None
@@ -38,7 +38,7 @@ class Modules:
 
 @dataclass(frozen=True)
 class Targets:
-    """The modules that have an adapter: `included` ones (None: all) that are not `excluded`, in these
+    """The modules that may have an adapter: modules in `included` (None: all) and not in `excluded`, in
     `layers` (None: all)."""
 
     included: Modules | None = None
@@ -56,9 +56,9 @@ class Targets:
 
 
 def read_targets(fields: Fields) -> Targets:
-    """Return the modules that a configuration gives an adapter: all of them where `target_modules` is absent.
-    A pattern that could take long to match counts as absent. Raises CheckpointError naming a field that is
-    wrong."""
+    """Return the modules to which a configuration gives an adapter: all if `target_modules` is absent. A
+    pattern that could take long to match counts as absent. Raises CheckpointError, which names the field that
+    is wrong."""
     value = fields.get("target_modules")
     is_listed = value is not None and not (isinstance(value, str) and value.lower() == ALL_LINEAR)
     return Targets(
@@ -69,7 +69,7 @@ def read_targets(fields: Fields) -> Targets:
 
 
 def _modules(fields: Fields, field: str) -> Modules | None:
-    """Return the modules that a field gives: a list of names, or one regular expression; None for an
+    """Return the modules in a field, which has a list of names or one regular expression; None for an
     expression that is not evaluated."""
     value = fields.get(field) or []
     if isinstance(value, str):
@@ -90,19 +90,19 @@ def _layers(fields: Fields) -> Collection[int] | None:
 
 
 def _pattern(fields: Fields, field: str, text: str) -> re.Pattern[str] | None:
-    """Return a compiled pattern; None for one that could take long to match."""
+    """Return the compiled pattern; None if it could take long to match."""
     if len(text) > MAX_PATTERN_LENGTH or _steps(text) > MAX_STEPS:
         return None
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        fields.refuse(field, f"has a pattern that is no regular expression: {shown(text)}: {error}")
+        fields.refuse(field, f"has a pattern that is not a regular expression: {shown(text)}: {error}")
 
 
 def _steps(pattern: str) -> float:
-    """Return an upper bound of the steps in which a pattern matches a name: the ways to divide the name among
-    the quantifiers, times the ways to choose alternatives. Infinite if a group is repeated, and with flags,
-    which change the meaning of the pattern's characters."""
+    """Return an upper bound of the steps of matching a pattern with a name: the number of ways to divide the
+    name among the quantifiers, times the number of choices of alternatives. Infinite if a group is repeated,
+    and for patterns with flags, which change the meaning of characters."""
     plain = re.sub(r"\\.", "a", pattern)
     if re.search(r"\)[*+{]|\(\?[aiLmsux-]", plain):
         return math.inf

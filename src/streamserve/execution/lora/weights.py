@@ -1,6 +1,6 @@
-"""The matrices of a LoRA adapter in PEFT's folder, checked against the model that they are for.
+"""The matrices of a LoRA adapter in PEFT's folder, checked against the base model.
 
-PEFT names them `base_model.model.` + the module + `.lora_A.weight` [rank, in] and `.lora_B.weight`
+PEFT names them `base_model.model.MODULE.lora_A.weight` [rank, in] and `base_model.model.MODULE.lora_B.weight`
 [out, rank].
 """
 
@@ -37,11 +37,11 @@ _OTHERS = {
     ".mlp.gate.": "adapters of routers are not served",
     ".router": "adapters of routers are not served",
 }
-"""What parts of tensors' names say of the modules that they adapt."""
+"""Reasons for refusing a tensor, by a part of its name."""
 
 
 class LinearKind(IntEnum):
-    """The linear maps of a layer as they are computed; the values are those of cpp/lora.h: LoraMap."""
+    """The linear maps of a layer, with joined matrices; the values equal those of cpp/lora.h: LoraMap."""
 
     QKV = 0
     OUT = 1
@@ -56,7 +56,8 @@ KINDS = {
     "mlp.gate_proj": LinearKind.GATE_UP, "mlp.up_proj": LinearKind.GATE_UP,
     "mlp.gate_up_proj": LinearKind.GATE_UP, "mlp.down_proj": LinearKind.DOWN,
 }  # fmt: skip
-"""The map that computes a linear module of a layer, in the order of its outputs."""
+"""The map that computes each linear module of a layer. The modules of a map are in the order of its
+outputs."""
 
 Place = tuple[int, LinearKind]
 """A linear map of a model: its layer and its kind."""
@@ -64,8 +65,8 @@ Place = tuple[int, LinearKind]
 
 @dataclass(frozen=True)
 class LowRankPart:
-    """What an adapter adds to the outputs of one module, which begin at `first` of their map: scale · B (A x)
-    with `a` [rank, in] and `b` [out, rank]."""
+    """The addition of an adapter to one module: scale · B (A x), with `a` [rank, in] and `b` [out, rank].
+    `first` is the module's first output in its map."""
 
     first: int
     a: Tensor
@@ -79,7 +80,7 @@ class LowRankPart:
 
 @dataclass(frozen=True)
 class AdapterWeights:
-    """An adapter's matrices, by the map that they are added to."""
+    """An adapter's matrices, by linear map."""
 
     parts: Mapping[Place, tuple[LowRankPart, ...]]
 
@@ -90,22 +91,22 @@ class AdapterWeights:
 
 
 def served_modules(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return the shapes [out, in] of the modules that may have adapters, by name: attention's, and the MLP's
-    of layers without experts."""
+    """Return the shapes [out, in] of the modules that may have adapters, by name: the modules of attention,
+    and of the MLP in layers without experts."""
     return {module: shape for module, shape in matrix_shapes(spec).items() if _place_of(module)}
 
 
 def adapter_bytes(spec: ModelSpec, rank: int, itemsize: int) -> int:
-    """Return the bytes of an adapter of all modules, whose numbers have `itemsize` bytes."""
+    """Return the bytes of an adapter of all modules with `rank`, with `itemsize` bytes a number."""
     return rank * itemsize * sum(rows + columns for rows, columns in served_modules(spec).values())
 
 
 def read_adapter(
     path: str, fingerprint: str, spec: ModelSpec, dtype: torch.dtype, max_rank: int, max_bytes: int
 ) -> AdapterWeights:
-    """Return the matrices of the adapter in the folder `path`, rounded to `dtype`. Raises CheckpointError
-    naming file and tensor, or the flag to change, for one that is not served, takes more than `max_bytes`, or
-    whose files do not have the hash `fingerprint` (any more)."""
+    """Return the matrices of the adapter in the folder `path`, rounded to `dtype`. Raises CheckpointError,
+    which names file and tensor or the flag to change, for an adapter that is not supported, takes more than
+    `max_bytes`, or whose files do not have the hash `fingerprint`."""
     config_bytes, content, found = read_files(path, file_limit(max_bytes))
     if found != fingerprint:
         raise CheckpointError(f"{path}: its files have changed since it was loaded: load it under a new name")
@@ -115,7 +116,7 @@ def read_adapter(
 
 
 class _Reader:
-    """Reads the safetensors `content` of the file `name`."""
+    """A reader of an adapter's tensors in the safetensors `content` of the file `name`."""
 
     def __init__(self, name: str, content: bytes, spec: ModelSpec, dtype: torch.dtype) -> None:
         self._name, self._dtype = name, dtype
@@ -129,7 +130,8 @@ class _Reader:
         self._entries: dict[str, dict[str, Any]] = dict(tensors)
 
     def read(self, config: LoraConfig, max_bytes: int) -> AdapterWeights:
-        """Return the checked matrices."""
+        """Return the adapter's matrices. Raises CheckpointError if they do not match the configuration or the
+        model, or take more than `max_bytes`."""
         modules = self._modules()
         self._check_targets(modules, config.targets)
         size = self._dtype.itemsize * sum(
@@ -137,8 +139,8 @@ class _Reader:
         )
         if size > max_bytes:
             raise CheckpointError(
-                f"{self._name}: takes {size} bytes, more than the {max_bytes} that are left for adapters: "
-                "raise --max-lora-bytes"
+                f"{self._name}: takes {size} bytes, more than the {max_bytes} bytes that are left for "
+                "adapters: raise --max-lora-bytes"
             )
         parts = [(place_of(module), self._part(module, config)) for module in modules]
         return AdapterWeights(
@@ -149,8 +151,8 @@ class _Reader:
         )
 
     def _modules(self) -> list[str]:
-        """Return the adapted modules in the order of the model's. Raises CheckpointError for a tensor that is
-        not served."""
+        """Return the adapted modules in the order of the model. Raises CheckpointError for a tensor that is
+        not supported."""
         matrices = dict[str, set[str]]()
         for name in self._entries:
             match = _TENSOR.fullmatch(name)
@@ -165,8 +167,8 @@ class _Reader:
         return [module for module in self._shapes if module in matrices]
 
     def _check_targets(self, modules: list[str], targets: Targets) -> None:
-        """Raise CheckpointError for a module that PEFT would not give an adapter: it would ignore its
-        tensors."""
+        """Raise CheckpointError for a module with tensors to which PEFT would give no adapter: PEFT would
+        ignore these tensors."""
         other = next((module for module in modules if module not in targets), None)
         if other is not None:
             self._refuse(
@@ -207,7 +209,7 @@ class _Reader:
 
 
 def _first_outputs(shapes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the first output of each module in its map."""
+    """Return, for each module, the index of its first output in its map."""
     first, width = dict[str, int](), dict[Place, int]()
     for module, (rows, _) in shapes.items():
         place = place_of(module)

@@ -1,7 +1,7 @@
 """CPU kernels: C++ in cpp/, compiled in a wheel or on first use for this processor, loaded with ctypes.
 
 cpp/common.h            number types, paths, layout of activations
-cpp/processor.h         which instructions the processor has
+cpp/processor.h         the processor's instructions
 cpp/vec.h               common interface to AVX-512, AVX2 and plain C++ vectors
 cpp/pool.*              the thread pool
 cpp/gemm*               matrix multiplication: one file a path

@@ -1,4 +1,4 @@
-"""The kernels' attention backend, and the conversion of a step's spans to the kernels' structures."""
+"""The attention backend with the kernels, and the conversion of a step's spans to their structures."""
 
 import ctypes
 from array import array
@@ -20,11 +20,15 @@ from streamserve.execution.native.structures import (
     packer,
 )
 
+MAX_QUERY_GROUP = 256
+"""Maximum number of query heads that share a key-value head."""
+
+
 _SPAN = packer(SpanStruct)
 
 
 class Spans:
-    """A layout's spans as the kernels' structures. Owns the arrays that they point to."""
+    """A layout's spans as structures of the kernels. Owns the arrays that these point to."""
 
     def __init__(self, layout: Layout) -> None:
         self.rows = len(layout.tokens)
@@ -48,8 +52,8 @@ class Spans:
     def step(
         self, cos: Tensor | None = None, sin: Tensor | None = None, lora: LoraStruct | None = None
     ) -> StepStruct:
-        """Return the planned step for the kernels; `cos` and `sin`: to rotate the rows' keys; `lora`: the
-        rows' adapters."""
+        """Return the step's structure for the kernels. `cos` and `sin` rotate the rows' queries and keys;
+        `lora` has the rows' adapters."""
         return StepStruct(
             spans=cast(self._structs, POINTER(SpanStruct)),
             slots=self.slots.ctypes.data,
@@ -62,18 +66,18 @@ class Spans:
 
 
 def _span(part: SpanRows, blocks: int, size: int) -> bytes:
-    """Pack cpp/attention.h: Span. `blocks` is the address of the block table, which a tree's parents
-    follow."""
+    """Return a span packed as cpp/attention.h: Span. `blocks` is the address of its block table; a tree's
+    parents follow the table in memory."""
     span = part.span
     parents = 0 if span.tree is None or len(span.tree) == 1 else blocks + len(span.blocks) * size
-    skip = span.skip  # past the root `linear` falls below 1: the root stays where it is, before the rows
+    skip = span.skip  # if it skips the root, `linear` is below 1, so that the root stays before the rows
     return _SPAN.pack(
         blocks, parents, part.offset, span.query_tokens - skip, span.start + skip, len(span.tokens) - skip
     )
 
 
 class NativeAttention:
-    """Implements execution.attention.AttentionBackend with the kernels."""
+    """The attention backend (execution.attention.AttentionBackend) with the kernels."""
 
     row_invariant = True
 
@@ -85,7 +89,7 @@ class NativeAttention:
         group: int,
         scoring: Scoring = PLAIN,
     ) -> None:
-        """`windows`: of each layer. `group`: query heads that share a key-value head."""
+        """`windows`: the window of each layer. `group`: the number of query heads for each key-value head."""
         self.cache = cache
         pool.large_pages(cache.data)
         self._pool = pool

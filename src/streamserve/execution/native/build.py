@@ -1,8 +1,8 @@
-"""Compile the kernels on first use, once for each processor or lesser one that it is taken for, compiler and
+"""Compile the kernels on first use: once for each processor (or bound of its instructions), compiler and
 version of the sources.
 
-The result lies in the user's cache folder. Code is loaded from there, so a folder or file that another user
-could have written is refused, and a file that is damaged is compiled again.
+The library is in the user's cache folder. Code is loaded from there, so a folder or file that another user
+could have written is refused. A damaged library is compiled again.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from streamserve.execution.native.levels import Level, lesser_level
 from streamserve.protocol.config import KernelPath
-from streamserve.protocol.processors import usable_processors
-from streamserve.protocol.user_folders import cache_folder
+from streamserve.system.processors import usable_processors
+from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,21 @@ COMMON_FLAGS = (
     "-pthread",
     "-w",
 )
-"""Flags of every build of the kernels, here and in wheels (scripts/build_wheel.py)."""
+"""Compiler flags of every build of the kernels, here and in wheels (scripts/build_wheel.py)."""
 FLAGS = ("-march=native", *COMMON_FLAGS)
 
 COMPILING = "compiling-"
-"""How names of folders begin in which kernels are being compiled."""
+"""Prefix of the names of temporary folders in which kernels are compiled."""
 LOCK = "lock"
-"""The file whose lock is held while files of the folder are made or deleted."""
+"""Name of the file whose lock is held while files of its folder are made or deleted."""
 
 DIGEST_BYTES = 16
 """Bytes of the hash at the end of a library."""
 MAX_LIBRARY_BYTES = 256 << 20
 
 MAX_LIBRARIES = 16
-"""How many libraries stay in the cache, of less than 2 MB each: a few versions, processors that share a home
-directory, or lesser processors."""
+"""Maximum number of libraries in the cache, of less than 2 MB each. There may be several versions, processors
+that share a home directory, and bounds of instructions."""
 
 
 class NativeCacheError(Exception):
@@ -70,13 +70,13 @@ def kernel_folder() -> Path:
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler: the one CXX names, or the first of the usual ones. Raises BuildFailed if
-    none."""
+    """Return the path of the C++ compiler: the one in CXX, or the first of the usual ones. Raises BuildFailed
+    if there is none."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         path = shutil.which(name) if name else None
         if path:
             return path
-    raise BuildFailed("there is no C++ compiler (g++, clang++ or what CXX names)")
+    raise BuildFailed("there is no C++ compiler (g++, clang++, or the compiler that CXX names)")
 
 
 def level_flags(level: Level) -> tuple[str, ...]:
@@ -85,15 +85,16 @@ def level_flags(level: Level) -> tuple[str, ...]:
 
 
 def flags_up_to(bound: KernelPath | None = None) -> tuple[str, ...]:
-    """Return the flags for this processor, or for a lesser one with at most the instructions of `bound`, by
-    default the process's. Raises CheckpointError if the processor lacks them."""
+    """Return the compiler flags for this processor, with at most the instructions of `bound` (default: the
+    process's bound). Raises CheckpointError if the processor lacks the instructions."""
     level = lesser_level(bound)
     return level_flags(level) if level else FLAGS
 
 
 def cached_library(folder: Path | None = None) -> Path | None:
-    """Return the compiled library of these sources if it is in the cache and intact; nothing is compiled or
-    made. Raises BuildFailed without a compiler if there is no library of another one either."""
+    """Return the compiled library of these sources if it is in the cache and intact, otherwise None; nothing
+    is compiled. Without a compiler, the library of any compiler is returned; raises BuildFailed if there is
+    none."""
     folder, flags = folder or kernel_folder(), flags_up_to()
     try:
         library = folder / _file_name(find_compiler(), flags)
@@ -106,11 +107,11 @@ def cached_library(folder: Path | None = None) -> Path | None:
 
 
 def build(folder: Path | None = None, flags: Sequence[str] | None = None) -> Path:
-    """Return the compiled library, from the cache in `folder` or compiled now. `flags`: by default those of
-    `flags_up_to()`. Safe to call from any number of processes at the same time.
+    """Return the compiled library, from the cache in `folder` or compiled now with `flags` (default:
+    `flags_up_to()`). Safe to call from any number of processes at the same time.
 
-    A library that is damaged is compiled again. Where none can be compiled, that of another compiler is
-    returned: compilers agree on bits. Raises NativeCacheError for a cache that others could write,
+    A damaged library is compiled again. If the kernels cannot be compiled, the library of another compiler is
+    returned: compilers agree on bits. Raises NativeCacheError for a cache that other users could write,
     BuildFailed or OSError if there is no library.
     """
     folder, flags = folder or kernel_folder(), flags_up_to() if flags is None else flags
@@ -126,14 +127,14 @@ def build(folder: Path | None = None, flags: Sequence[str] | None = None) -> Pat
 
 
 def _built(folder: Path, compiler: str, flags: Sequence[str]) -> Path:
-    """Return the library of this compiler, from the cache or compiled now. Raises as `build` does."""
+    """Return the library of this compiler, from the cache or compiled now. Raises the errors of `build`."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BuildFailed(f"{folder} cannot be made: {error}") from error
     check_owner(folder)
     library = folder / _file_name(compiler, flags)
-    if not _is_usable(library):  # without the lock: another version may be compiling for half a minute
+    if not _is_usable(library):  # checked without the lock, which a compilation may hold for half a minute
         with locked(folder / LOCK):
             if not _is_usable(library):
                 _remove_damaged(library)
@@ -143,7 +144,8 @@ def _built(folder: Path, compiler: str, flags: Sequence[str]) -> Path:
 
 
 def _of_other_compiler(folder: Path, flags: Sequence[str]) -> Path | None:
-    """Return the library of these sources and flags that was used last, whichever compiler made it."""
+    """Return the most recently used library of these sources and flags, of any compiler; None if there is
+    none."""
     if not folder.is_dir():
         return None
     check_owner(folder)
@@ -153,7 +155,7 @@ def _of_other_compiler(folder: Path, flags: Sequence[str]) -> Path | None:
 
 
 def _is_usable(library: Path) -> bool:
-    """Return whether the library is there and intact; if so, it is now the most recently used one."""
+    """Return whether the library exists and is intact. If so, mark it as the most recently used one."""
     if not _is_intact(library):
         return False
     with contextlib.suppress(OSError):  # the cache may be read-only
@@ -162,8 +164,9 @@ def _is_usable(library: Path) -> bool:
 
 
 def _is_intact(library: Path) -> bool:
-    """Return whether the library is there and ends with the hash of its other bytes, as `_compile` wrote it.
-    Loading a damaged one would end the process. Raises NativeCacheError if others could have written it."""
+    """Return whether the library exists and ends with the hash of its other bytes, which `_compile` appends.
+    Loading a damaged library would end the process. Raises NativeCacheError if another user could have
+    written it."""
     try:
         status = library.lstat()
         if stat.S_ISDIR(status.st_mode):
@@ -182,7 +185,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _remove_damaged(library: Path) -> None:
-    """Remove what is in the place of a library, under the lock."""
+    """Remove a damaged library, or anything else at its path. To be called under the lock."""
     if not os.path.lexists(library):
         return
     log.warning("%s is damaged: the kernels are compiled again", library)
@@ -193,8 +196,8 @@ def _remove_damaged(library: Path) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Delete all but the `MAX_LIBRARIES` most recently used libraries, under the lock. A process that has
-    loaded a deleted one is not affected."""
+    """Delete all libraries except the `MAX_LIBRARIES` most recently used ones. To be called under the lock. A
+    process that has loaded a deleted library is not affected."""
     libraries = sorted(folder.glob("*.so"), key=lambda path: path.lstat().st_mtime_ns)
     for path in libraries[:-MAX_LIBRARIES]:
         path.unlink()
@@ -206,8 +209,9 @@ def _prune(folder: Path) -> None:
 
 
 def _file_name(compiler: str | None, flags: Sequence[str]) -> str:
-    """Return the name of a library: a hash of everything that its code depends on, and one of all but the
-    compiler. Without a compiler, return a pattern for the names of all."""
+    """Return the file name of a library: a hash of everything that its code depends on, then a hash of the
+    same without the compiler. If `compiler` is None, return a glob pattern for the libraries of all
+    compilers."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sorted(SOURCES.iterdir()):
         digest.update(b"%s\0%s\0" % (source.name.encode(), source.read_bytes()))
@@ -221,7 +225,7 @@ def _file_name(compiler: str | None, flags: Sequence[str]) -> str:
 
 
 def processor() -> str:
-    """Return the processor's model and features, as Linux reports them."""
+    """Return the processor's model and features reported by Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -232,8 +236,8 @@ def processor() -> str:
 
 
 def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Compile in a temporary folder, then rename the library: an existing one is always complete. Raises
-    BuildFailed."""
+    """Compile in a temporary folder, then rename the library, so that an existing one is always complete.
+    Raises BuildFailed."""
     log.info("compiling kernels for this processor (once)")
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
     with (
@@ -244,14 +248,14 @@ def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
         list(threads.map(partial(_run, compiler, *flags, "-c"), sources, objects))
         made = Path(f"{folder}/library.so")
         _run(compiler, *flags, *objects, made)
-        with made.open("r+b") as file:  # bytes at the end do not matter to the loader
+        with made.open("r+b") as file:  # the loader ignores bytes at the end
             file.write(_digest(file.read()))
         made.chmod(0o700)
         made.rename(library)
 
 
 def _run(compiler: str, *arguments: str | Path) -> None:
-    """Run the compiler with these arguments and the last one as its output. Raises BuildFailed."""
+    """Run the compiler; the last argument is the output file. Raises BuildFailed."""
     command = [compiler, *map(str, arguments[:-1]), "-o", str(arguments[-1])]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
@@ -273,7 +277,7 @@ def check_owner(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of the file at `path`, which is made if there is none. Raises OSError."""
+    """Hold the lock of the file at `path`, which is created if it does not exist. Raises OSError."""
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

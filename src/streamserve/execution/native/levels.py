@@ -1,6 +1,6 @@
-"""The sets of instructions that kernels are compiled for, and the one for a processor.
+"""The instruction set levels that kernels are compiled for, and the choice of a level for a processor.
 
-STREAMSERVE_KERNEL_PATH lowers what is detected (protocol/instructions.py), never raises it.
+STREAMSERVE_KERNEL_PATH can lower the detected level (system/instructions.py), never raise it.
 """
 
 from collections.abc import Collection
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streamserve.protocol.config import KernelPath
 from streamserve.protocol.errors import CheckpointError
-from streamserve.protocol.instructions import KERNEL_PATH_VARIABLE, kernel_bound
+from streamserve.system.instructions import KERNEL_PATH_VARIABLE, kernel_bound
 
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
 _V3_VNNI = _V3 | {"avx_vnni"}
@@ -21,9 +21,9 @@ _AMX = _BF16 | {"amx_tile", "amx_int8", "amx_bf16"}
 
 @dataclass(frozen=True)
 class Level:
-    """What one library is compiled for: `base`, a level of x86-64 as `-march` names it, and `extensions`, as
-    `-m` names them. `needed` are the flags in /proc/cpuinfo of processors that can run it, `path` is the best
-    path of its kernels."""
+    """The instructions that one library is compiled for: `base` is a level of x86-64 for `-march`,
+    `extensions` are names for `-m`. Processors with all flags `needed` in /proc/cpuinfo can run it. `path` is
+    the best path of its kernels."""
 
     name: str
     path: KernelPath
@@ -41,8 +41,8 @@ LEVELS = (
     Level("avx512-bf16", "avx512_bf16", "x86-64-v4", ("avx512vnni", "avx512bf16"), _BF16),
     Level("amx", "amx", "x86-64-v4", ("avx512vnni", "avx512bf16", "amx-tile", "amx-int8", "amx-bf16"), _AMX),
 )
-"""All levels. None needs less than an earlier one, so that the last one that a processor can run is the best:
-`avx512` leaves out the VNNI of 256 bits, which is for processors without AVX-512."""
+"""All levels, in an order in which the last one that a processor can run is the best. (`avx512` does not need
+the VNNI of 256 bits, which is for processors without AVX-512.)"""
 
 
 def runnable(flags: Collection[str]) -> list[Level]:
@@ -51,8 +51,8 @@ def runnable(flags: Collection[str]) -> list[Level]:
 
 
 def best_level(flags: Collection[str], bound: KernelPath = "auto") -> Level:
-    """Return the last level that a processor with `flags` can run. With a bound, the first level of that
-    path: the least processors that have the path have nothing besides.
+    """Return the last level that a processor with `flags` can run. With a `bound`, return the first level of
+    that path: the level of the least processors that have the path.
 
     Raises CheckpointError if the processor lacks the path.
     """
@@ -69,20 +69,20 @@ def best_level(flags: Collection[str], bound: KernelPath = "auto") -> Level:
 
 
 def detected_level(bound: KernelPath | None = None) -> Level:
-    """Return the level of this processor, at most that of `bound`, by default the process's. Raises
+    """Return the level of this processor, at most the level of `bound` (default: the process's bound). Raises
     CheckpointError as `best_level` does."""
     return best_level(processor_flags(), kernel_bound() if bound is None else bound)
 
 
 def lesser_level(bound: KernelPath | None = None) -> Level | None:
-    """Return the level of the lesser processor that this one is taken for; None if it is taken for itself."""
+    """Return the level that the bound lowers this processor to; None if it does not lower it."""
     level = detected_level(bound)
     return None if level == best_level(processor_flags()) else level
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the instruction sets that processor and kernel support, as Linux names them; none where it does
-    not say."""
+    """Return Linux's names of the instruction sets that processor and kernel support; empty if they are not
+    known."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -39,25 +39,26 @@ from streamserve.execution.native.structures import (
 )
 from streamserve.execution.sampling import NOT_FINITE
 from streamserve.protocol.config import KernelPath
-from streamserve.protocol.instructions import kernel_bound
+from streamserve.system.instructions import kernel_bound
 
 log = logging.getLogger(__name__)
 
 _LARGE_PAGE = 2 << 20
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 SOURCES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""What weights are packed from; the values are those of cpp/pack.h."""
+"""Dtypes that weights can be packed from; the values equal those of cpp/pack.h."""
 
 
 BLOCKS = {
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13,
     "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
-"""Types of GGUF's blocks; the values are those of cpp/blocks.h."""
+"""Types of GGUF's blocks; the values equal those of cpp/blocks.h."""
 
 
 class PackResult(IntEnum):
-    """Whether blocks were packed; the values are those of cpp/pack.h."""
+    """The result of packing blocks; the values equal those of cpp/pack.h. NOT_HELD: the scales do not fit
+    into the requested type."""
 
     PACKED = 0
     NOT_FINITE = 1
@@ -65,7 +66,7 @@ class PackResult(IntEnum):
 
 
 class Path(IntEnum):
-    """The instruction sets of the kernels; the values are those of cpp/common.h."""
+    """The instruction sets of the kernels; the values equal those of cpp/common.h."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -75,7 +76,7 @@ class Path(IntEnum):
 
 
 class Numbers(IntEnum):
-    """What the numbers of a weight are; the values are those of cpp/common.h."""
+    """The kind of a weight's numbers; the values equal those of cpp/common.h."""
 
     PLAIN = 0
     INTEGERS = 1
@@ -83,7 +84,7 @@ class Numbers(IntEnum):
 
 
 class ScaleType(IntEnum):
-    """How scales and offsets of integers are stored; the values are those of cpp/common.h."""
+    """The type of the scales of integers; the values equal those of cpp/common.h."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -92,7 +93,7 @@ class ScaleType(IntEnum):
 
 
 class Activation(IntEnum):
-    """Of an MLP's gates; the values are those of cpp/common.h."""
+    """The activation of an MLP's gates; the values equal those of cpp/common.h."""
 
     SILU = 0
     GELU = 1
@@ -179,9 +180,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def load_library(path: FilePath) -> ctypes.CDLL:
-    """Load the library at `path` and set its functions' types. Calls release the GIL.
+    """Return the library at `path`, loaded, with the types of its functions set. Calls release the GIL.
 
-    Raises LibraryMismatch if its structures or enums are others than Python's, or a function is absent.
+    Raises LibraryMismatch if its structures or enums differ from Python's, or if a function is absent.
     """
     library = ctypes.CDLL(str(path))
     abi.check(library, path, [*_SIGNATURES], _STRUCTURES, _VALUES)
@@ -192,18 +193,18 @@ def load_library(path: FilePath) -> ctypes.CDLL:
 
 
 def kernels() -> ctypes.CDLL | None:
-    """Return the kernels for this processor, or for the lesser one that the process takes it for; see
+    """Return the kernels for this processor, with at most the instructions of the process's bound; see
     `kernels_up_to`."""
     return kernels_up_to(kernel_bound())
 
 
 @functools.cache
 def kernels_up_to(bound: KernelPath) -> ctypes.CDLL | None:
-    """Return the kernels with at most the instructions of `bound`, from the wheel or compiled; None, logged
-    once, if unavailable.
+    """Return the kernels with at most the instructions of `bound`, from the wheel or compiled. Returns None,
+    after one log message, if they are not available.
 
-    Raises NativeCacheError if the cache is in a folder that other users can write, CheckpointError if the
-    processor lacks the instructions, LibraryMismatch if they do not fit to the Python files.
+    Raises NativeCacheError if other users can write the cache folder, CheckpointError if the processor lacks
+    the instructions, LibraryMismatch if the library does not fit the Python files.
     """
     try:
         return load_library(packaged_library(bound=bound) or build(flags=flags_up_to(bound)))
@@ -213,10 +214,9 @@ def kernels_up_to(bound: KernelPath) -> ctypes.CDLL | None:
 
 
 class ThreadPool:
-    """A thread pool that runs kernels together with the caller, on `path` or the best path for each type.
-
-    One call at a time. `cpus`: where to pin the other threads. Raises OSError if the system refuses a thread.
-    """
+    """A thread pool that runs kernels on `threads` threads, of which the caller is one. Only one call may run
+    at a time. `path`: the best path to use; default: the best one for each type. `cpus`: processors to pin
+    the other threads to. Raises OSError if the system refuses a thread."""
 
     def __init__(
         self,
@@ -239,7 +239,8 @@ class ThreadPool:
         weakref.finalize(self, library.ss_pool_delete, self.handle)
 
     def memory(self, size: int) -> torch.Tensor:
-        """Return page-aligned bytes, on large pages if available: tiles never straddle cache lines."""
+        """Return `size` page-aligned bytes, on large pages if available. Aligned tiles never straddle cache
+        lines."""
         if self._allocate:
             return self._allocate(size)
         page = 4096 if size < _LARGE_PAGE else _LARGE_PAGE
@@ -251,7 +252,7 @@ class ThreadPool:
 
     @contextmanager
     def allocating(self, allocate: Callable[[int], torch.Tensor]) -> Iterator[None]:
-        """Take the memory of weights from `allocate`, which returns page-aligned bytes."""
+        """Let `memory` return memory of `allocate`, which must be page-aligned, in the `with` body."""
         self._allocate = allocate
         try:
             yield

@@ -16,14 +16,14 @@ from streamserve.execution.quantization import BlockWeight, QuantizedWeight, Sto
 from streamserve.execution.weight_arena import StoredTensor
 
 NUMBERS = ("n", "k", "n_padded", "k_padded", "path", "type", "numbers", "bits", "group", "scale_type")
-"""The fields of a LinearStruct that are no addresses."""
+"""The fields of LinearStruct other than addresses."""
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class StoredLinear(msgspec.Struct, frozen=True):
-    """A packed linear map in memory that processes share: its `tensors` and `numbers` by field of
-    LinearStruct."""
+    """The index entry of a packed linear map in memory that processes share. `tensors` and `numbers` are by
+    field of LinearStruct."""
 
     format: Format
     dtype: str
@@ -35,16 +35,19 @@ class StoredLinear(msgspec.Struct, frozen=True):
 
 
 class NativeLinear:
-    """`y = x Wᵀ + b` like execution.linear.Linear, with bits of a row that depend on that row only.
+    """`y = x Wᵀ + b` like execution.linear.Linear, computed by the kernels: a row's bits depend on that row
+    only.
 
-    `paired`: the weight is two halves, gates and values, packed in alternating groups of 32 for the SwiGLU
-    that follows; such a map can be used only by the layers' kernel and cannot be called. `dtype` (float32 or
-    bfloat16): of x and y where the weight is quantized; otherwise they have the weight's. Raises NotFinite
-    for a stored weight with numbers that are not finite.
+    * `paired`: the weight has two halves, gates and values. They are packed in alternating groups of 32 for
+      the SwiGLU that follows. Such a map is for the layers' kernel only, and cannot be called.
+    * `dtype` (float32 or bfloat16): the dtype of x and y if the weight is quantized; otherwise they have the
+      weight's dtype.
+
+    Raises NotFinite for a stored weight with numbers that are not finite.
     """
 
     format: Format
-    """How the weight is stored."""
+    """The storage format of the weight."""
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class NativeLinear:
     def of_stored(
         cls, pool: ThreadPool, stored: StoredLinear, read: Callable[[StoredTensor], Tensor]
     ) -> "NativeLinear":
-        """Return a map that was stored, with the tensors that `read` returns."""
+        """Return the map that `stored` describes, with the tensors that `read` returns."""
         linear = cls.__new__(cls)
         linear.dtype, linear.format = getattr(torch, stored.dtype), stored.format
         linear.out_features, linear.in_features = stored.out_features, stored.in_features
@@ -94,7 +97,7 @@ class NativeLinear:
         return linear
 
     def stored(self, write: Callable[[Tensor], StoredTensor]) -> StoredLinear:
-        """Return what `of_stored` takes, with the tensors that `write` stores."""
+        """Store the tensors by `write`, and return the entry for `of_stored`."""
         return StoredLinear(
             self.format,
             str(self.dtype).removeprefix("torch."),
@@ -106,29 +109,30 @@ class NativeLinear:
         )
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors by field of the struct, and point the kernels to them."""
+        """Keep tensors by field of the struct, and set the struct's addresses."""
         for field, tensor in tensors.items():
             self._tensors[field] = tensor
             setattr(self.struct, field, tensor.data_ptr())
 
     def column_order(self) -> Tensor:
-        """Return the output (int32) that each column of the packed weight has, not to be changed; -1 is
-        padding."""
+        """Return the output (int32) in each column of the packed weight; -1 is padding. The tensor is shared
+        and must not be changed."""
         return _column_order(self.out_features, self._paired)
 
     @property
     def quantized(self) -> bool:
-        """Whether the weight has a scale for each group of inputs."""
+        """Whether the weight is quantized: it has scales."""
         return "scales" in self._tensors
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weight, in bytes."""
+        """Bytes of the packed weight."""
         return sum(tensor.nbytes for field, tensor in self._tensors.items() if field != "bias")
 
     def __call__(self, x: Tensor, wide: bool = False, scale: float = 1.0, cap: float = 0.0) -> Tensor:
-        """Map `x` [rows, in] of the weight's dtype to that dtype or, if `wide`, to unrounded float32: then
-        multiplied by `scale`, and bounded by a `cap` other than 0 as cap · tanh(y / cap)."""
+        """Return y [rows, out] for `x` [rows, in], which must have the map's dtype. y has that dtype too, or
+        if `wide` it is unrounded float32; then it is multiplied by `scale`, and bounded by a `cap` other than
+        0 as cap · tanh(y / cap)."""
         if self._paired:
             raise ValueError("a map packed in pairs is for whole layers only")
         if x.dtype != self.dtype or x.shape[1] != self.in_features:
@@ -152,8 +156,8 @@ class NativeLinear:
         return out
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Return rows [len(numbers), in] of the weight as it was given, for int64 output indices
-        `numbers`. Raises ValueError for others, and for a map packed in pairs or quantized."""
+        """Return rows [len(numbers), in] of the original weight, for int64 output indices `numbers`. Raises
+        ValueError for indices out of range, and for a map that is paired or quantized."""
         if self._paired or self.quantized:
             raise ValueError("rows are kept only of maps that are neither packed in pairs nor quantized")
         numbers = numbers.contiguous()
@@ -169,14 +173,15 @@ class NativeLinear:
 
 @functools.lru_cache(maxsize=32)
 def _column_order(outputs: int, paired: bool) -> Tensor:
-    """Return NativeLinear.column_order. Thousands of experts have the same."""
+    """Return NativeLinear.column_order. It is cached, because thousands of experts have the same order."""
     order = _pairs(outputs // 2) if paired else torch.arange(outputs)
     padding = _round_up(len(order), PANEL) - len(order)
     return torch.cat([order, torch.full((padding,), -1)]).to(torch.int32)
 
 
 def _pairs(half: int) -> Tensor:
-    """Return the row order of gates and values in alternating groups of 32, short groups padded with -1."""
+    """Return the row order that alternates groups of 32 gates and 32 values; short groups are padded with
+    -1."""
     turns = torch.arange(_round_up(half, CHUNK)).view(-1, 1, CHUNK)
     gates = torch.where(turns < half, turns, -1)
     values = torch.where(turns < half, turns + half, -1)

@@ -1,10 +1,7 @@
-"""LoRA adapters packed for the kernels."""
+"""Pack LoRA adapters for the kernels."""
 
-import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, cast
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from streamserve.execution.linear import LinearMap
+from streamserve.execution.lora.types import PackedAdapter, StepAdapters
+from streamserve.execution.lora.weights import AdapterWeights, LowRankPart
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear
 from streamserve.execution.native.structures import (
@@ -22,31 +21,17 @@ from streamserve.execution.native.structures import (
     LowRankStruct,
 )
 
-if TYPE_CHECKING:
-    from streamserve.execution.lora.step import StepAdapters
-    from streamserve.execution.lora.weights import AdapterWeights, LowRankPart
-
 COLUMNS = 16
-"""Columns of a packed weight that need the same ranks."""
+"""Columns of a packed weight for which B is stored together, with the ranks that any of them needs."""
 
 _RANKS = np.dtype(LowRankColumnsStruct)
 
 
-@dataclass(frozen=True)
-class PackedAdapter:
-    """An adapter as the kernels read it: `maps` [layers × LORA_MAPS] point into `memory`. `rank` is the
-    largest sum of the ranks of a map's modules."""
-
-    maps: "ctypes.Array[LowRankStruct]"
-    memory: Tensor
-    rank: int
-
-
 def pack_adapter(
-    weights: "AdapterWeights", maps: Sequence[LinearMap | None], pool: ThreadPool
+    weights: AdapterWeights, maps: Sequence[LinearMap | None], pool: ThreadPool
 ) -> PackedAdapter:
-    """Pack an adapter of a model with the linear maps `maps` [layers × LORA_MAPS] into one piece of
-    memory, whose large pages let it be read at full speed."""
+    """Return an adapter packed for a model with the linear maps `maps` [layers × LORA_MAPS]. All matrices are
+    in one piece of memory on large pages, so that they are read at full speed."""
     packed = {}
     for (layer, kind), parts in weights.parts.items():
         linear = maps[layer * LORA_MAPS + kind]
@@ -68,12 +53,12 @@ def pack_adapter(
 
 
 def _aligned(size: int) -> int:
-    """Return a size in whole cache lines."""
+    """Return a size in bytes, rounded up to whole cache lines."""
     return -(-size // 64) * 64
 
 
-def step_struct(lora: "StepAdapters") -> LoraStruct:
-    """Return a step's adapters for the kernels."""
+def step_struct(lora: StepAdapters) -> LoraStruct:
+    """Return the structure of a step's adapters for the kernels."""
     packed = [adapter.packed for adapter in lora.adapters]
     pointers = (POINTER(LowRankStruct) * len(packed))()
     for number, adapter in enumerate(packed):
@@ -87,9 +72,9 @@ def step_struct(lora: "StepAdapters") -> LoraStruct:
     )
 
 
-def _packed(parts: "Sequence[LowRankPart]", linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the matrices A and B of a map's parts as cpp/lora.h has them, the scales, and where the columns
-    of B are."""
+def _packed(parts: Sequence[LowRankPart], linear: NativeLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the matrices A and B of a map's parts in the layout of cpp/lora.h, the scales of the ranks, and
+    the table of B's columns."""
     sizes = [part.rank + part.rank % 2 for part in parts]  # ranks are computed in pairs
     a = torch.cat([pad(part.a, (0, -part.a.shape[1] % CHUNK, 0, part.rank % 2)) for part in parts])
     scales = torch.cat([pad(torch.full((part.rank,), part.scale), (0, part.rank % 2)) for part in parts])

@@ -8,7 +8,7 @@ from torch import Tensor
 from streamserve.execution.attention import AttentionBackend
 from streamserve.execution.experts import Experts
 from streamserve.execution.linear import LinearMap
-from streamserve.execution.lora.step import StepAdapters
+from streamserve.execution.lora.types import StepAdapters
 from streamserve.execution.mixture import ExpertWeights
 from streamserve.execution.model import LayerWeights, Model, scaled
 from streamserve.execution.native.attention import NativeAttention
@@ -28,10 +28,11 @@ from streamserve.execution.spec import ModelSpec
 
 
 class NativeModel(Model):
-    """execution.model.Model whose linear maps are NativeLinear, `gate_up` packed in pairs.
+    """A model that runs on the kernels: execution.model.Model with NativeLinear maps, `gate_up` packed in
+    pairs.
 
-    It rounds at the same operations; logits are float32. A row's bits never depend on other rows. A tied
-    embedding is stored once, packed: its rows are read from the head, unless that is quantized.
+    It rounds at the same operations as Model; logits are float32. A row's bits never depend on other rows. A
+    tied embedding is stored once, packed: its rows are read from the head, unless the head is quantized.
     """
 
     @classmethod
@@ -85,7 +86,7 @@ class NativeModel(Model):
         attention: AttentionBackend,
         lora: StepAdapters | None = None,
     ) -> Tensor:
-        """As Model.forward; `attention` must be a NativeAttention that has planned this step."""
+        """Implement Model.forward. `attention` must be a NativeAttention that has planned this step."""
         assert isinstance(attention, NativeAttention)
         assert attention.spans is not None
         cos, sin = self._rotation(positions)
@@ -117,8 +118,8 @@ class NativeModel(Model):
         return self.head(hidden, wide=True, scale=self.spec.multipliers.logits, cap=self.spec.logits_cap)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of rope.Rotations, from a table: for a draft model's short pass the
-        cost of computing them matters."""
+        """Return the cosines and sines of rope.Rotations, from a table: computing them would take a notable
+        share of a draft model's short pass. The table grows by powers of two."""
         last = int(positions.numpy().max())
         if last >= self._table[0].shape[1]:
             self._table = self._rotations.table(1 << last.bit_length(), self.dtype)
@@ -147,7 +148,8 @@ class NativeModel(Model):
         return out
 
     def _norm_weight(self, weight: Tensor | None) -> int | None:
-        """Return the address of a norm's weight in float32, which this model keeps; None without one."""
+        """Return the address of a norm's weight, converted to float32 and kept by this model; None without a
+        weight."""
         if weight is None:
             return None
         self._norms.append(weight.float().contiguous())

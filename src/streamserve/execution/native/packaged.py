@@ -1,6 +1,7 @@
-"""The kernels that a wheel has compiled: one library for each level, and where their measured rates are kept.
+"""The compiled kernels in a wheel: one library for each level, and the files of their measured rates.
 
-A checkout has none, nor has a wheel for another kind of processor: kernels are then compiled on first use.
+A checkout, or a wheel for another kind of processor, has no libraries: kernels are then compiled on first
+use.
 """
 
 import hashlib
@@ -12,17 +13,18 @@ from streamserve.execution.native.levels import Level, detected_level
 from streamserve.protocol.config import KernelPath
 
 FOLDER = Path(__file__).parent / "compiled"
-"""Where a wheel has its libraries; not there in a checkout."""
+"""The folder of a wheel's libraries; a checkout does not have it."""
 
 
 def file_name(level: Level) -> str:
-    """Return the name of a level's library."""
+    """Return the file name of a level's library."""
     return f"kernels-{level.name}.so"
 
 
 def packaged_library(folder: Path = FOLDER, bound: KernelPath | None = None) -> Path | None:
-    """Return the packaged library for this processor, with at most the instructions of `bound`, by default
-    the process's; None if there is none. Raises CheckpointError if the processor lacks them."""
+    """Return the packaged library for this processor, with at most the instructions of `bound` (default: the
+    process's bound); None if there is none. Raises CheckpointError if the processor lacks the
+    instructions."""
     if platform.machine() != "x86_64":
         return None
     path = folder / file_name(detected_level(bound))
@@ -30,8 +32,9 @@ def packaged_library(folder: Path = FOLDER, bound: KernelPath | None = None) -> 
 
 
 def rates_file(library: Path) -> Path:
-    """Return where the rates measured with a library are stored: next to a compiled one; for a packaged one,
-    whose folder may be shared by machines or not be writable, in the user's cache folder."""
+    """Return the path of the rates measured with a library. For a compiled library it is next to it. For a
+    packaged one it is in the user's cache folder, because machines may share the package's folder, or it may
+    not be writable."""
     if library.parent != FOLDER:
         return library.with_suffix(".json")
     digest = hashlib.blake2b(library.read_bytes(), digest_size=16)

@@ -1,4 +1,4 @@
-"""Weights as the kernels read them: numbers, and scales, offsets and the order of inputs."""
+"""Pack weights into the layout of the kernels: numbers, scales, offsets, and the order of inputs."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -33,10 +33,10 @@ from streamserve.execution.quantization import (
 )
 
 E4M3_PART = 256.0
-"""The kernels read a number of e4m3 as its 256th part, and have scales that many times larger."""
+"""The kernels read an e4m3 number as 1/256 of its value, so their scales are 256 times as large."""
 
 STRIP = 1 << 18
-"""Numbers that are unpacked at once: what is made of them stays in the processor's cache."""
+"""Numbers that are unpacked at a time, so that they stay in the processor's cache until they are packed."""
 
 Addresses = NDArray[np.uint64]
 
@@ -44,16 +44,20 @@ SHORT = {ScaleType.BFLOAT16: torch.bfloat16, ScaleType.FLOAT16: torch.float16}
 
 
 TABLE_TYPES = SHORT | {ScaleType.FLOAT32: torch.float32, ScaleType.E8M0: torch.uint8}
-"""What scales are stored in."""
+"""The torch dtypes of stored scales."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight in the kernels' memory: its `numbers`, and of a quantized one `scales` and perhaps `offsets`
-    [out / 64, groups, 64] for each group of inputs, and perhaps the inputs' `order` [padded inputs] (int32).
-    What is padded is zero. By the struct's `scale_type` scales and offsets are float32, or scales have 16
-    bits, and the offsets are zero points (int8), or scales have 8 bits and there are no offsets. With a
-    `table` [16] (uint8) the numbers are its indices."""
+    """A weight in the layout of the kernels; padding is zero.
+
+    * `numbers`: floats or integers.
+    * `scales` and `offsets` [out / 64, groups, 64], if it is quantized. By the struct's `scale_type` both are
+      float32; or scales have 16 bits and offsets are zero points (int8); or scales have 8 bits and there are
+      no offsets.
+    * `order` [padded inputs] (int32): the order of the inputs, if they are not in order.
+    * `table` [16] (uint8): if given, the numbers are indices of it.
+    """
 
     numbers: Tensor
     scales: Tensor | None = None
@@ -63,7 +67,7 @@ class Packed:
 
     @property
     def tables(self) -> dict[str, Tensor]:
-        """What the kernels read besides the numbers, by field of LinearStruct."""
+        """The tensors other than the numbers, by field of LinearStruct."""
         tables = {"scales": self.scales, "offsets": self.offsets, "order": self.order, "table": self.table}
         return {field: table for field, table in tables.items() if table is not None}
 
@@ -74,8 +78,9 @@ def pack(
     weight: QuantizedWeight | StripedWeight | StoredWeight | BlockWeight,
     outputs: Tensor,
 ) -> Packed:
-    """Pack a weight for `struct`, its outputs in the order of `outputs` (whole panels, -1 is padding), and
-    complete `struct`, which points to the result. Raises NotFinite for a stored weight with such numbers."""
+    """Return a weight packed for `struct`, with its outputs in the order of `outputs` (whole panels; -1 is
+    padding). Completes `struct`, which then points to the result. Raises NotFinite for a stored weight with
+    numbers that are not finite."""
     if isinstance(weight, QuantizedWeight | StripedWeight):
         packed = _pack_quantized(pool, struct, weight, outputs)
     elif isinstance(weight, BlockWeight):
@@ -91,8 +96,8 @@ def pack(
 
 
 def unpack_floats(pool: ThreadPool, weight: BlockWeight, dtype: torch.dtype) -> Tensor:
-    """Return a weight of blocks as floats of `dtype`, float32 or bfloat16. Raises NotFinite for one with such
-    numbers."""
+    """Return a weight of blocks as floats of `dtype`, float32 or bfloat16. Raises NotFinite if a number is
+    not finite."""
     rows, kinds = _block_rows(weight, torch.arange(weight.shape[0]))
     floats = torch.empty(weight.shape, dtype=dtype)
     pool.large_pages(floats)
@@ -116,7 +121,7 @@ def _pack_floats(pool: ThreadPool, struct: LinearStruct, weight: StoredWeight, o
 def _round(
     pool: ThreadPool, struct: LinearStruct, weight: StoredWeight, format: WeightFormat, outputs: Tensor
 ) -> Packed:
-    """Round a weight to a format of integers that has scales in 16 bits, as quantization.quantize does."""
+    """Return a weight rounded to a `format` of integers, with the same numbers as quantization.quantize."""
     _describe(struct, format, Numbers.INTEGERS, ScaleType.BFLOAT16)
     tables = struct.n_padded // PANEL, -(-struct.k_padded // struct.group), PANEL
     numbers = pool.memory(struct.n_padded * struct.k_padded * format.bits // 8)
@@ -138,7 +143,7 @@ def _round(
 
 
 def _pack_blocks(pool: ThreadPool, struct: LinearStruct, weight: BlockWeight, outputs: Tensor) -> Packed:
-    """Pack blocks with their scales in as few bits as hold them."""
+    """Return blocks packed with their scales in the fewest bits that represent them exactly."""
     format, table = weight.format, _table(weight.format)
     rows, kinds = _block_rows(weight, outputs)
     struct.table = _address(table)
@@ -165,14 +170,14 @@ def _pack_blocks(pool: ThreadPool, struct: LinearStruct, weight: BlockWeight, ou
 
 
 def _scale_types(format: WeightFormat) -> list[ScaleType]:
-    """Return how scales of blocks may be stored, the last way always."""
+    """Return the types to try for the scales of blocks, in order; the last one is always possible."""
     if format.wide_tables:
         return [ScaleType.FLOAT32]
     return [ScaleType.E8M0 if format.table == "mxfp4" else ScaleType.FLOAT16, ScaleType.FLOAT32]
 
 
 def _block_rows(weight: BlockWeight, outputs: Tensor) -> tuple[Addresses, NDArray[np.int32]]:
-    """Return for each of `outputs` the address of its blocks, 0 for padding, and their type."""
+    """Return, for each of `outputs`, the address of its blocks (0: padding) and their type."""
     addresses, kinds = [], []
     for part in weight.parts:
         first, stride = part.blocks.ctypes.data, part.blocks.strides[0]
@@ -217,8 +222,8 @@ def _pack_quantized(
 def _strips(
     weight: QuantizedWeight | StripedWeight, outputs: Tensor, threads: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield whole panels of `outputs`: the number of the first output, the rows that they are of the numbers
-    that follow (-1 is padding), and these numbers."""
+    """Yield strips of whole panels of `outputs`, as (position of the first output, `places`, numbers). Output
+    i of the strip has row places[i] of the numbers; -1 is padding."""
     if isinstance(weight, QuantizedWeight):
         yield 0, outputs, weight.numbers.contiguous()
         return
@@ -236,7 +241,7 @@ def _strips(
 def _pack_integers(
     pool: ThreadPool, struct: LinearStruct, stored: Tensor, places: Tensor, to: Tensor
 ) -> None:
-    """Pack panels of integers, those of the rows `places` of `stored`."""
+    """Pack the rows `places` of `stored`, which are integers, as panels to `to`."""
     strip = LinearStruct.from_buffer_copy(struct)
     strip.n_padded = len(places)
     rows = _rows([stored], places)
@@ -246,7 +251,7 @@ def _pack_integers(
 def _pack_floats_8(
     pool: ThreadPool, struct: LinearStruct, stored: Tensor, places: Tensor, to: Tensor
 ) -> None:
-    """Pack panels of floats of 8 bits, those of the rows `places` of `stored`."""
+    """Pack the rows `places` of `stored`, which are 8-bit floats, as panels to `to`."""
     padded = torch.nn.functional.pad(
         stored[places.clamp(min=0).long()], (0, struct.k_padded - stored.shape[1])
     )
@@ -255,7 +260,7 @@ def _pack_floats_8(
 
 
 def _describe(struct: LinearStruct, format: WeightFormat, kind: Numbers, scale_type: ScaleType) -> None:
-    """Complete `struct` for a weight of `format`."""
+    """Set the fields of `struct` that describe a weight of `format`."""
     unit = CHUNK if format.floating else TILE
     struct.k_padded = -(-struct.k // unit) * unit
     struct.numbers, struct.bits, struct.group = kind, format.bits, format.group or struct.k_padded
@@ -263,8 +268,8 @@ def _describe(struct: LinearStruct, format: WeightFormat, kind: Numbers, scale_t
 
 
 def _rows(parts: Sequence[Tensor], outputs: Tensor) -> Addresses:
-    """Return the address of each of `outputs` in the joined parts, contiguous and of one dtype; 0 for
-    padding."""
+    """Return the address of each of `outputs` in the joined `parts`, which must have contiguous rows and one
+    dtype; 0: padding."""
     addresses = np.concatenate([
         part.data_ptr() + np.arange(len(part), dtype=np.uint64) * np.uint64(part.stride(0) * part.itemsize)
         for part in parts
@@ -283,7 +288,8 @@ def _address(table: Tensor | None) -> int | None:
 
 
 def _tables(weight: QuantizedWeight) -> tuple[ScaleType, Tensor, Tensor | None]:
-    """Return scales and offsets [out, groups], in fewer bits where these hold them exactly."""
+    """Return the type of the scales, and scales and offsets [out, groups], in the fewest bits that represent
+    them exactly."""
     if weight.format.floating:
         return ScaleType.FLOAT32, weight.scales * E4M3_PART, None
     if weight.format.table == "mxfp4":
@@ -300,14 +306,14 @@ def _tables(weight: QuantizedWeight) -> tuple[ScaleType, Tensor, Tensor | None]:
 
 
 def _table(format: WeightFormat) -> Tensor | None:
-    """Return the table of a format's indices as numbers of 8 bits."""
+    """Return the table of a format's indices as unsigned 8-bit numbers; None if it has no table."""
     if format.table is None:
         return None
     return torch.tensor([value + 128 for value in TABLES[format.table]], dtype=torch.uint8)
 
 
 def _floats(numbers: Tensor, path: Path) -> Tensor:
-    """Return the bytes of floats [out, depth], as native/cpp/gemm.h draws them: two vectors wide."""
+    """Return the bytes of 8-bit floats [out, depth] in the layout of native/cpp/gemm.h: two vectors wide."""
     columns = 32 if path >= Path.AVX512 else 16
     return numbers.view(-1, columns, numbers.shape[1]).permute(0, 2, 1).reshape(-1)
 

@@ -1,8 +1,8 @@
-"""Choose the instructions that the kernels use, by how fast this processor multiplies with them.
+"""Choose the path of the kernels: the instructions with which this processor multiplies fastest.
 
-Processors that have an instruction may be slow at it: some run the bf16 dot product at half the rate of
-float32. The rates are measured once and stored with the compiled kernels: all workers make the same choice,
-at every start.
+A processor may have an instruction and be slow at it: some run the bf16 dot product at half the rate of
+float32. The rates are measured once and stored with the compiled kernels, so that all workers make the same
+choice at every start.
 """
 
 import contextlib
@@ -26,37 +26,38 @@ from streamserve.execution.native.packaged import rates_file
 log = logging.getLogger(__name__)
 
 ATTEMPTS, SECONDS, ROUNDS = 20, 0.001, 10_000
-"""How often a rate is measured, for at least how long, and rounds of the first attempt. The best attempt
-counts, as disturbances only take time."""
+"""Number of measurements of a rate, minimum seconds of each, and loop rounds of the first one. The best
+measurement counts, because disturbances only take time."""
 
 ATTAINED = {Path.AMX: 0.75, Path.AVX512_BF16: 0.95, Path.AVX512: 0.85, Path.AVX2: 0.85}
-"""The share of its multipliers' rate that a path's kernel reaches with 512 rows of bf16 weights
-(benchmarks/widths.py)."""
+"""The share of the multipliers' rate that a path's kernel reaches in products of 512 rows with bf16 weights,
+measured by benchmarks/widths.py."""
 
 MARGIN = 0.9
-"""A newer path is taken if it is at least this share as fast: the integer kernels need its instructions."""
+"""A newer path is taken if it has at least this share of the fastest path's speed, because the integer
+kernels need its instructions."""
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Operations a second of one thread with bf16 weights, by the name of the path."""
+    """Measured operations a second of one thread with bf16 weights, by the name of the path."""
 
     by_path: dict[str, float]
 
 
 def name_of(path: Path) -> str:
-    """Return a path as `--kernel-path` names it."""
+    """Return a path's name in `--kernel-path`."""
     return path.name.lower()
 
 
 def numerics_of(path: Path) -> str:
-    """Return the name of the bits that a path computes. AMX adds bf16 products in another order; portable
-    code rounds twice where the others fuse a product with a sum."""
+    """Return the name of the class of bits that a path computes. AMX adds bf16 products in another order, and
+    portable code rounds twice where the other paths fuse a product with a sum."""
     return f"native {name_of(path)}" if path in (Path.PORTABLE, Path.AMX) else "native"
 
 
 def multiplier_rate(pool: ThreadPool, path: Path, bits: int = 16) -> float:
-    """Return how many operations a second the pool's threads do with numbers in registers, for weights of 16
-    bits or, in the integer kernels, of 8; zero where a path has no instructions for them."""
+    """Return the operations a second of the pool's threads with numbers in registers, for weights of `bits`
+    bits (8: in the integer kernels); 0 if the path has no instructions for them."""
     rounds, seconds, rates = ROUNDS, 0.0, list[float]()
     while seconds < SECONDS or len(rates) < ATTEMPTS:
         started = time.perf_counter()
@@ -72,8 +73,8 @@ def multiplier_rate(pool: ThreadPool, path: Path, bits: int = 16) -> float:
 
 
 def choose(rates: Mapping[Path, float]) -> Path:
-    """Return the path that will be the fastest with bf16 weights, from its multipliers' rates; of paths that
-    are about as fast the newest."""
+    """Return the path that is expected to be the fastest with bf16 weights, by the multipliers' rates. Among
+    paths of about equal speed (MARGIN) the newest is returned."""
     speeds = {path: rate * ATTAINED.get(path, 0.0) for path, rate in rates.items()}
     fastest = max(speeds.values())
     return max(path for path, speed in speeds.items() if speed >= MARGIN * fastest)
@@ -81,8 +82,8 @@ def choose(rates: Mapping[Path, float]) -> Path:
 
 @functools.cache
 def best_path(library: ctypes.CDLL, numerics: str = "") -> Path | None:
-    """Return the path for this processor, from the stored rates or from those measured now: the best of those
-    that compute the bits called `numerics`, if given; None if there is none."""
+    """Return the best path for this processor, by stored rates or by rates measured now. With `numerics`,
+    only paths of that class of bits are considered; None if there is none."""
     pool = ThreadPool(library, 1)
     supported = [path for path in Path if pool.supports(path, torch.bfloat16)]
     rates = _ensure_rates(library, pool, supported)
@@ -91,7 +92,7 @@ def best_path(library: ctypes.CDLL, numerics: str = "") -> Path | None:
 
 
 def _ensure_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> Mapping[str, float]:
-    """Return the rates of these paths. If there are none, measure and store them."""
+    """Return the stored rates; if there are none, measure the rates of `paths` and store them."""
     try:
         file = rates_file(FilePath(library._name))
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,7 +110,8 @@ def _ensure_rates(library: ctypes.CDLL, pool: ThreadPool, paths: list[Path]) -> 
 
 
 def stored_rates(library: FilePath) -> Mapping[str, float] | None:
-    """Return the stored rates of the library at this path by the names of paths; None if there are none."""
+    """Return the stored rates of the library at a file path, by the names of kernel paths; None if there are
+    none."""
     try:
         rates = _read(rates_file(library))
     except OSError:
@@ -118,9 +120,9 @@ def stored_rates(library: FilePath) -> Mapping[str, float] | None:
 
 
 def _read(file: FilePath) -> Rates | None:
-    """Return the stored rates; None if there are none that can be used."""
+    """Return the stored rates; None if there are no valid ones."""
     with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-        if stat.S_ISREG(file.stat().st_mode):  # not a pipe, which would not end
+        if stat.S_ISREG(file.stat().st_mode):  # reading a pipe would not end
             return msgspec.json.decode(file.read_bytes(), type=Rates)
     return None
 

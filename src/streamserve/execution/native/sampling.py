@@ -18,9 +18,10 @@ _DRAW = packer(DrawStruct)
 
 
 class NativeChooser:
-    """Implements execution.sampling.Chooser with the kernels, for float32 logits.
+    """A chooser of tokens (execution.sampling.Chooser) by the kernels, for float32 logits.
 
-    The result is that of numpy in the same float64, except for the last bit of a logarithm or an exponential.
+    It computes in float64 like numpy in `Sampler`; only the last bit of a logarithm or an exponential may
+    differ.
     """
 
     def __init__(self, pool: ThreadPool) -> None:
@@ -40,7 +41,8 @@ class NativeChooser:
 
 
 class NativeDraftSelector:
-    """Implements execution.drafters.selection.DraftSelector with the kernels, for float32 logits."""
+    """A selector of draft tokens (execution.drafters.selection.DraftSelector) by the kernels, for float32
+    logits."""
 
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
@@ -56,7 +58,7 @@ class NativeDraftSelector:
     ) -> list[list[ScoredToken]]:
         _check(logits)
         rows, vocabulary = logits.shape
-        considered = max(count, 2)  # a gap is measured to the best other token
+        considered = max(count, 2)  # features need the gap to the best other token
         draws = b"".join(
             _draw(row, params[row], choices[row], outputs[row], adjusted.get(row)) for row in range(rows)
         )
@@ -68,7 +70,7 @@ class NativeDraftSelector:
         )  # fmt: skip
         greedy = np.fromiter((row_params.greedy for row_params in params), bool, rows)[:, None]
         others = scores[:, [1, *[0] * (considered - 1)]]
-        with np.errstate(invalid="ignore"):  # fewer tokens than `considered` under a grammar: scores -inf
+        with np.errstate(invalid="ignore"):  # a grammar may allow fewer tokens: others have the score -inf
             gaps = np.minimum(others - scores, 700.0)
         features = np.where(greedy, np.exp(scores), 1.0 / (1.0 + np.exp(gaps)))
         return [

@@ -1,1 +1,1 @@
-"""Measured costs of steps on this machine: measure, store and validate them."""
+"""Profiles, the measured costs of steps on this machine: measure, store and validate them."""

@@ -1,20 +1,20 @@
-"""Measure the cost of drafting before serving starts: an initial estimate, which later steps correct."""
+"""Measure the cost of drafting before serving starts. Later steps correct this initial estimate."""
 
 import time
 
-from streamserve.engine.plan import Drafter, DraftRequest
+from streamserve.contracts.cost import StepCost, fit
+from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.execution.loaded import Loaded
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.scheduling.cost import StepCost, fit
 
 CHAIN_COUNTS = (1, 8, 64)
 DEPTH = 2
 REPETITIONS = 3
-"""Repetitions, of which the shortest counts: disturbances only add time."""
+"""Number of repetitions; the shortest counts, because disturbances only add time."""
 
 
 def draft_cost(loaded: Loaded) -> StepCost | None:
-    """Return the seconds of a level of trees by their number of nodes; None if there is no draft model."""
+    """Return the seconds of one level of draft trees by its number of nodes; None without a draft model."""
     drafter, blocks = loaded.drafter, loaded.engine_config.num_blocks
     if drafter is None or drafter.group is None or loaded.engine_config.block_size <= DEPTH:
         return None
@@ -25,8 +25,8 @@ def draft_cost(loaded: Loaded) -> StepCost | None:
 
 
 def _level(drafter: Drafter, chains: int, vocabulary: int) -> float:
-    """Return the seconds of one level of `chains` chains of different tokens, which choose different
-    experts."""
+    """Return the seconds of drafting one level of `chains` chains. Their tokens differ, so that they choose
+    different experts."""
     params = SamplingParams(temperature=0.0)
     requests = [
         DraftRequest(

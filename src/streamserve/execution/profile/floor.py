@@ -1,13 +1,13 @@
 """The floor of a step: the least time in which this machine could read the step's bytes and compute its
-matrix products. max(bytes / bandwidth, operations / matrix rate); nothing else is counted, so it is never
-reached. Of a mixture of experts, those are counted that the step's tokens are expected to choose; tokens that
-choose the same ones read less."""
+matrix products, max(bytes / bandwidth, operations / matrix rate). No other work is counted, so no step
+reaches it. Of a mixture of experts, the expected number of experts that the step's tokens choose is counted.
+A step can read less if its tokens choose the same experts."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamserve.engine.plan import Span, StepPlan
+from streamserve.contracts.plan import Span, StepPlan
 from streamserve.execution.experts import is_routed
 from streamserve.execution.kv_vectors import vector_bytes
 from streamserve.execution.loaded import Loaded
@@ -23,8 +23,8 @@ def floor_of(loaded: Loaded, profile: Profile) -> "StepFloor":
 
 
 def step_floor(loaded: Loaded, bandwidth: float, matrix_rate: float) -> "StepFloor":
-    """Return the floor of a loaded model's steps at `bandwidth` in bytes and `matrix_rate` in operations a
-    second."""
+    """Return the floor of a loaded model's steps, with `bandwidth` in bytes a second and `matrix_rate` in
+    operations a second."""
     spec, dtype = loaded.model.spec, loaded.model.dtype
     return StepFloor(
         spec,
@@ -40,18 +40,22 @@ def step_floor(loaded: Loaded, bandwidth: float, matrix_rate: float) -> "StepFlo
 
 @dataclass(frozen=True)
 class Work:
-    """The minimum work of a step: `bytes` to be read, and floating point `operations` of matrix products."""
+    """The minimum work of a step: `bytes` to be read, and `operations` of matrix products (two for each
+    multiplication with addition)."""
 
     bytes: int
     operations: int
 
 
 class StepFloor:
-    """Callable that returns the floor of a plan's step in seconds. `bandwidth` is in bytes and `matrix_rate`
-    in operations a second; each number of weights and cache takes `itemsize` bytes, but those of the layers'
-    matrices what their `format` takes, and those of the head what the format `head` does. With a token
-    `token_parameters` of `layer_parameters` are multiplied. A key or value of one head takes
-    `kv_vector_bytes` if given."""
+    """A function of a plan that returns the floor of its step in seconds.
+
+    * `bandwidth` in bytes a second, `matrix_rate` in operations a second.
+    * `itemsize`: bytes of a number of weights and cache. `format`: the format of the layers' matrices, if
+      they are quantized; `head`: the format of the head.
+    * `kv_vector_bytes`: bytes of a key or value of one head; by default `itemsize` a number.
+    * `layer_parameters`: weights of all layers. `token_parameters`: those multiplied for one token.
+    """
 
     def __init__(
         self,
@@ -88,8 +92,8 @@ class StepFloor:
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
     def work(self, spans: Sequence[Span]) -> Work:
-        """Return the work of a step: each weight is read once, if there are query tokens for it, the expected
-        number of experts' weights, and each KV slot that any of the spans sees."""
+        """Return the work of a step. It reads each weight once, of experts' weights the expected share, the
+        head only if tokens are sampled, and each KV slot that any of the spans sees."""
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
         query_tokens = sum(count for _, count, _ in extents)
         sampled = sum(len(span.tree.tokens) for span in spans if span.tree is not None)
@@ -107,16 +111,16 @@ class StepFloor:
 def _visible(
     extents: Sequence[tuple[int, int, list[int]]], window: int | None, block_size: int
 ) -> tuple[int, int]:
-    """Return the number of KV slots that sequences see, those of shared blocks once, and the sum over query
-    tokens of the tokens that each sees, for (start, query tokens, blocks). Nodes of a tree count as if they
-    were a chain."""
+    """Return the number of KV slots that sequences see, and the sum over query tokens of the tokens that each
+    one sees. `extents` has (start, query tokens, blocks) for each sequence. Slots of shared blocks count
+    once; nodes of a tree count as a chain."""
     blocks: set[int] = set()
     unseen = pairs = 0
     for start, query_tokens, table in extents:
         end, first, within = start + query_tokens, 0, query_tokens
         if window is not None:
             first, within = max(0, start - window + 1), min(max(window - start, 0), query_tokens)
-        # The last block is not shared, as it is written to: its free slots are subtracted exactly.
+        # The last block is written, so it is not shared, and its unused slots can be subtracted exactly.
         blocks.update(table[first // block_size : -(-end // block_size)])
         unseen += first % block_size - end % -block_size
         pairs += within * start + within * (within + 1) // 2 + (query_tokens - within) * (window or 0)

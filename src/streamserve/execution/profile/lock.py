@@ -1,7 +1,8 @@
-"""Exclusive measurement: a lock for one process of a user at a time, and the load by other processes.
+"""Exclusive measurement: a lock that one process of a user can have at a time, and the load by other
+processes.
 
-The two workers of a stream pair, or two servers that start at once, would disturb each other's measurements.
-The lock is the kernel's (flock), so it ends with the process that holds it.
+Without the lock, the two workers of a stream pair, or two servers that start at once, would disturb each
+other's measurements. It is the kernel's (flock), so it ends with its process.
 """
 
 import fcntl
@@ -15,14 +16,14 @@ from pathlib import Path
 LOCK = "measuring.lock"
 RETRY_SECONDS = 0.05
 BUSY = 0.25
-"""Share of our threads by which the cores that other processes use may exceed those we leave free, before a
-measurement counts as disturbed."""
+"""A measurement counts as disturbed if other processes use more cores than this process leaves free, by more
+than this share of its threads."""
 
 
 @contextmanager
 def exclusive_measurement(folder: Path, wait: float) -> Iterator[bool]:
     """Hold the measurement lock in `folder`; yields whether it was acquired within `wait` seconds. The body
-    runs in either case, also where no file can be written."""
+    runs in either case, even if the lock's file cannot be written."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -48,8 +49,8 @@ def _locked(handle: int, wait: float) -> bool:
 
 
 class BackgroundLoad:
-    """The processor time that other processes use from construction on. Not measured where the system does
-    not report it."""
+    """The processor time that other processes use from construction on; unknown if the system does not report
+    it."""
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class BackgroundLoad:
 
     @property
     def disturbs(self) -> bool:
-        """Whether other processes used more cores than our threads leave free."""
+        """Whether other processes have used more cores than this process's threads leave free (BUSY). False
+        if that is unknown."""
         before, now = self._before, self._read()
         if now is None or before is None or now.time <= before.time:
             return False
@@ -73,8 +75,8 @@ class BackgroundLoad:
 
 @dataclass(frozen=True)
 class Usage:
-    """A clock in seconds, and the processor seconds used until then: by the whole machine, and by this
-    process."""
+    """The processor seconds used until a clock's `time` in seconds: by the whole machine, and by this process
+    (`own`)."""
 
     time: float
     machine: float
@@ -82,7 +84,7 @@ class Usage:
 
 
 def _usage() -> Usage | None:
-    """Return the current usage, as Linux reports it; None elsewhere."""
+    """Return the present usage reported by Linux; None on other systems."""
     try:
         numbers = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
         user, nice, system, _, _, interrupts, soft, stolen = (int(number) for number in numbers)

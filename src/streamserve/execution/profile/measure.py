@@ -1,6 +1,6 @@
 """Measure a profile: memory bandwidth, matrix rate and steps of loaded models, in rounds.
 
-A round measures everything once, so compared values were measured under the same conditions; results are
+A round measures everything once, so that compared values are measured under the same conditions. Results are
 medians over rounds.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from streamserve.contracts.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
 from streamserve.execution.kv_cache import bytes_per_block
 from streamserve.execution.linear import Linear
 from streamserve.execution.loaded import Loaded
@@ -29,40 +30,43 @@ from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measure
 from streamserve.execution.profile.profile import Profile, ProfileStore, Subject, this_machine
 from streamserve.execution.profile.steps import Point, Steps, grid_points, span_points
 from streamserve.execution.quantization import quantize
-from streamserve.protocol.available_memory import available_bytes
-from streamserve.scheduling.cost import Line, StepCost, SwapCost, fit, fit_line, further_pairs
+from streamserve.system.available_memory import available_bytes
 
 log = logging.getLogger(__name__)
 
 KV_BYTES = 1 << 30
-"""Maximum memory of the KV that steps are measured on; a quarter of the free memory if that is less."""
+"""Maximum bytes of the KV pool that steps are measured on; a quarter of the free memory if that is less."""
 
 READ_BYTES = 256 << 20
-"""Maximum memory that is read to measure the bandwidth: more than this process's share of the CPU caches."""
+"""Maximum bytes that are read to measure the bandwidth: more than this process's share of the CPU caches."""
 
 MATRIX_SHAPE = (8192, 1024)
 """Outputs and inputs of the weight used to measure the matrix rate."""
 
 SWAP_BLOCK_COUNTS = (1, 4, 16, 64)
-"""Numbers of blocks that are copied to a host pool at once, and back."""
+"""Numbers of blocks that are copied to a host pool at a time, and back."""
 
 MAX_MEDIAN_DISAGREEMENT = 0.05
-"""Relative difference between even and odd rounds that the median of the series may have."""
+"""Maximum relative difference between even and odd rounds, as the median over series."""
 MAX_DISAGREEMENT = 0.25
-"""Relative difference that no series may exceed."""
+"""Maximum relative difference between even and odd rounds of any series."""
 
 WAIT_SECONDS = 20.0
-"""How long a starting server waits for other processes to finish measuring."""
+"""Seconds that a starting server waits for other processes to finish measuring."""
 
 MIN_SECONDS = 0.002
-"""Shorter calls are repeated until they have taken this long."""
+"""Calls that take less are repeated until they have taken this many seconds together."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What to measure: steps with these `query_tokens` over sequences with `contexts` tokens in total, and
-    one sequence with a span of `span` query tokens, in `rounds`; where these do not agree, in up to
-    `max_rounds`. After `seconds`, only required measurements are started."""
+    """The extent of a measurement.
+
+    * Steps with each number of `query_tokens`, over sequences with each of `contexts` tokens in total.
+    * One sequence with a span of `span` query tokens.
+    * Matrix products of `matrix_rows` rows.
+    * `rounds`; if these do not agree, up to `max_rounds`. After `seconds`, only required series are measured.
+    """
 
     query_tokens: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -81,8 +85,8 @@ QUICK = Effort((1, 4, 8, 16, 64, 256), (0, 2048), 32, (256,), 2, 1.0, 6)
 
 @dataclass
 class Series:
-    """A measurement that is repeated once a round. `rank` orders a round; the highest ranks are omitted
-    first."""
+    """A measurement that is made once in each round. Series are measured in order of `rank`; if time is
+    short, the highest ranks are omitted."""
 
     call: Callable[[], object]
     rank: float
@@ -95,7 +99,7 @@ class Series:
 
     @property
     def difference(self) -> float:
-        """The relative difference between the medians of even and odd rounds; infinite after only one
+        """The relative difference between the medians of even and odd rounds; infinite before the second
         round."""
         if len(self.seconds) < 2:
             return math.inf
@@ -104,7 +108,7 @@ class Series:
 
 
 def rounds_agree(series: Iterable[Series]) -> bool:
-    """Return whether the rounds of all series that were measured repeatedly agree."""
+    """Return whether even and odd rounds agree, over all series that were measured more than once."""
     differences = [measurement.difference for measurement in series if len(measurement.seconds) > 1]
     return (
         bool(differences)
@@ -114,9 +118,8 @@ def rounds_agree(series: Iterable[Series]) -> bool:
 
 
 def run_rounds(series: Iterable[Series], effort: Effort, advance: Callable[[], None]) -> None:
-    """Measure all `series`, one round at a time, until rounds agree; `advance` is called after each
-    measurement. Required series are measured twice even after the time limit, so that two rounds can be
-    compared."""
+    """Measure all `series` in rounds, until the rounds agree. `advance` is called after each measurement.
+    Required series are measured twice even after the time limit, so that two rounds can be compared."""
     ranked = sorted(series, key=lambda measurement: measurement.rank)
     started = time.perf_counter()
     for number in range(max(effort.rounds, effort.max_rounds)):
@@ -128,7 +131,7 @@ def run_rounds(series: Iterable[Series], effort: Effort, advance: Callable[[], N
                 return
             if not overdue or measurement.required:
                 if not number:
-                    measurement.call()  # costs of the first call only are not costs of a step
+                    measurement.call()  # warm up: the first call has costs that a step does not have
                 measurement.seconds.append(seconds_of(measurement.call))
             advance()
 
@@ -152,8 +155,8 @@ class Bench:
         self._kv_token_bytes = bytes_per_block(spec, 1, dtype, loaded.cache.quantized)
         self._work = step_floor(loaded, 1.0, 1.0)
         self._weight_bytes = self._work.layer_bytes + self._work.head_bytes
-        # As much as the weights, so that a model which fits a CPU cache is compared with that cache's
-        # bandwidth.
+        # Read as many bytes as the weights have: a model that fits into a CPU cache is compared with the
+        # bandwidth of that cache.
         self._read_bytes = min(max(self._weight_bytes, 1 << 20), READ_BYTES) // 8 * 8
         max_blocks = min(KV_BYTES, available_bytes() // 4) // (self._kv_token_bytes * limits.block_size)
         self._grid = grid_points(effort.query_tokens, effort.contexts, limits, max_blocks)
@@ -184,7 +187,8 @@ class Bench:
         return [self._read, *self._products.values(), *swap_copies, *self._points.values()]
 
     def profile(self, stable: bool) -> Profile:
-        """Return the profile measured so far; `stable`: no other process measured or computed meanwhile."""
+        """Return the profile by the measurements so far. `stable`: no other process measured or computed
+        meanwhile."""
         lines = [line for line in self._grid if all(self._points[point].seconds for point in line)]
         bandwidth, matrix_rate = self._rates([point for line in lines for point in line])
         multipliers = _multiplier_rate(self._loaded)
@@ -214,13 +218,13 @@ class Bench:
         )
 
     def _line(self, copies: dict[int, Series]) -> Line:
-        """Fit the seconds by bytes to measurements by number of blocks."""
+        """Return the line of seconds by bytes, fitted to copies by number of blocks."""
         sizes = [count * self._block_bytes for count in copies]
         return fit_line(sizes, [series.median for series in copies.values()])
 
     def _rates(self, points: Sequence[Point]) -> tuple[float, float]:
-        """Return bandwidth and matrix rate: the best observed, whole steps included. How many bytes of
-        experts a step reads is not known exactly."""
+        """Return the highest observed bandwidth and matrix rate, whole steps included. Steps with experts are
+        left out of the bandwidth, because the bytes that they read are not known exactly."""
         bandwidths = [self._read_bytes / self._read.median]
         operations = 2 * MATRIX_SHAPE[0] * MATRIX_SHAPE[1]
         rates = [rows * operations / series.median for rows, series in self._products.items()]
@@ -232,8 +236,8 @@ class Bench:
         return max(bandwidths), max(rates)
 
     def _pair_seconds(self, curve: StepCost) -> float:
-        """Return the seconds per query-context pair: what a long span after much context costs in addition to
-        one without context and to reading that context."""
+        """Return the seconds for each pair of a query token and a context token: the additional cost of a
+        long span after much context, beyond the same span without context and the reading of the context."""
         if not self._spans or not all(self._points[point].seconds for point in self._spans):
             return 0.0
         no_context, long_context = self._spans
@@ -257,7 +261,8 @@ def _reader(pool: ThreadPool | None, size: int) -> Callable[[], object]:
 
 
 def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
-    """Return a function that multiplies `rows` rows with a weight, as the model's linear maps do."""
+    """Return a function that multiplies `rows` rows with a weight, in the formats of the model's linear
+    maps."""
     weight = torch.full(MATRIX_SHAPE, 0.5, dtype=loaded.model.dtype)
     pool, format = loaded.pool, loaded.format
     rounded = quantize(weight, format) if format else weight
@@ -267,8 +272,8 @@ def _product(loaded: Loaded, rows: int) -> Callable[[], object]:
 
 
 def _multiplier_rate(loaded: Loaded) -> float:
-    """Return the rate of all threads' multipliers on the model's path; 0 where plain torch computes. 8-bit
-    floats are multiplied in float32."""
+    """Return the rate of all threads' multipliers on the model's kernel path, in operations a second; 0 if
+    plain torch computes. 8-bit floats are multiplied in float32."""
     pool, format = loaded.pool, loaded.format
     if pool is None:
         return 0.0
@@ -299,8 +304,8 @@ def measure(
     stable: bool = True,
 ) -> list[Profile]:
     """Return profiles of the named models, measured in the same rounds. `progress` receives the number of
-    finished measurements and the total. Profiles are stable if rounds agree and, where the system reports it,
-    no other process computed meanwhile."""
+    finished measurements and the total. Profiles are stable if `stable` is set, the rounds agree and, if the
+    system reports it, no other process computed meanwhile."""
     load = BackgroundLoad(max(subject_of(loaded).machine.threads for _, loaded in models))
     benches = [Bench(name, loaded, effort) for name, loaded in models]
     series = [measurement for bench in benches for measurement in bench.series()]
@@ -315,8 +320,8 @@ def load_or_measure_profile(
     name: str, loaded: Loaded, store: ProfileStore, wait: float = WAIT_SECONDS
 ) -> Profile | None:
     """Return the stored profile of a model, or measure a quick one and store it. Waits at most `wait` seconds
-    for other processes that measure; after that the measurement counts as unstable. On any error, log it and
-    return None: the model is then served without a profile, as one on a GPU."""
+    for other processes that measure; after that the measurement counts as unstable. Any error is logged, and
+    None returned: the model is then served without a profile, like models on GPUs."""
     if not loaded.can_be_profiled:
         log.info("no profile is measured on a GPU: the costs of steps are learned while it serves")
         return None

@@ -1,4 +1,4 @@
-"""Profiles: measured performance of a model on a machine, stored in the user's cache folder."""
+"""Profiles, the measured performance of a model on a machine, stored in the user's cache folder."""
 
 import logging
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from streamserve.contracts.cost import StepCost, SwapCost
 from streamserve.execution.native.levels import lesser_level
-from streamserve.protocol.user_folders import cache_folder
-from streamserve.scheduling.cost import StepCost, SwapCost
+from streamserve.system.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 20
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The machine of a profile: the processor's name, the machine's cores, the worker's threads."""
+    """The machine of a profile: the processor's name, the number of cores, and the worker's threads."""
 
     processor: str
     cores: int
@@ -29,8 +29,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The subject of a profile: a machine, a model by its fingerprint, and the backend ("native" with the key
-    of the compiled kernels and their path, or "reference")."""
+    """The subject of a profile: a machine, a model by its fingerprint, the formats of its numbers (`dtype`),
+    and the backend ("native" with the key of the compiled kernels and their path, or "reference")."""
 
     machine: Machine
     fingerprint: str
@@ -39,11 +39,17 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bandwidth in bytes and matrix rate in operations a second; the multipliers' rate with all numbers in
-    registers (0 if it is not known), on which the floor rests; the cost of steps and their floor in seconds,
-    over the same grid; the cost of swapping KV, by bytes. `quick`: measured while a server started, on a
-    coarse grid. `stable`: no other process measured or computed meanwhile, and rounds agreed; an unstable
-    profile is used until it is measured again."""
+    """Measurements of a subject.
+
+    * `bandwidth` in bytes a second, `matrix_rate` of matrix products in operations a second.
+    * `multiplier_rate`: the multipliers' rate with all numbers in registers, in operations a second; 0: not
+      known.
+    * `cost`: the seconds of steps. `floor`: their floor in seconds, over the same grid.
+    * `swap`: the cost of swapping KV, by bytes.
+    * `quick`: measured at the start of a server, on a coarse grid.
+    * `stable`: no other process measured or computed meanwhile, and the rounds agreed. An unstable profile is
+      used until it is measured again.
+    """
 
     subject: Subject
     model: str
@@ -63,12 +69,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def peak_rate(self) -> float:
-        """The rate of matrix products that no kernel exceeds on this path."""
+        """The upper bound of the rate of matrix products on this kernel path."""
         return max(self.matrix_rate, self.multiplier_rate)
 
     @property
     def summary(self) -> str:
-        """A one-line summary."""
+        """The profile in one line, for logs."""
         return (
             f"{self.bandwidth / 1e9:.1f} GB/s, {self.matrix_rate / 1e9:.0f} GFLOP/s, "
             f"a step of 1 token {1e3 * self.cost(1):.2f} ms, of {self.cost.tokens[-1]} tokens "
@@ -90,13 +96,13 @@ class ProfileStore:
         return self.folder / f"{name}-{subject.dtype}-{subject.backend}.json"
 
     def read(self, subject: Subject) -> Profile | None:
-        """Return the stored profile of `subject`. A file that cannot be read, or has another subject, counts
-        as none."""
+        """Return the stored profile of `subject`; None if there is none, if its file cannot be read, or if
+        that has another subject or format."""
         path = self.path(subject)
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-                raise ValueError(f"it is no file of at most {MAX_BYTES} bytes")
+                raise ValueError(f"it is not a file of at most {MAX_BYTES} bytes")
             profile = msgspec.json.decode(path.read_bytes(), type=Profile)
         except FileNotFoundError:
             return None
@@ -106,7 +112,8 @@ class ProfileStore:
         return profile if profile.subject == subject and profile.format == FORMAT else None
 
     def write(self, profile: Profile) -> Path:
-        """Store `profile`, replacing an earlier one. Raises OSError if it cannot be written."""
+        """Store `profile` in place of an earlier one, and return its path. Raises OSError if it cannot be
+        written."""
         path = self.path(profile.subject)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(suffix=".json", dir=self.folder)
@@ -120,20 +127,20 @@ class ProfileStore:
 
 
 def user_profiles() -> ProfileStore:
-    """Return the folder of this user's profiles."""
+    """Return the store of this user's profiles."""
     return ProfileStore(cache_folder() / "profiles")
 
 
 def this_machine(threads: int) -> Machine:
-    """Return the machine that this process runs on, with `threads` threads. A processor that is taken for a
-    lesser one is another: the same model is slower on it."""
+    """Return the machine that this process runs on, with `threads` threads. If kernels are limited as on a
+    lesser processor, the name says so, because the model is slower then."""
     lesser = lesser_level()
     name = processor_name() + (f" up to {lesser.path}" if lesser else "")
     return Machine(name, os.cpu_count() or 1, threads)
 
 
 def processor_name() -> str:
-    """Return the processor's name, as Linux reports it."""
+    """Return the processor's name reported by Linux; the machine's architecture if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,8 @@
 """Remeasure a profile while serving, in pieces of one short step each.
 
-A piece is a step of a few query tokens without context: an arriving request waits for one piece at most.
-Longer steps, and those with context, are corrected by the same factor as the longest measured step.
+A piece is a step of a few query tokens without context, so an arriving request waits for one piece at most.
+Longer steps are corrected by the factor of the longest measured one, steps with context by the factor of the
+same step without.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,24 +11,24 @@ from datetime import UTC, datetime
 import msgspec
 import torch
 
+from streamserve.contracts.cost import StepCost, fit
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.lock import BackgroundLoad, exclusive_measurement
 from streamserve.execution.profile.measure import MAX_DISAGREEMENT, Series, rounds_agree, seconds_of
 from streamserve.execution.profile.profile import Profile, ProfileStore
 from streamserve.execution.profile.steps import Steps, grid_points
-from streamserve.scheduling.cost import StepCost, fit
 
 PIECE_SECONDS = 0.005
-"""The longest step that is a piece, as predicted by the profile; a step of one query token always is one."""
+"""Maximum seconds of a piece, predicted by the profile. A step of one query token is always a piece."""
 
 ROUNDS = 4
-"""Rounds over all pieces; the first one only warms up."""
+"""Number of rounds over all pieces; the first one only warms up."""
 
 
 @dataclass
 class Remeasurement:
-    """The pieces of one profile's measurement. `disturbed`: another process measured or computed
-    meanwhile."""
+    """A remeasurement of the profile `old`, piece by piece. `disturbed`: another process measured at the same
+    time."""
 
     loaded: Loaded
     store: ProfileStore
@@ -53,7 +54,7 @@ class Remeasurement:
 
     @torch.inference_mode()
     def piece(self) -> bool:
-        """Measure one step, unless another process is measuring; return whether it was the last one."""
+        """Measure one piece, unless another process is measuring; returns whether it was the last one."""
         with exclusive_measurement(self.store.folder, 0.0) as exclusive:
             if not exclusive:
                 self.disturbed = True
@@ -67,7 +68,8 @@ class Remeasurement:
         return self._done >= ROUNDS * len(numbers)
 
     def profile(self) -> Profile:
-        """Return the remeasured profile, stable if rounds agreed and no other process computed meanwhile."""
+        """Return the remeasured profile. It is stable if the rounds agree and no other process measured or
+        computed meanwhile."""
         stable = rounds_agree(self._series.values()) and not (
             self.disturbed or self._background_load.disturbs
         )
@@ -81,14 +83,14 @@ class Remeasurement:
 
 
 def contradicts(profile: Profile, other: Profile) -> bool:
-    """Return whether two profiles differ by more than a quarter for some number of query tokens."""
+    """Return whether two profiles differ by more than MAX_DISAGREEMENT at some number of query tokens."""
     ratios = [other.cost(tokens) / profile.cost(tokens) for tokens in profile.cost.tokens]
     return max(*ratios, *(1 / ratio for ratio in ratios)) > 1 + MAX_DISAGREEMENT
 
 
 def _corrected(cost: StepCost, factors: dict[int, float]) -> StepCost:
-    """Return the curve with each line multiplied by its factor, lines beyond by that of the last measured
-    one."""
+    """Return the curve with each line multiplied by its factor. A line that was not measured gets the factor
+    of the longest measured line below it."""
     measured = [tokens for tokens in cost.tokens if tokens in factors]
     lines = []
     for tokens, line in zip(cost.tokens, cost.seconds, strict=True):

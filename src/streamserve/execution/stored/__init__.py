@@ -1,5 +1,5 @@
-"""How quantized checkpoints are stored: a file for each method, and what they have in common.
+"""Formats of quantized checkpoints: a module for each method, and common parts.
 
-A `quantization_config` becomes a StoredFormat for each matrix of the layers: the tensors that stand for its
-weight, and how they are read. Whatever the method, the weight is a QuantizedWeight.
+A `quantization_config` is read as a StoredFormat for each matrix of the layers: the tensors that represent
+its weight, and how to read them. With every method the result is a QuantizedWeight.
 """

@@ -1,10 +1,10 @@
-"""AWQ checkpoints, as AutoAWQ writes them in its format `gemm`: the tensors of a weight [out, in].
+"""AWQ checkpoints in AutoAWQ's format `gemm`: the tensors of a weight [out, in].
 
     qweight   int32 [in, out / 8]       words of eight outputs' numbers
     qzeros    int32 [groups, out / 8]   likewise, of their zero points
     scales    float [groups, out]       weight = scale · (number - zero point)
 
-A word has its outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, the first in the lowest bits. With one group an
+A word contains its outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, from the lowest bits on. With one group an
 output, groups is 1.
 """
 
@@ -31,17 +31,17 @@ from streamserve.execution.stored.formats import (
 from streamserve.execution.stored.words import unpack, words
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of its outputs is."""
+"""The place of each output in its word."""
 
 
 @dataclass(frozen=True)
 class AWQ:
-    """`weights` of 4 bits with zero points, in words across the outputs."""
+    """The format of `weights` of 4 bits with zero points, packed into words of adjacent outputs."""
 
     weights: WeightFormat
 
     def headers(self, module: str, shape: Shape) -> dict[str, Header]:
-        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         groups, width = self.weights.groups(columns), words(rows, self.weights.bits)
         return {
@@ -55,7 +55,7 @@ class AWQ:
         are not finite."""
 
         def unpacked(packed: Tensor, first: int, last: int) -> Tensor:
-            """Return numbers [last - first, in or groups] of outputs from `first` to before `last`."""
+            """Return the numbers [last - first, in or groups] of outputs `first` to `last` - 1."""
             begin = first // len(PLACES)
             strip = packed[:, begin : words(last, self.weights.bits)]
             in_words = unpack(strip, self.weights.bits, strip.shape[1] * len(PLACES))
@@ -70,8 +70,8 @@ class AWQ:
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
-    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError for other
-    kinds of AWQ."""
+    """Return the formats of each layer's matrices `linears`. Raises CheckpointError for other variants of
+    AWQ."""
     bits = fields.integer("bits")
     if bits != 4:
         fields.refuse("bits", f"{bits} is not supported (supported: 4)")
@@ -84,7 +84,7 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     stored = AWQ(WeightFormat(bits, group_size(fields), symmetric=False))
 
     def format_of(module: str) -> StoredFormat | None:
-        # As in AutoAWQ, any part of a module's name says it. What the files hold is compared with it later.
+        # As in AutoAWQ, an entry may be any part of a module's name. The files' tensors are compared later.
         return None if any(part in module for part in skipped) else stored
 
     return formats_of_layers(fields, "modules_to_not_convert", format_of, linears)

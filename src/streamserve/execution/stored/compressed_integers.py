@@ -1,4 +1,4 @@
-"""The integer formats of compressed-tensors: the tensors that stand for a weight [out, in].
+"""The integer formats of compressed-tensors: the tensors of a weight [out, in].
 
     pack-quantized   weight_packed      int32 [out, in · bits / 32]      32-bit words of unsigned numbers,
                                                                         the first in the lowest bits
@@ -25,20 +25,20 @@ from streamserve.execution.stored.order import index_header, input_order
 from streamserve.execution.stored.words import pack, unpack, words
 
 Numbers = Callable[[int, int], Tensor]
-"""Returns the numbers of outputs from the first to before the last (quantization.py: StripedWeight)."""
+"""Returns the numbers of the outputs first to last - 1 (quantization.py: StripedWeight)."""
 
 
 @dataclass(frozen=True)
 class CompressedIntegers:
-    """`weights` whose numbers are `packed` into 32-bit words, or one a byte. `ordered`: whether the inputs of
-    a group need not follow each other, so that weight_g_idx must be there."""
+    """The format of `weights` whose numbers are `packed` into 32-bit words, or one a byte. `ordered`: whether
+    the inputs of a group need not be adjacent, so that weight_g_idx is required."""
 
     weights: WeightFormat
     packed: bool
     ordered: bool = False
 
     def headers(self, module: str, shape: Shape) -> dict[str, Header]:
-        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         bits, groups = self.weights.bits, self.weights.groups(columns)
         tensors = {
@@ -82,7 +82,7 @@ class CompressedIntegers:
 
     def _plain(self, checkpoint: Checkpoint, module: str, shape: Shape) -> tuple[Numbers, Tensor | None]:
         def unsigned(name: str, numbers: Tensor) -> Tensor:
-            """Return numbers of int8 of a tensor as unsigned ones."""
+            """Return int8 `numbers` of the tensor `name` as unsigned numbers."""
             if self.weights.bits == 4 and not bool(((numbers >= -8) & (numbers < 8)).all()):
                 checkpoint.refuse(name, "holds numbers of more than 4 bits")
             return numbers.view(torch.uint8) + self.weights.middle  # modulo 256
@@ -96,15 +96,16 @@ class CompressedIntegers:
 
 
 def written_as(weights: WeightFormat) -> CompressedIntegers:
-    """Return how weights are written: with one scale an output in bytes, as vLLM reads them, else packed."""
+    """Return the format in which weights are written: in bytes with one scale an output, the form that vLLM
+    reads, otherwise packed."""
     return CompressedIntegers(weights, packed=weights.group is not None)
 
 
 def written_tensors(
     stored: CompressedIntegers, module: str, weight: QuantizedWeight, scale_dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and tensors of a weight of integers whose groups are in order, its scales in a dtype that
-    holds them exactly."""
+    """Yield names and tensors of a weight of integers whose groups follow the inputs. `scale_dtype` must
+    represent its scales exactly."""
     bits = weight.format.bits
     yield f"{module}.weight_scale", weight.scales.to(scale_dtype)
     if not stored.packed:

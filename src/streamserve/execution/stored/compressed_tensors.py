@@ -1,8 +1,9 @@
-"""The `quantization_config` of a compressed-tensors checkpoint: read, checked and written.
+"""Read and write the `quantization_config` of compressed-tensors checkpoints.
 
-`config_groups` map lists of targets to a scheme: how weights and activations of these modules are quantized.
-A target, or an entry of `ignore`, is a module's name, `re:` and a regular expression that matches from the
-start of its name, or the class `Linear`. See `quant_config.py` of the package compressed-tensors.
+`config_groups` map lists of targets to a scheme, which has the formats of the modules' weights and
+activations. A target, or an entry of `ignore`, is a module's name, `re:` and a regular expression that
+matches from the start of the name, or the class `Linear`. Source: `quant_config.py` of the package
+compressed-tensors.
 """
 
 import re
@@ -27,18 +28,19 @@ from streamserve.execution.stored.fp8 import Floats, block_of, floating
 FORMATS = PACKED, PLAIN, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 METHOD = "compressed-tensors"
 ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
-"""The one scheme of rounded activations that is read and written."""
+"""The only supported scheme of quantized activations."""
 BY_ACTIVATION = ("group", True)
-"""Values of `actorder` for groups of inputs that are about as active, wherever they are."""
+"""Values of `actorder` with which inputs are grouped by activity, so that
+groups need not follow the inputs."""
 MAX_PATTERNS, MAX_PATTERN, MAX_REPETITIONS = 64, 200, 4
-"""Bounds of the patterns in a list of targets, and of the characters and repetitions in one."""
+"""Maximum number of patterns in a list of targets, and maximum characters and repetitions of a pattern."""
 UNMATCHED = 3
 """The rank of a module that no target matches."""
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
-    """Return what the config groups say of the matrices `linears` of each layer. Raises
-    CheckpointError for what is not computed as they say."""
+    """Return the formats of each layer's matrices `linears` by the config groups. Raises CheckpointError for
+    schemes that are not supported."""
     for name in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         if fields.get(name):
             fields.refuse(name, "is not supported")
@@ -67,9 +69,9 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
 
 
 def written_config(stored: CompressedIntegers, others: Sequence[str] = ()) -> dict[str, object]:
-    """Return the `quantization_config` of a checkpoint whose layers are stored in this format, except for the
-    head and `others`. Bytes with one scale an output say that activations are rounded too: vLLM multiplies
-    these as integers only then."""
+    """Return the `quantization_config` of a checkpoint whose matrices, except the head and `others`, are
+    stored in this format. With bytes and one scale an output it states that activations are quantized too,
+    because only then vLLM multiplies integers."""
     weights, name = stored.weights, PACKED if stored.packed else PLAIN
     scheme: dict[str, object] = {
         "num_bits": weights.bits,
@@ -97,9 +99,9 @@ def written_config(stored: CompressedIntegers, others: Sequence[str] = ()) -> di
 
 
 def _matcher(fields: Fields, name: str) -> Callable[[str], int]:
-    """Return a function of a linear module's name that returns its rank among the targets in field `name`: 0
-    if its name is listed, 1 if a pattern matches, 2 by its class, else UNMATCHED. The lowest rank decides
-    between groups, the first group between equal ranks."""
+    """Return a function from a linear module's name to its rank among the targets in field `name`: 0 if its
+    name is listed, 1 if a pattern matches, 2 if its class is listed, otherwise UNMATCHED. A module belongs to
+    the group with its lowest rank, among equal ranks to the first group."""
     targets = fields.get(name) or []
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         fields.refuse(name, f"must be a list of names, not {shown(targets)}")
@@ -121,7 +123,9 @@ def _patterns(fields: Fields, name: str, targets: Iterable[str]) -> list[re.Patt
     for target in targets:
         pattern = target.removeprefix("re:")
         if len(pattern) > MAX_PATTERN or len(patterns) >= MAX_PATTERNS or _may_be_slow(pattern):
-            fields.refuse(name, f"{shown(target)} is a pattern that may take too long, or one of too many")
+            fields.refuse(
+                name, f"{shown(target)} is a pattern that is too complex, or one of too many patterns"
+            )
         try:
             patterns.append(re.compile(pattern))
         except (re.error, RecursionError, OverflowError) as error:
@@ -130,12 +134,13 @@ def _patterns(fields: Fields, name: str, targets: Iterable[str]) -> list[re.Patt
 
 
 def _may_be_slow(pattern: str) -> bool:
-    """Whether matching could backtrack for long: a repeated group, or many repetitions."""
+    """Whether matching could backtrack for long: with a repeated group, or many repetitions."""
     return len(re.findall(r"[*+{]", pattern)) > MAX_REPETITIONS or re.search(r"\)[*+{]", pattern) is not None
 
 
 def _scheme(group: Fields, default_format: object) -> StoredFormat:
-    """Return how the weights of a config group are stored. Raises CheckpointError for other schemes."""
+    """Return the format of the weights of a config group. Raises CheckpointError if its scheme is not
+    supported."""
     name = group.get("format") or default_format
     if name not in FORMATS:
         choices = ", ".join(map(repr, FORMATS))
@@ -159,8 +164,8 @@ def _scheme(group: Fields, default_format: object) -> StoredFormat:
 
 
 def _floats(group: Fields, weights: Fields, bits: int) -> Floats:
-    """Return how weights of 8-bit floats are stored. Activations are not rounded to 8 bits as the config may
-    say: they are more exact in the model's dtype."""
+    """Return the format of weights of 8-bit floats. Activations stay in the model's dtype even if the config
+    quantizes them to 8 bits: that is more exact."""
     require(weights, "type", "float")
     require(weights, "symmetric", True)
     if bits != 8:
@@ -181,7 +186,7 @@ def _floats(group: Fields, weights: Fields, bits: int) -> Floats:
 
 
 def _group(weights: Fields) -> int | None:
-    """Return the inputs of a group; None where all inputs of an output are one."""
+    """Return the number of inputs in a group; None if all inputs of an output are one group."""
     strategy = weights.get("strategy") or ("channel" if weights.get("group_size") == -1 else "group")
     if strategy == "channel":
         return None
@@ -191,7 +196,7 @@ def _group(weights: Fields) -> int | None:
 
 
 def _check_activations(group: Fields) -> None:
-    """Raise CheckpointError unless activations are in 16 bits, or rounded to 8 when they are computed."""
+    """Raise CheckpointError unless activations are in 16 bits, or dynamically rounded to 8 bits."""
     inputs = group.nested("input_activations")
     if inputs is None:
         return

@@ -1,4 +1,4 @@
-"""The `quantization_config` of a checkpoint, whichever method wrote it."""
+"""Read the `quantization_config` of a checkpoint, of any supported method."""
 
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.stored import awq, compressed_tensors, fp8, gptq, mxfp4
@@ -11,13 +11,13 @@ METHODS = {
     "gptq": gptq.read_formats,
     "mxfp4": mxfp4.read_formats,
 }
-"""By `quant_method`: what reads the formats of each layer's linear modules, with the head tied to the
-embedding or not."""
+"""Readers of the formats, by `quant_method`. They take the config, whether the head is tied, and the names of
+each layer's matrices."""
 
 
 def read_stored_formats(config: Fields, tied_head: bool, linears: Linears) -> StoredFormats | None:
-    """Return how the matrices `linears` of each layer are stored according to a model's config; None
-    without a quantization_config. Raises CheckpointError for what is not computed as the config says."""
+    """Return the stored formats of each layer's matrices `linears`, by a model's config; None without a
+    quantization_config. Raises CheckpointError for a config that cannot be computed exactly."""
     value = config.get("quantization_config")
     if value is None:
         return None

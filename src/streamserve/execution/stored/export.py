@@ -1,4 +1,4 @@
-"""Write a 16-bit checkpoint with its layers' matrices quantized, as a compressed-tensors folder."""
+"""Write a checkpoint with its layers' matrices quantized, as a compressed-tensors folder."""
 
 import json
 import shutil
@@ -21,19 +21,21 @@ from streamserve.execution.weights import check_weights
 from streamserve.protocol.errors import CheckpointError
 
 Progress = Callable[[int, int], None]
-"""Receives the number of matrices that are quantized, and the number of all."""
+"""Receives the number of matrices quantized so far, and the number of all."""
 
 
 def export(
     source: Path, target: Path, format: WeightFormat, progress: Progress = lambda done, total: None
 ) -> None:
-    """Write the checkpoint of `source` to the folder `target`, the matrices of its layers in `format`; the
-    model's other tensors, its tokenizer, configs, templates and license are copied.
+    """Write the checkpoint of `source` to the folder `target`, with the matrices of its layers in `format`.
+    The model's other tensors, its tokenizer, configs, templates and license are copied.
 
-    The folder appears when it is complete: until then it is written under another name next to it, and
-    removed if that fails. Loading it gives the model that quantizing to `format` at load gives. One layer is
-    in memory at a time. Raises CheckpointError, before anything is written, if `source` cannot be read or is
-    quantized already, if the format cannot hold its matrices, or if `target` is not empty.
+    The folder appears when it is complete: until then it has another name in the same parent folder, and it
+    is removed if writing fails. The written model equals the model quantized to `format` at load. One layer
+    is in memory at a time.
+
+    Raises CheckpointError, before anything is written, if `source` cannot be read or is quantized already, if
+    the format cannot represent its matrices, or if `target` is not empty.
     """
     target = target.resolve()
     spec = read_spec(source)
@@ -64,8 +66,8 @@ def _check(source: Path, target: Path, spec: ModelSpec, format: WeightFormat) ->
         raise CheckpointError(f"{source}: its weights are quantized already, in {spec.stored}")
     if spec.experts and spec.experts.tensors.stacked:
         raise CheckpointError(
-            f"{source}: {spec.architecture} has the matrices of all experts in one tensor, which is not "
-            "written quantized: use --quantization at load"
+            f"{source}: {spec.architecture} has the matrices of all experts in one tensor, for which no "
+            "quantized checkpoint can be written: use --quantization when serving"
         )
     for module, (_, inputs) in matrix_shapes(spec).items():
         if format.group and inputs % format.group:
@@ -79,7 +81,7 @@ def _check(source: Path, target: Path, spec: ModelSpec, format: WeightFormat) ->
 def _shards(
     checkpoint: Checkpoint, spec: ModelSpec, format: WeightFormat, progress: Progress
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of each file: one for embedding, norm and head, and one a layer."""
+    """Yield the tensors of each file: one file for embedding, norm and head, and one for each layer."""
     matrices = matrix_shapes(spec)
     tied_head = {HEAD} if spec.tied_embeddings and HEAD in checkpoint else set[str]()
     names = weight_shapes(spec).keys() | tied_head
@@ -93,7 +95,7 @@ def _shards(
                 tensors[name] = _copied(checkpoint, name)
                 continue
             weight = quantize(checkpoint.tensor([name], torch.float32), format)
-            # Other readers multiply in the scales' dtype.
+            # Other readers compute in the scales' dtype, so a bf16 model gets bf16 scales.
             scale_dtype = torch.bfloat16 if checkpoint.dtype(name) == torch.bfloat16 else torch.float32
             tensors |= written_tensors(written_as(format), module, weight, scale_dtype)
             done += 1

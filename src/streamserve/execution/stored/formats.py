@@ -1,4 +1,4 @@
-"""What the methods of quantization have in common: the interface of a stored format, and those of a model."""
+"""Common parts of quantization methods: the interface of a stored format, and the formats of a model."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,22 +18,23 @@ LINEARS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-"""The linear modules of a layer."""
+"""The names of a layer's linear modules."""
 
 FUSED_LINEARS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
-"""Those of an architecture whose checkpoints join q, k, v, and gate, up."""
+"""The names in architectures whose checkpoints join q, k and v, and gate and up."""
 
 JOINED = {
     "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv",
     "gate_proj": "gate_up", "up_proj": "gate_up", "w1": "gate_up", "w3": "gate_up",
 }  # fmt: skip
-"""Names of linear modules whose weights are joined, with equal ones of their module, when they are loaded."""
+"""Names of the joined weights, by the last part of a linear module's name. Weights of one parent module with
+equal names are joined when they are loaded."""
 
 Shape = tuple[int, int]
 
 
 def is_attention(linear: str) -> bool:
-    """Return whether a linear module of a layer is attention's."""
+    """Return whether a linear module of a layer belongs to attention."""
     return linear.startswith("self_attn.")
 
 
@@ -43,7 +44,7 @@ def is_stacked(linears: Iterable[str]) -> bool:
 
 
 def joined(linears: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the linear modules of a layer in groups whose weights are joined when they are loaded."""
+    """Return the linear modules of a layer, grouped by the weights that they are joined to at loading."""
     groups: dict[tuple[str, str], list[str]] = {}
     for linear in linears:
         module, name = linear.rsplit(".", 1)
@@ -52,7 +53,8 @@ def joined(linears: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 class StoredFormat(Protocol):
-    """How a matrix is stored. A frozen dataclass: its fields are part of the model's fingerprint."""
+    """The format of a stored matrix. Implementations are frozen dataclasses, because their fields are part of
+    the model's fingerprint."""
 
     @property
     def weights(self) -> WeightFormat:
@@ -60,7 +62,7 @@ class StoredFormat(Protocol):
         ...
 
     def headers(self, module: str, shape: Shape) -> dict[str, Header]:
-        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         ...
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
@@ -71,7 +73,8 @@ class StoredFormat(Protocol):
 
 @dataclass(frozen=True)
 class GgufBlocks:
-    """A matrix in the blocks of a GGUF file, which `weights` represent exactly. Its checkpoint reads it."""
+    """The format of a matrix in the blocks of a GGUF file. `weights` represents the blocks exactly.
+    GgufCheckpoint reads them."""
 
     weights: WeightFormat
 
@@ -81,9 +84,9 @@ AnyFormat = StoredFormat | GgufBlocks
 
 @dataclass(frozen=True)
 class StoredFormats:
-    """How the matrices of a checkpoint's layers are stored: `layers[layer]` has the formats of
-    `linears[layer]`, None where a matrix is not quantized. At least one is. `head`: the format of the
-    head."""
+    """The formats of the matrices of a checkpoint's layers. `layers[layer]` has the formats of
+    `linears[layer]`, None for a matrix that is not quantized; at least one matrix is. `head`: the format of
+    the head; None: it is not quantized."""
 
     layers: tuple[tuple[AnyFormat | None, ...], ...]
     linears: tuple[tuple[str, ...], ...]
@@ -104,7 +107,7 @@ class StoredFormats:
 
     @property
     def main(self) -> WeightFormat:
-        """The format of the most matrices, of equally many the first."""
+        """The format of the most matrices; among equally frequent ones the first."""
         formats = Counter(stored.weights for layer in self.layers for stored in layer if stored)
         return formats.most_common(1)[0][0]
 
@@ -117,12 +120,12 @@ Linears = Sequence[tuple[str, ...]]
 """The names of each layer's matrices."""
 
 FormatOf = Callable[[str], StoredFormat | None]
-"""Returns the format of a linear module by its full name; None where it is not quantized."""
+"""Returns the format of a linear module by its full name; None if it is not quantized."""
 
 
 def formats_of_layers(fields: Fields, field: str, format_of: FormatOf, linears: Linears) -> StoredFormats:
-    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError naming `field` if
-    matrices that are joined have different formats, or none has any."""
+    """Return the formats of each layer's matrices `linears`. Raises CheckpointError, which names `field`, if
+    matrices that are joined have different formats, or no matrix is quantized."""
     formats = []
     for layer, names in enumerate(linears):
         own = {linear: format_of(f"model.layers.{layer}.{linear}") for linear in names}
@@ -136,7 +139,7 @@ def formats_of_layers(fields: Fields, field: str, format_of: FormatOf, linears: 
 
 
 def skipped_modules(fields: Fields, name: str) -> tuple[str, ...]:
-    """Return the names of modules that are not quantized, or parts of names, from a list in field `name`."""
+    """Return the list in field `name`: names of modules that are not quantized, or parts of names."""
     names = fields.get(name) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         fields.refuse(name, f"must be a list of names, not {shown(names)}")
@@ -144,7 +147,7 @@ def skipped_modules(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def group_size(fields: Fields, name: str = "group_size") -> int | None:
-    """Return the inputs that share a scale; None where all inputs of an output do (-1)."""
+    """Return the number of inputs that share a scale; None if all inputs of an output do (-1)."""
     size = fields.get(name)
     if type(size) is not int or size not in (-1, *GROUPS):
         choices = ", ".join(map(str, GROUPS))
@@ -153,22 +156,22 @@ def group_size(fields: Fields, name: str = "group_size") -> int | None:
 
 
 def refuse_dynamic(fields: Fields) -> None:
-    """Raise CheckpointError for formats by module in the field `dynamic`, as GPTQModel writes them."""
+    """Raise CheckpointError if the field `dynamic` has formats of single modules, as GPTQModel writes it."""
     if fields.get("dynamic"):
         fields.refuse(
             "dynamic",
-            "is not supported: it gives modules formats of their own; use a checkpoint with one format for "
-            "all, one of compressed-tensors or GGUF, which may mix them, or the 16-bit model with "
-            "--quantization",
+            "is not supported: it sets formats for single modules; use a checkpoint with one format for "
+            "all modules, a compressed-tensors or GGUF checkpoint (which may mix formats), or the 16-bit "
+            "model with --quantization",
         )
 
 
 def require(fields: Fields, name: str, *supported: object) -> None:
-    """Raise CheckpointError unless a field has one of the supported values, the first if it is absent or
-    null."""
+    """Raise CheckpointError unless a field has one of the supported values. An absent or null field has the
+    first one."""
     value = fields.get(name)
     value = supported[0] if value is None else value
-    # 1 is not True, and a list is in no set.
+    # Types are compared too: 1 == True in Python. A set of the values would fail for unhashable ones.
     if not any(type(value) is type(one) and value == one for one in supported):
         choices = ", ".join(repr(one) for one in supported)
         fields.refuse(name, f"{shown(value)} is not supported (supported: {choices})")

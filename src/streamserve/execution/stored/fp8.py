@@ -1,4 +1,5 @@
-"""Weights of 8-bit floats (e4m3), as the methods `fp8` and `compressed-tensors` store a weight [out, in].
+"""Weights of 8-bit floats (e4m3) in the methods `fp8` and `compressed-tensors`: the tensors of a weight
+[out, in].
 
     method fp8           weight             e4m3 [out, in]
                          weight_scale_inv   float [out / rows, in / columns]   a scale for each block
@@ -6,11 +7,10 @@
                          weight_scale       float [1]                           strategy tensor
                                             float [out, 1]                      strategy channel
                                             float [out / rows, in / columns]    strategy block
-    either, optional     input_scale        float [1]                           of activations, which stay as
-                                                                                they are here
+    both, optional       input_scale        float [1]                           of activations; not used here
 
-A weight is scale · number; the scale is named inverse since weights were divided by it. The number of blocks
-is rounded up.
+A weight is scale · number; the scale is called inverse because weights were divided by it. The number of
+blocks is rounded up.
 """
 
 from dataclasses import dataclass
@@ -39,19 +39,19 @@ from streamserve.execution.stored.formats import (
 )
 
 INSTEAD = (
-    "use a checkpoint of compressed-tensors (float-quantized), where it is, one of fp8 in blocks with "
-    "dynamic activations, or the 16-bit model with --quantization int8"
+    "use a compressed-tensors checkpoint (float-quantized), which supports this, an fp8 checkpoint with "
+    "blocks and dynamic activations, or the 16-bit model with --quantization int8"
 )
 
 MAX_SCALE = torch.finfo(torch.float32).max / LARGEST_FLOAT
-"""The largest scale of which every multiple by a number is finite."""
+"""Maximum scale: its product with any e4m3 number is finite in float32."""
 
 
 @dataclass(frozen=True)
 class Floats:
-    """e4m3 with scales in the tensor `scale_name`: one in all, one for each output, or one for each block of
-    `block_rows` outputs and the `weights`' group of inputs. `static`: activations were to be rounded with a
-    scale that is stored."""
+    """The format of e4m3 weights with scales in the tensor `scale_name`: one scale, one for each output, or
+    one for each block of `block_rows` outputs and a group of inputs. `static`: the checkpoint has a scale for
+    rounding activations, which is not used."""
 
     weights: WeightFormat
     scale_name: str
@@ -60,7 +60,7 @@ class Floats:
     static: bool = False
 
     def headers(self, module: str, shape: Shape) -> dict[str, Header]:
-        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         blocks = -(-rows // self.block_rows), self.weights.groups(columns)
         scales = (1,) if self.scales == "tensor" else blocks
@@ -74,7 +74,7 @@ class Floats:
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
         """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for numbers that
-        are not finite, or scales that make them so."""
+        are not finite, and for scales that would make weights infinite."""
         stored = checkpoint.view(f"{module}.weight").view(torch.uint8)
 
         def numbers(first: int, last: int) -> Tensor:
@@ -94,12 +94,12 @@ class Floats:
 
 
 def floating(group: int | None) -> WeightFormat:
-    """Return the format of e4m3 with a scale for each group of inputs, or for all of an output."""
+    """Return the e4m3 format with a scale for each `group` of inputs; None: for all inputs of an output."""
     return WeightFormat(8, group, symmetric=True, floating=True)
 
 
 def block_of(fields: Fields, name: str) -> tuple[int, int]:
-    """Return the outputs and inputs of a block from a field."""
+    """Return the numbers of outputs and inputs of a block, from the field `name`."""
     value = fields.get(name)
     if value is None:
         fields.refuse(name, "is missing")
@@ -112,8 +112,8 @@ def block_of(fields: Fields, name: str) -> tuple[int, int]:
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
-    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError for other
-    kinds of fp8."""
+    """Return the formats of each layer's matrices `linears`. Raises CheckpointError for other variants of
+    fp8."""
     for name in ("kv_cache_scheme", "modules_to_convert"):
         if fields.get(name):
             fields.refuse(name, "is not supported")
@@ -132,7 +132,7 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
     skipped = skipped_modules(fields, listed)
 
     def format_of(module: str) -> StoredFormat | None:
-        # Whole parts of a module's name: mlp.gate is not mlp.gate_proj.
+        # Entries are compared with whole parts of a module's name: mlp.gate does not match mlp.gate_proj.
         return None if any(f".{part}." in f".{module}." for part in skipped) else stored
 
     return formats_of_layers(fields, listed, format_of, linears)

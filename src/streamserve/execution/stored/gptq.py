@@ -1,13 +1,13 @@
-"""GPTQ checkpoints of 4 and 8 bits, as AutoGPTQ and GPTQModel write them: the tensors of a weight [out, in].
+"""GPTQ checkpoints of 4 and 8 bits, written by AutoGPTQ and GPTQModel: the tensors of a weight [out, in].
 
     qweight   int32 [in · bits / 32, out]       words of consecutive inputs' numbers
     qzeros    int32 [groups, out · bits / 32]   words of consecutive outputs' zero points, less 1 in version 1
     scales    float [groups, out]               weight = scale · (number - zero point)
     g_idx     int32 [in]                        the group of each input
-    bias      float [out]                       zero where the architecture has none
+    bias      float [out]                       zero if the architecture has none
 
-A word has its first number in the lowest bits. With one group an output, groups is 1. In version 1 a zero
-point of 0 has no representation.
+A word has its first number in the lowest bits. With one group an output, groups is 1. Version 1 cannot
+represent a zero point of 0.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from streamserve.execution.stored.order import index_header, input_order
 from streamserve.execution.stored.words import unpack, words
 
 VERSIONS = {"gptq": 1, "gptq_v2": 0}
-"""By `checkpoint_format`: what is missing in stored zero points."""
+"""The number that must be added to stored zero points, by `checkpoint_format`."""
 
 BLOCKS = "model.layers"
 MODULES = "modules_in_block_to_quantize"
@@ -40,15 +40,15 @@ MODULES = "modules_in_block_to_quantize"
 
 @dataclass(frozen=True)
 class GPTQ:
-    """`weights` of 4 or 8 bits. `missing`: what stored zero points are less. `ordered`: whether a group may
-    have inputs that do not follow each other, so that g_idx must be there."""
+    """The format of `weights` of 4 or 8 bits. `missing` is to be added to stored zero points. `ordered`:
+    whether the inputs of a group need not be adjacent, so that g_idx is required."""
 
     weights: WeightFormat
     missing: int
     ordered: bool
 
     def headers(self, module: str, shape: Shape) -> dict[str, Header]:
-        """Return the tensors, by name, that stand for the weight of `module` with this shape [out, in]."""
+        """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         bits, groups = self.weights.bits, self.weights.groups(columns)
         return {
@@ -75,7 +75,8 @@ class GPTQ:
         return StripedWeight(self.weights, shape, numbers, scales, zeros, order)
 
     def _zeros(self, checkpoint: Checkpoint, name: str, rows: int) -> Tensor | None:
-        """Return the zero points [out, groups]; None if they are those of symmetric weights."""
+        """Return the zero points [out, groups]; None for symmetric weights, whose stored zero points are
+        checked."""
         bits = self.weights.bits
         stored = unpack(checkpoint.integers(name), bits, rows).T.contiguous()
         if self.missing and bool((stored == (1 << bits) - 1).any()):
@@ -89,8 +90,8 @@ class GPTQ:
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
-    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError for other
-    kinds of GPTQ."""
+    """Return the formats of each layer's matrices `linears`. Raises CheckpointError for other variants of
+    GPTQ."""
     bits = fields.integer("bits")
     if bits not in (4, 8):
         fields.refuse("bits", f"{bits} is not supported (supported: 4, 8)")
@@ -116,7 +117,8 @@ def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFor
 
 
 def _modules(fields: Fields, linears: Linears) -> frozenset[str]:
-    """Return those of `linears` that are quantized in each layer, listed by name or in lists of names."""
+    """Return the names in `linears` that are quantized in each layer. The config has a list of names, a list
+    of lists, or nothing, which means all."""
     value, known = fields.get(MODULES), frozenset(name for names in linears for name in names)
     if value is None:
         return known

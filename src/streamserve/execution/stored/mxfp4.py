@@ -1,11 +1,11 @@
-"""MXFP4 checkpoints of experts whose matrices are stacked, as gpt-oss is published: the tensors of a layer.
+"""MXFP4 checkpoints of experts with stacked matrices, the published form of gpt-oss: the tensors of a layer.
 
     mlp.experts.gate_up_proj_blocks    uint8 [experts, out, in / 32, 16]   two numbers a byte, the first low
     mlp.experts.gate_up_proj_scales    uint8 [experts, out, in / 32]       exponents e
     mlp.experts.down_proj_…            likewise
 
-A number is 2^(e - 127) · m, where the four bits m are a sign, two bits of exponent and one of fraction.
-Outputs of gate_up_proj are gates and values alternating.
+A number is 2^(e - 127) · m, where the four bits m are a sign, two bits of exponent and one of fraction. Gates
+and values alternate in the outputs of gate_up_proj.
 """
 
 from dataclasses import dataclass
@@ -27,19 +27,20 @@ from streamserve.execution.stored.formats import (
 )
 
 BLOCK = 32
-"""Numbers of a block."""
+"""Number of weights in a block."""
 FORMAT = WeightFormat(4, BLOCK, symmetric=True, table="mxfp4")
 
 
 @dataclass(frozen=True)
 class MXFP4:
-    """A matrix of a stack, of `experts` experts."""
+    """The format of a matrix in a stack of `experts` experts."""
 
     experts: int
     weights: WeightFormat = FORMAT
 
     def headers(self, module: str, shape: Shape) -> dict[str, Header]:
-        """Return the tensors, by name, of the stack that `module` is in, with this shape [out, in]."""
+        """Return the required tensors of the stack that contains `module`, by name. `shape` is the shape
+        [out, in] of one matrix."""
         stack, _ = stack_of(module)
         rows, blocks = shape[0], self.weights.groups(shape[1])
         return {
@@ -48,8 +49,8 @@ class MXFP4:
         }
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:
-        """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for scales of
-        numbers that are not finite."""
+        """Return the weight of `module`, whose tensors were checked. Raises CheckpointError for scales that
+        would make weights infinite."""
         stack, number = stack_of(module)
         packed = checkpoint.part(f"{stack}_blocks", number)
         halves = torch.stack([packed & 15, packed >> 4], dim=-1)
@@ -63,8 +64,8 @@ class MXFP4:
 
 
 def read_formats(fields: Fields, tied_head: bool, linears: Linears) -> StoredFormats:
-    """Return the formats of the matrices `linears` of each layer. Raises CheckpointError unless it is the
-    experts that are quantized."""
+    """Return the formats of each layer's matrices `linears`. Raises CheckpointError unless the experts are
+    quantized."""
     for part in skipped_modules(fields, "modules_to_not_convert"):
         if "experts" in part:
             fields.refuse("modules_to_not_convert", f"{part!r:.80} is not supported: experts are quantized")

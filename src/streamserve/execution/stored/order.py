@@ -1,5 +1,5 @@
-"""The order of a weight's inputs where a tensor says which group each is in (`g_idx`): groups need not follow
-the inputs, since some methods group inputs by how active they are."""
+"""The order of a weight's inputs, if a tensor (`g_idx`) has the group of each input. The inputs of a group
+need not be adjacent, because some methods group inputs by their activity."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,17 @@ from torch import Tensor
 from streamserve.execution.checkpoint import Checkpoint, Header
 
 NO_GROUP = -1
-"""What compressed-tensors writes for inputs that are in the order of their groups."""
+"""The group that compressed-tensors writes for all inputs if groups follow the inputs."""
 
 
 def index_header(columns: int, optional: bool) -> Header:
-    """Return the header of a tensor that has the group of each input."""
+    """Return the required header of a tensor with the group of each input."""
     return Header((columns,), ("I32", "I64"), optional)
 
 
 def input_order(checkpoint: Checkpoint, name: str, columns: int, group: int | None) -> Tensor | None:
-    """Return the inputs [columns] (int64) group by group, those of a group in ascending order; None where
-    groups follow the inputs. Raises CheckpointError unless all groups have `group` inputs, the last perhaps
+    """Return the inputs [columns] (int64) in the order of their groups, ascending within a group; None if
+    groups follow the inputs. Raises CheckpointError unless all groups have `group` inputs; the last may have
     fewer."""
     if name not in checkpoint:
         return None

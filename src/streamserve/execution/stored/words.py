@@ -1,4 +1,4 @@
-"""Numbers of 4 or 8 bits in 32-bit words, the first in the lowest bits."""
+"""Pack numbers of 4 or 8 bits into 32-bit words, the first number in the lowest bits."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ WORD = 32
 
 
 def words(count: int, bits: int) -> int:
-    """Return the words that so many numbers take."""
+    """Return the number of words for `count` numbers of `bits` bits."""
     return -(-count * bits // WORD)
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Return words (int32) [rows, words] of numbers (uint8) [rows, columns] of 4 or 8 bits."""
+    """Return `numbers` (uint8) [rows, columns] of 4 or 8 bits as words (int32) [rows, words]."""
     columns = numbers.shape[1]
     capacity = words(columns, bits) * (WORD // bits)
     whole = torch.nn.functional.pad(numbers, (0, capacity - columns))
@@ -22,7 +22,7 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """Return the first `columns` numbers (uint8) of each row of words (int32), as `pack` packs them."""
+    """Return the first `columns` numbers (uint8) of each row of words (int32): the inverse of `pack`."""
     octets = packed.flatten().view(torch.uint8).view(len(packed), -1)
     if bits == 4:
         octets = torch.stack([octets & 15, octets >> 4], dim=-1).flatten(1)

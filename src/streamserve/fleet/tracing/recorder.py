@@ -39,14 +39,14 @@ from streamserve.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 FRONT = "front"
-"""The process that the fleet is in."""
+"""Name of the process in which the fleet runs."""
 
 
 @dataclass(frozen=True)
 class Span:
     """An interval from `start` to `end`, in seconds of the clock that all processes share. `events` are its
-    lifecycle events with their times; `tokens` are a step's query tokens. `late`: it came after the end of
-    its request."""
+    lifecycle events with their times. `tokens` is the number of a step's query tokens. `late`: the span came
+    after the end of its request."""
 
     name: str
     process: str
@@ -59,7 +59,7 @@ class Span:
 
 
 class Sink(Protocol):
-    """Receives spans, each when it has ended. A request's own span (`request`) is its last."""
+    """Receives each span when it has ended. The span named `request` is the last of its request."""
 
     def add(self, span: Span) -> None:
         """Add a span."""
@@ -82,7 +82,7 @@ class _RequestTrace:
 
 
 class Recorder:
-    """Follows the open requests of one fleet and gives their spans to all sinks. A sink that fails is not
+    """Follows the open requests of one fleet and passes their spans to all sinks. A sink that fails is not
     used any more; requests are not affected."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -113,7 +113,7 @@ class Recorder:
                 self._end(command.request, now)
 
     def record_work(self, worker: str, work: Sequence[Work]) -> None:
-        """Record what a worker did."""
+        """Record the work of a worker."""
         for item in work:
             if item.name == "step":
                 self._add(Span("step", worker, "", item.at, item.at + item.seconds, tokens=item.query_tokens))
@@ -187,6 +187,6 @@ class Recorder:
                 self._failed(sink, error)
 
     def _failed(self, sink: Sink, error: Exception) -> None:
-        """Count and log the failure of a sink, which is not used any more."""
+        """Count and log the failure of a sink, after its removal."""
         self.failures += 1
         logger.error("%s failed and is not used any more: %s", type(sink).__name__, error)

@@ -32,8 +32,8 @@ def exporting(endpoint: str) -> "SpanProcessor":
 
 
 class Telemetry:
-    """Collects a request's spans until it has ended, then passes them to `processor` as one trace. Steps,
-    which belong to many requests, are left out."""
+    """Collects a request's spans until the request has ended, then passes them to `processor` as one trace.
+    Steps belong to many requests and are left out."""
 
     def __init__(self, processor: "SpanProcessor") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -51,7 +51,7 @@ class Telemetry:
         return len(self._parts)
 
     def add(self, span: Span) -> None:
-        """Add a span. A request's own span completes its trace; later ones are left out."""
+        """Add a span. The span named `request` completes its trace; later spans are left out."""
         if span.late or not span.request:
             return
         if span.name != "request":

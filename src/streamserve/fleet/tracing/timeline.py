@@ -1,5 +1,5 @@
-"""A timeline file for Chrome (chrome://tracing) and ui.perfetto.dev: the steps of each process, and each
-request's spans above them."""
+"""A timeline file for Chrome (chrome://tracing) and ui.perfetto.dev: the steps of each process, and above
+them the spans of each request."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ STEPS = 0
 
 
 class Timeline:
-    """Writes one event per line as it comes, so that the file is readable however the server ended. Raises
-    OSError if the file cannot be written."""
+    """Writes one event per line as it arrives, so that the file is readable even if the server crashes.
+    Raises OSError if the file cannot be written."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115

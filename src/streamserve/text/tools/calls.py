@@ -20,9 +20,10 @@ Syntax = Literal["json", "named", "python", "gemma", "xml"]
 Schema = Mapping[str, Any]
 
 ESCAPE = "<escape>"
-"""What is around strings in FunctionGemma's calls."""
+"""The marker before and after strings in FunctionGemma's calls."""
 CALL_ID, ARGUMENTS = "[CALL_ID]", "[ARGS]"
-"""What may be between the name and the arguments in Mistral's calls: an id, and a separator."""
+"""The markers that may follow the name in Mistral's calls: the first before an id, the second before
+arguments."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID = re.compile(r"[A-Za-z0-9]{0,64}")
@@ -32,9 +33,9 @@ _BLANKS = re.compile(r"\s{0,64}")
 class Call(Protocol):
     """Parses one call.
 
-    `text` is everything parsed so far, `arguments` what is known of the arguments as JSON text. The `name` is
-    None until it is known that this is a call. If the text is `broken`, `rest` is the end of it that is not
-    in the arguments.
+    `text` is the text parsed so far, `arguments` the known part of the arguments as JSON text. `name` is None
+    until the text is known to be a call. If the text cannot be a call, `broken` is set, and `rest` is the end
+    of the text that is not in the arguments.
     """
 
     text: str
@@ -45,11 +46,13 @@ class Call(Protocol):
     broken: bool
 
     def feed(self, text: str) -> int:
-        """Parse up to the end of the call, or to what cannot be part of it; return the number of
-        characters."""
+        """Parse up to the end of the call, or to a character that cannot be part of it.
+
+        Returns the number of parsed characters.
+        """
 
     def finish(self) -> None:
-        """Add to the arguments what can be added at the end of the text."""
+        """Complete the arguments as far as possible at the end of the text."""
 
 
 class LiteralCall:
@@ -82,7 +85,7 @@ class LiteralCall:
         self._update()
 
     def _update(self) -> None:
-        """Note what is new; the first key or the end tells a call from other text."""
+        """Take over the reader's state. The first key, or the end, shows that the text is a call."""
         reader = self._reader
         if reader.done or ": " in reader.output:
             self.name = self._called
@@ -94,7 +97,8 @@ class LiteralCall:
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of a call: its characters, and the name in it. Without a name it is in the object."""
+    """The beginning of a call: its length in characters, syntax and name. Without a name, the JSON object has
+    it."""
 
     length: int
     syntax: Syntax
@@ -102,8 +106,10 @@ class Head:
 
 
 def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> Head | Literal["undecided"] | None:
-    """Return the call that `text` begins with; None if there is none; "undecided" if that depends on more
-    text, unless this is the `final` one."""
+    """Return the head of the call that `text` begins with; None if it begins with no call.
+
+    Returns "undecided" if that depends on more text, unless `text` is the `final` text.
+    """
     undecided = False
     for syntax in syntaxes:
         end, name = _head(text, syntax)
@@ -115,7 +121,8 @@ def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> Head | Li
 
 
 def begin_call(head: Head, schemas: Mapping[str, Schema], named: str | None) -> Call:
-    """Return a parser of the call with this head; `named` if the text holds the arguments of that tool."""
+    """Return a parser of the call with this head. With `named`, the text is only the arguments of that
+    tool."""
     if head.name is None or head.syntax in ("json", "named"):
         return JsonCall(head.name or named)
     if head.syntax == "xml":
@@ -128,7 +135,8 @@ def begin_call(head: Head, schemas: Mapping[str, Schema], named: str | None) -> 
 
 
 def _head(text: str, syntax: Syntax) -> tuple[int | None, str | None]:
-    """Return the length of the head and the name; -1 if there is no head, None if more text decides."""
+    """Return the length of the head and the name. The length is -1 without a head, None if more text
+    decides."""
     if syntax == "json":
         return (0 if text.startswith("{") else -1), None
     before, after = {"xml": ("<function=", ">"), "gemma": ("call:", "{"), "python": ("", "(")}.get(

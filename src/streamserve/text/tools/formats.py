@@ -8,12 +8,12 @@ granite        <|tool_call|>[{"name": …, "arguments": {…}}, …]            
 phi4_mini      <|tool_call|>[…]<|/tool_call|> or functools[…]              (Phi-4-mini)
 qwen3_coder    <tool_call><function=…><parameter=…>…</parameter></function></tool_call>
 pythonic       [name(city="Rome"), …]                                      (Llama 3.2, Llama 4)
-gemma          the same, or JSON objects, also in code blocks              (Gemma 3)
+gemma          like pythonic, or JSON objects, also in code blocks         (Gemma 3)
 functiongemma  <start_function_call>call:name{city:<escape>Rome<escape>}<end_function_call>
 olmo3          <function_calls>name(city="Rome") …</function_calls>
 harmony        <|channel|>commentary to=functions.name<|message|>{…}       (gpt-oss: harmony.py)
 
-Add another family as one more entry in FORMATS, and what its template has in _SIGNS.
+To add another family, add its format to FORMATS, and strings of its template to _SIGNS.
 """
 
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ from streamserve.text.tools.calls import Syntax
 class Format:
     """A tool call format.
 
-    `openings` are what may come before a call and `closings` after it; `around` are characters allowed
-    between calls, besides whitespace. `bare`: a message may begin with a call without its opening, if it
-    begins with one of these characters. `heads`: with which a call begins without an opening, anywhere in a
-    text. Calls have one of the `syntaxes`. `separator` is the marker that may follow a call's name. Ids of
-    calls are `id_prefix` and `id_length` letters and digits.
+    `openings` and `closings` are markers that may come before and after a call; `around` are characters
+    allowed between calls, besides whitespace. `bare`: a message may begin with a call without its opening, if
+    the call begins with one of these characters. `heads` are texts with which a call without an opening
+    begins, anywhere in a message. Calls have one of the `syntaxes`. `separator` is the marker that may follow
+    a call's name. The id of a call is `id_prefix` and `id_length` letters and digits.
 
-    `forced`: a grammar forces calls, so all text is part of them. If it is cut short, what cannot be returned
-    as a call is dropped; it was never meant as content.
+    `forced`: a grammar forces calls, so all text is part of them. If the text is cut short, the part that
+    cannot be returned as a call is dropped; it was never meant as content.
 
-    `calls` is what a grammar allows after the first opening, as Lark rules: {opening}, {closing},
-    {separator} stand for these markers, @call for a call as a JSON object with its arguments under `key`,
-    `name_first` for a name followed by its arguments, and `native` for a call in another syntax. Without it,
-    a grammar cannot constrain calls in this format. `others` are further markers.
+    `calls` are the Lark rules of a grammar for the text after the first opening. In them, {opening},
+    {closing} and {separator} stand for these markers, @call for a call as a JSON object with its arguments
+    under `key`, `name_first` for a name followed by its arguments, and `native` for a call in another syntax.
+    Without `calls`, a grammar cannot constrain calls in this format. `others` are further markers.
     """
 
     openings: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ FORMATS = {
 }
 
 REQUIRED = Format(around="[],", bare="[{", forced=True)
-"""The format that a grammar produces for required calls: a JSON list of calls, and nothing else."""
+"""The format that a grammar produces for required calls: a JSON list of calls, and no other text."""
 
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "<|message|>"), "harmony"),
@@ -167,13 +167,14 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|start_header_id|>",), "llama3_json"),
     (("<|python_tag|>",), "llama3_json"),
 )
-"""What a template has that renders tools, and its format: the first whose signs are all in it."""
+"""Strings in a chat template that renders tools, and the format that they show: the first format whose
+strings are all in the template."""
 
 
 def find_format(name: str, template: str | None) -> Format | None:
-    """Return the format called `name`; for "auto" the one that `template` uses.
+    """Return the format called `name`; for "auto" the format that `template` uses.
 
-    None for "none", and if none is detected.
+    None for "none", and if no format is detected.
     """
     if name != "auto":
         return FORMATS.get(name)

@@ -23,12 +23,11 @@ def free_calls(
 ) -> Grammar:
     """Return a grammar of text, then optionally calls in `format`, which end the message.
 
-    With `answer`, a message has either calls and no text, or a JSON text that matches this schema.
-
-    `schemas` maps each function's name to the schema of its arguments; `special` returns the id of a marker
-    that is a special token. `thought` is the opening tag of the model's reasoning, with which text may not
-    begin: reasoning may mention calls without making one. Raises NotExpressible for a schema that calls in
-    this format cannot follow.
+    With `answer`, a message has either calls and no text, or a JSON text that matches this schema. `schemas`
+    maps each function's name to the schema of its arguments; `special` returns the id of a marker, or None if
+    the marker is not a special token. `thought` is the opening tag of the model's reasoning, with which text
+    may not begin: reasoning may mention calls without making one. Raises NotExpressible for a schema that
+    calls in this format cannot follow.
     """
     if not format.calls:
         raise NotExpressible("calls in this model's format cannot be constrained")
@@ -75,8 +74,11 @@ def _call_rules(
 
 
 def _text_without_call(format: Format, special: Callable[[str], int | None]) -> str:
-    """Return the pattern of a text that neither begins as a call without an opening does, nor has another
-    opening than the first, as the grammar follows only that one."""
+    """Return the pattern of a text without calls.
+
+    The text may neither begin like a call without an opening, nor contain an opening other than the first
+    one, because the grammar follows only the first opening.
+    """
     pattern = _TEXT
     if format.bare:
         first = "".join(f"\\{sign}" for sign in format.bare)

@@ -9,10 +9,10 @@ _ARGUMENTS = ("arguments", "parameters")
 class JsonCall:
     """Parses `{"name": …, "arguments": …}`, with keys in any order; further keys are ignored.
 
-    If the `name` is given, the object holds the arguments themselves. `text` is everything parsed so far.
-    `arguments` is what is known of them so far: the JSON text as written; if it is a string, as with some
-    models, the content of the string. If the text is `broken`, `rest` is the end of it that is neither the
-    name nor in the arguments.
+    If the `name` is given, the object holds the arguments themselves. `text` is the text parsed so far.
+    `arguments` is the known part of the arguments: their JSON text as written, or, if that is a string, as
+    with some models, the content of the string. If the text is `broken`, `rest` is the end of it that is
+    neither the name nor in the arguments.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -30,9 +30,9 @@ class JsonCall:
         self._token = ""
 
     def feed(self, text: str) -> int:
-        """Parse up to the end of the object, or to what cannot be part of it.
+        """Parse up to the end of the object, or to a character that cannot be part of it.
 
-        Returns the number of characters.
+        Returns the number of parsed characters.
         """
         for count, sign in enumerate(text):
             if self.done or self.broken:
@@ -43,7 +43,7 @@ class JsonCall:
         return len(text)
 
     def finish(self) -> None:
-        """Nothing is added: the arguments are the text as it is written."""
+        """Do nothing: the arguments are already complete, as they are the text as written."""
 
     def _read(self, sign: str) -> None:
         if self._in_string:
@@ -79,7 +79,8 @@ class JsonCall:
             self._in_string = False
 
     def _stream(self, sign: str) -> None:
-        """Append a character to the arguments. Arguments in a string are available only at its end."""
+        """Append a character to the arguments, if it belongs to them. Arguments in a string follow at its
+        end."""
         if self._bare or (self._key in _ARGUMENTS and not self._token.startswith('"')):
             self.arguments += sign
             self.rest = ""

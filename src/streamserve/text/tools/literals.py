@@ -1,4 +1,4 @@
-"""Incremental conversion of Python literals, and similar ones of other languages, to JSON text."""
+"""Incremental conversion of Python literals, and of similar literals in other languages, to JSON text."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def escaped(text: str) -> str:
 
 
 def json_scalar(token: str) -> str | None:
-    """Return a number, a truth value or none as JSON; None if `token` is nothing of these."""
+    """Return a number, a truth value or null as JSON; None for any other `token`."""
     if token in _WORDS or _NUMBER.fullmatch(token):
         return _WORDS.get(token, token)
     try:
@@ -39,18 +39,18 @@ def json_scalar(token: str) -> str | None:
 
 
 class _String(Protocol):
-    """Reads a string after its first quote. `output` is what is new, as the inside of a JSON string."""
+    """Reads a string after its first quote. `output` is the new part, as the inside of a JSON string."""
 
     output: str
     done: bool
     broken: bool
 
     def feed(self, sign: str) -> bool:
-        """Read a character. Returns False if it is not part of the string, which ended before it."""
+        """Read a character. Returns False if the string ended before the character."""
 
 
 class _QuotedString:
-    """A Python string in quotes of one or three characters; JSON's strings are among these."""
+    """Reads a Python string in quotes of one or three characters. JSON's strings have this form, too."""
 
     def __init__(self, quote: str) -> None:
         self.output = ""
@@ -78,7 +78,8 @@ class _QuotedString:
         return True
 
     def _opened(self, sign: str) -> bool:
-        """Return whether the quotes are complete and `sign` comes after them; else it is one of them."""
+        """Return whether the opening quotes are complete and `sign` follows them. Two quotes are an empty
+        string."""
         if sign == self._quote:
             self._quotes += 1
             if self._quotes == 3:
@@ -99,13 +100,14 @@ class _QuotedString:
             self.output = escaped(_ESCAPES.get(kind, "\\" + kind))
         elif digits.strip("0123456789abcdefABCDEF") or int(digits, 16) > 0x10FFFF:
             self.broken = True
-        else:  # JSON has escapes for halves of a character, too
+        else:  # JSON can escape half of a surrogate pair, too
             number = int(digits, 16)
             self.output = f"\\u{number:04x}" if number < 0x10000 and kind != "U" else escaped(chr(number))
 
 
 class _MarkedString:
-    """A string that ends with `mark`, and has no escapes. `mark` is read again before it begins."""
+    """Reads a string that ends with `mark` and has no escapes, after the first character of its opening
+    `mark`."""
 
     def __init__(self, mark: str) -> None:
         self.output = ""
@@ -130,7 +132,7 @@ class _MarkedString:
 
 @dataclass(frozen=True)
 class _Container:
-    """A list or an object: its end, how it ends in JSON, and what follows a key (empty in a list)."""
+    """A list or an object: its end, its end in JSON, and the sign that follows a key (empty in a list)."""
 
     end: str
     json_end: str
@@ -147,7 +149,7 @@ _CONTAINERS = {"[": _LIST, "(": _TUPLE, "{": _OBJECT}
 class LiteralReader:
     """Converts one literal to JSON, character by character: `output` is the JSON text so far.
 
-    With a `mark`, strings are between two of it, and keys have no quotes. `keywords`: the literal is the
+    With a `mark`, strings begin and end with it, and keys have no quotes. With `keywords`, the literal is the
     arguments of a Python call, after their opening bracket.
     """
 
@@ -156,7 +158,7 @@ class LiteralReader:
         self.done = self.broken = False
         self._mark = mark
         self._containers = [_KEYWORDS] if keywords else []
-        self._expects = "first" if keywords else "value"  # first, value, key's end, comma
+        self._expects = "first" if keywords else "value"  # first, value, element, key, key's end, comma
         self._separator = ""  # of the next value, if there is one
         self._token = ""
         self._string: _String | None = None
@@ -167,12 +169,12 @@ class LiteralReader:
 
     @property
     def _bare_key(self) -> bool:
-        """Whether the next is a key without quotes."""
+        """Whether a key without quotes comes next."""
         key = self._inner is not None and self._inner.after_key and self._expects in ("first", "key")
         return bool(key and (self._mark or self._inner == _KEYWORDS))
 
     def feed(self, sign: str) -> bool:
-        """Read a character. Returns False if it is not part of the literal, which ended before it."""
+        """Read a character. Returns False if the literal ended before the character."""
         if self._string is not None:
             if self._read_string(self._string, sign):
                 return True
@@ -187,7 +189,7 @@ class LiteralReader:
         return not self.done and not self.broken
 
     def finish(self) -> None:
-        """End a number or word, which have no mark at their end."""
+        """End a number or a word, whose end no sign marks."""
         token, self._token = self._token, ""
         if not token:
             return
@@ -261,7 +263,7 @@ class LiteralReader:
 
 
 def literal(text: str) -> str | None:
-    """Return the JSON text of a literal; None if `text` is not one."""
+    """Return the JSON text of a literal; None if `text` is not a literal."""
     reader = LiteralReader()
     for sign in text:
         if not reader.feed(sign) and not (reader.done and sign in _BLANKS):

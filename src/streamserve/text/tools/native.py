@@ -1,4 +1,4 @@
-"""Grammar rules of calls in the syntaxes other than JSON, whose arguments follow the schemas of functions."""
+"""Grammar rules of calls in syntaxes other than JSON, with arguments that follow the functions' schemas."""
 
 import json
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _OBJECT_KEYS = frozenset(
 
 
 class NotExpressible(ValueError):
-    """A schema that cannot be followed in a syntax."""
+    """A schema cannot be followed in the syntax of a call."""
 
 
 def native_rules(syntax: str, schemas: Mapping[str, Schema]) -> tuple[list[str], dict[str, Any]]:
-    """Return the Lark rules of `native`, a call of one of the functions, and the JSON schemas they refer to.
+    """Return the Lark rules of `native`, a call of one of the functions, and the JSON schemas in the rules.
 
     Raises NotExpressible for a schema that the syntax (python or xml) cannot follow.
     """
@@ -52,7 +52,8 @@ def native_rules(syntax: str, schemas: Mapping[str, Schema]) -> tuple[list[str],
 
 
 def _properties(name: str, schema: Schema) -> tuple[dict[str, Any] | None, set[str]]:
-    """Return the properties of a function's arguments, None if they may be any, and the required ones."""
+    """Return the properties of a function's arguments, None if any are allowed, and the required
+    properties."""
     properties, other = schema.get("properties"), set(schema) - _OBJECT_KEYS
     if other or not isinstance(properties, dict | None) or schema.get("additionalProperties") not in (
         None, True, False
@@ -69,8 +70,10 @@ def _properties(name: str, schema: Schema) -> tuple[dict[str, Any] | None, set[s
 
 
 def _sequence(name: str, parts: list[tuple[str, bool]], between: str) -> list[str]:
-    """Return rules of a sequence in which some parts may be left out: {name}x{i} is what follows before any
-    part, {name}y{i} after one."""
+    """Return the rules of a sequence in which the parts that are not required may be left out.
+
+    {name}x{i} is the rest of the sequence from part i on if no part came before it, {name}y{i} if one did.
+    """
     separator = f"{json.dumps(between)} " if between else ""
     rules = []
     for index, (part, required) in enumerate(parts):

@@ -1,7 +1,8 @@
-"""Parse a model's text incrementally into content and tool calls.
+"""Parses a model's text incrementally into content and tool calls.
 
-The result does not depend on how the text is split into pieces: what may be the beginning of a call is held
-back until it is decided. What turns out not to be a call, or calls an unknown tool, is ordinary text.
+The result does not depend on how the text is split into pieces: text that may be the beginning of a call is
+held back until it is decided. Text that turns out not to be a call, or that calls an unknown tool, is
+ordinary text.
 """
 
 import secrets
@@ -17,7 +18,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class CallDelta:
-    """The new part of call number `index`. The first has its id and name."""
+    """The new part of call number `index`. The first part of a call has its id and name."""
 
     index: int
     arguments: str
@@ -36,11 +37,11 @@ class ParsedCalls:
 class ToolCallParser:
     """Parses one message.
 
-    `tools` maps the names of the available tools to the schemas of their arguments; if `parallel` is false
-    only the first call counts. With `named` the text holds the arguments of that tool.
+    `tools` maps the names of the available tools to the schemas of their arguments; if `parallel` is false,
+    only the first call counts. With `named`, the text is only the arguments of that tool.
 
-    The parser is within text, in the gap before, between and after calls, or in a call. What was skipped in a
-    gap becomes text if no call follows.
+    The parser is in one of three states: in text; in the gap before, between or after calls; or in a call.
+    Text skipped in a gap becomes content if no call follows.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ToolCallParser:
         return self._read(text, final=False)
 
     def finish(self) -> ParsedCalls:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back. Call this at the end of the message."""
         output = self._read("", final=True)
         if self._call is not None:
             self._call.finish()
@@ -139,7 +140,7 @@ class ToolCallParser:
         return True
 
     def _read_call(self, output: ParsedCalls, call: Call) -> None:
-        """Parse the rest of a call, and emit what is new of it."""
+        """Parse the rest of a call, and emit the new part of it."""
         self._consume(call.feed(self._pending))
         self._emit_call(output, call)
         if self._call is None:
@@ -150,8 +151,10 @@ class ToolCallParser:
             self._call, self._after_call = None, True
 
     def _emit_call(self, output: ParsedCalls, call: Call) -> None:
-        """Emit what is new of a call, once its name is known. Text that calls an unknown tool, or nothing, is
-        rejected."""
+        """Emit the new part of a call, once its name is known.
+
+        Text that calls an unknown tool or no tool is rejected.
+        """
         if not self._begun and (call.broken or call.done or call.name is not None):
             if call.name not in self._tools:
                 self._reject(output, self._skipped + call.text)
@@ -171,7 +174,7 @@ class ToolCallParser:
         return self._parallel or self.calls == 1
 
     def _reject(self, output: ParsedCalls, text: str) -> None:
-        """Treat `text` as content: it was not a call, and what follows is text too."""
+        """Emit `text` as content, because it was not a call. The text after it is content, too."""
         self._call, self._skipped = None, ""
         self._in_text, self._after_call, self._opened = True, False, False
         self._emit(output, text)
@@ -181,7 +184,8 @@ class ToolCallParser:
         return taken
 
     def _emit(self, output: ParsedCalls, text: str) -> None:
-        """Emit text; trailing whitespace only once something follows it. Forced calls have no text."""
+        """Emit text, but hold back trailing whitespace until other text follows. Forced calls have no
+        text."""
         if self._format.forced:
             return
         whole = self._whitespace + text
@@ -191,8 +195,11 @@ class ToolCallParser:
 
 
 def merged(deltas: Sequence[CallDelta]) -> list[CallDelta]:
-    """Return `deltas` with at most one for each call: clients merge the events of a stream by a call's index,
-    and may read only the first entry of an index in an event."""
+    """Return `deltas` merged into at most one for each call.
+
+    Clients merge the events of a stream by a call's index, and may read only the first entry of an index in
+    an event.
+    """
     calls: dict[int, CallDelta] = {}
     for delta in deltas:
         first = calls.get(delta.index)
@@ -201,7 +208,7 @@ def merged(deltas: Sequence[CallDelta]) -> list[CallDelta]:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of `text` may be the beginning of `mark`."""
+    """Return the number of characters at the end of `text` that may be the beginning of `mark`."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 

@@ -1,4 +1,5 @@
-"""Incremental parser of one tool call as XML-like tags, whose arguments become JSON by their schemas."""
+"""Incremental parser of one tool call in XML-like tags. The arguments become JSON according to their
+schemas."""
 
 import json
 import re
@@ -14,11 +15,11 @@ _TYPES = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "bool
 
 
 class XmlCall:
-    """Parses what follows `<function=NAME>`: parameters, then `</function>`.
+    """Parses the text after `<function=NAME>`: parameters, then `</function>`.
 
-    A line break after the tag of a parameter and one before its end are not part of its value. A value that
-    may only be a string is available as it is written; others at their end: a literal of a type that the
-    parameter may have, else a string.
+    A line break after the tag of a parameter and another before its end are not part of its value. A value
+    that may only be a string is available while it is written. Any other value is available at its end: as a
+    literal if the parameter may have the literal's type, else as a string.
     """
 
     def __init__(self, name: str, schema: Mapping[str, Any]) -> None:
@@ -50,7 +51,8 @@ class XmlCall:
         return len(text)
 
     def finish(self) -> None:
-        """Add the beginning of a value that is cut short: a literal as far as it is one, else a string."""
+        """Add the beginning of a value that is cut short: as a literal if it begins like one, else as a
+        string."""
         if self._key is None or self.done:
             return
         if self._types == {"string"}:
@@ -101,8 +103,10 @@ class XmlCall:
 
 
 def value_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Return the JSON types that the property `key` may have: only a string if the schema does not define it,
-    and none if it does not limit them."""
+    """Return the JSON types that the property `key` may have: a string if the schema does not define it.
+
+    The result is empty if the schema does not limit the types.
+    """
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or key not in properties:
         return frozenset({"string"})
@@ -110,7 +114,10 @@ def value_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 
 def resolved(node: Any, root: Mapping[str, Any]) -> Any:
-    """Return the definition in `root` that a schema refers to; without a reference the schema itself."""
+    """Return the definition in `root` that a schema refers to; without a reference the schema itself.
+
+    None for a reference that cannot be resolved.
+    """
     for _ in range(MAX_REFERENCES):
         reference = node.get("$ref") if isinstance(node, Mapping) else None
         parts = reference.split("/", 2) if isinstance(reference, str) else []
@@ -141,7 +148,8 @@ def _types(node: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
 
 
 def typed(value: str, types: frozenset[str]) -> str:
-    """Return `value` as JSON: a literal if `types` allow it (if empty, they allow all), else a string."""
+    """Return `value` as JSON: a literal if `types` allow it, else a string. Empty `types` allow all
+    literals."""
     converted = literal(value.strip())
     kind = "" if converted is None else _type(converted)
     whole = (
@@ -158,7 +166,7 @@ def _type(text: str) -> str:
 
 
 def _possible_end(value: str) -> int:
-    """Return how many characters at the end of `value` may be the beginning of what ends it."""
+    """Return the number of characters at the end of `value` that may be the beginning of its end tag."""
     sizes = range(min(len(CLOSING), len(value)), 0, -1)
     return next(
         (

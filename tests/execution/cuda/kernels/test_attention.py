@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.plan import Span
+from streamserve.contracts.plan import Span
+from streamserve.contracts.tree import root
 from streamserve.execution.attention import ReferenceAttention
 from streamserve.execution.cuda.kernels.attention import attend, combine
 from streamserve.execution.cuda.plain.attention import attend as plain_attend
 from streamserve.execution.kv_vectors import quantize_vectors
-from streamserve.speculation.tree import root
 from tests.conftest import Scale
 from tests.execution.cuda.attention_cases import Case, make_case, random_case, random_tree, run_layer
 

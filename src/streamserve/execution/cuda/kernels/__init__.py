@@ -1,1 +1,1 @@
-"""Triton kernels of the operations of a step. Importing a module needs Triton."""
+"""Triton kernels of the operations of a step. Importing a module of this package needs Triton."""

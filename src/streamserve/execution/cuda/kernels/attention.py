@@ -1,10 +1,10 @@
 """Attention over the paged KV cache: one Triton kernel for prefill chunks, decoding and token trees.
 
-A program takes every `programs`-th unit of work: an item (cuda/attention.py) and a key-value head.
+A unit of work is an item (cuda/attention.py) with a key-value head. Program p takes units p, p + programs, …
 
     q   [tile, dim]      the item's rows x the query heads of the kv head
     for KEYS slots at a time:             block table -> addresses, one step ahead of the keys and values
-      scores = q kᵀ                       masked only in steps with slots that some row does not see
+      scores = q kᵀ                       masked only in steps where some row does not see every slot
       online softmax in float32: maximum, sum of weights, acc += weights v
     -> out, or the workspace if the item has a part of the keys: see _combine
 
@@ -29,13 +29,13 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 ALL_TILES = (True,) * len(TILES)
 
 COMBINED_PARTS = 16
-"""Partial results of a row that are read at a time."""
+"""Partial results of a row that `_combine` reads at a time."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel for one tile size is launched: keys of a step, warps, steps whose loads are in flight, and
-    programs on a multiprocessor."""
+    """Launch of the kernel for one tile size: keys of a step, warps, steps whose loads are in flight, and
+    programs per multiprocessor."""
 
     keys: int
     warps: int
@@ -45,13 +45,13 @@ class Launch:
 
 @triton.jit
 def _table_entries(table, key, begin, end, BLOCK_SIZE: tl.constexpr):
-    """Return the blocks of the slots `key`; 0 outside of the item."""
+    """Return the blocks of the slots `key`, and 0 for slots outside of the item."""
     return tl.load(table + key // BLOCK_SIZE, (key >= begin) & (key < end), 0)
 
 
 @triton.jit
 def _tree_mask(bits, row, node, live, WORDS: tl.constexpr):
-    """Return which tree nodes each row sees, for `node` [tile, keys]."""
+    """Return, for tree nodes `node` [tile, keys], whether the row sees the node."""
     seen = node != node  # none
     for word in tl.static_range(WORDS):
         own = tl.load(bits + row * WORDS + word, live, 0)
@@ -62,8 +62,8 @@ def _tree_mask(bits, row, node, live, WORDS: tl.constexpr):
 
 @triton.jit
 def _operand(x, dtype: tl.constexpr, UPCAST: tl.constexpr):
-    """Return `x` in `dtype` as an operand of tl.dot. The interpreter's dot takes the bits of bfloat16 for
-    integers."""
+    """Return `x` in `dtype` for tl.dot. UPCAST: widened to float32, as the interpreter's dot takes bf16 bits
+    as integers."""
     if x.dtype.is_int():
         x = x.to(tl.float32)
     x = x.to(dtype)
@@ -78,8 +78,8 @@ def _accumulate(
     WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, KEYS: tl.constexpr,
     MASKED: tl.constexpr, UPCAST: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
-    """Add `steps` steps to `acc`, `peak` and `total`. Step i has the KEYS slots number i, or i + `gap` from
-    i = `front` on, counted from the item's first one."""
+    """Add `steps` steps to `acc`, `peak` and `total`. Step i has group i of KEYS slots of the item, or group
+    i + `gap` from i = `front` on."""
     WIDTH: tl.constexpr = DIM + 4 * QUANTIZED
     dims = tl.arange(0, PADDED_DIM)
     lanes = tl.arange(0, KEYS)
@@ -87,10 +87,10 @@ def _accumulate(
     key = origin + tl.where(front > 0, 0, gap) * KEYS + lanes
     block = _table_entries(table, key, begin, end, BLOCK_SIZE)
     for i in range(0, steps):
-        if QUANTIZED:  # the other form's vectors, of 132 bytes, Triton 3.6 takes to be aligned to 16
+        if QUANTIZED:  # in the other form, Triton 3.6 assumes vectors of 132 bytes to be aligned to 16
             offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * (BLOCK_SIZE * WIDTH)
             offset += (key % BLOCK_SIZE) * WIDTH
-        else:  # by the other form, code for 9.0 waits for a step's blocks before it attends the step's keys
+        else:  # in the other form, code for 9.0 would wait for a step's blocks before it attends its keys
             offset = (block.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
             offset *= WIDTH
         pointers = cache + offset[:, None] + dims[None, :]
@@ -225,7 +225,7 @@ def _combine(
     OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     PARTS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Write the output of one row and head from its partial results, if it has any."""
+    """Write the output of one row and head from the row's partial results, if there are any."""
     row, head = tl.program_id(0), tl.program_id(1)
     count = tl.load(combine + row * 3 + 2)
     if count > 0:
@@ -277,12 +277,12 @@ def attend(
     tiles: Sequence[bool] = ALL_TILES,
     combined: bool = True,
 ) -> None:
-    """Attend `q` [rows, heads, dim] to the slots that each row sees, and write `out`: as
-    plain.attention.attend, with the scores' and values' rounding of the tensor cores.
+    """Attend `q` [rows, heads, dim] to the slots that each row sees, and write `out`. See
+    `plain.attention.attend`; scores and values are rounded as the tensor cores do.
 
-    `workspace` holds the partial results (attention.workspace_size). A tile size without items need not be
-    launched: `tiles` says which are. `combined`: whether any row may have partial results. `scale` is
-    positive. Raises ValueError for heads that are not contiguous.
+    `workspace` holds the partial results (attention.workspace_size). `tiles`: whether each tile size has
+    items and must be launched. `combined`: whether any row may have partial results. `scale` is positive.
+    Raises ValueError for heads that are not contiguous.
     """
     heads, dim = q.shape[1:]
     kv_heads, block_size = cache_layer.shape[2:4]
@@ -323,8 +323,8 @@ def combine(
     places: Tensor, partials: Tensor, partial_sums: Tensor, out: Tensor, sinks: Tensor | None = None
 ) -> None:
     """Write the rows of `out` [rows, heads, dim] that have partial results, by their `places` [rows, 3]
-    (AttentionWork.combine): of sums [partials, heads, dim], maxima and sums of weights [partials, heads, 2],
-    both flat."""
+    (AttentionWork.combine). `partials`: weighted sums, flat [partials, heads, dim]. `partial_sums`: maxima
+    and sums of weights, flat [partials, heads, 2]."""
     rows, heads, dim = out.shape
     _combine[(rows, heads)](
         places, partials, partial_sums, partials if sinks is None else sinks, out,
@@ -341,17 +341,17 @@ def choose_launch(
     quantized: bool = False,
     trees: bool = False,
 ) -> Launch:
-    """Return the launch for a tile size, by the bytes of a head of the queries, the device's compute
-    capability (90 for 9.0), and whether keys and values have scales, and rows tree masks."""
+    """Return the launch for a tile size. It depends on the bytes of a query head, the device's compute
+    capability (90 for 9.0), and on whether KV is quantized and rows have tree masks."""
     if quantized or (trees and tile > 16):
-        if tile == 128:  # on older devices loads in flight would spill registers
+        if tile == 128:  # before 9.0, two steps with loads in flight would spill registers
             return Launch(32, 8, 2 if capability >= 90 else 1, 1)
         if tile > 16:
             return Launch(32, 8, 3, 1)
         return Launch(32, 4, 3, 3 if capability >= 90 else 2)
     if padded_dim * dtype.itemsize > 256:
         return Launch(32, 8 if tile == 128 else 4, 2, 1)
-    if tile == 16:  # four programs fit: 128 registers a thread, 37 KiB each; 142 registers on 8.0
+    if tile == 16:  # four programs fit (128 registers a thread, 37 KiB each); on 8.0: 142 registers
         return Launch(32, 4, 3, 4 if capability >= 90 else 3)
     if tile == 64:
         return Launch(64 if capability >= 90 else 32, 4, 3, 2)
@@ -360,7 +360,7 @@ def choose_launch(
 
 @lru_cache
 def _multiprocessors(device: torch.device) -> int:
-    """Return the multiprocessors of a GPU; a few for the interpreter."""
+    """Return the number of multiprocessors of a GPU, or a small number for the interpreter."""
     if device.type != "cuda":
         return 3
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -368,7 +368,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @lru_cache
 def _capability(device: torch.device) -> int:
-    """Return the compute capability of a GPU; 90 for the interpreter."""
+    """Return the compute capability of a GPU (90 for 9.0); 90 for the interpreter."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     return 10 * major + minor
 
@@ -401,8 +401,8 @@ def examples(capability: int) -> list[KernelExample]:
             narrow = {"cache": "*i8", "cache_scales": "*fp32"} if options["QUANTIZED"] else {}
             signature = pointers | narrow | dict.fromkeys(constants, "constexpr")
             name = f"attend tile {tile}, {kind}"
-            row_bytes = 4 if options["QUANTIZED"] else 16  # vectors of 132 bytes, or of 256
-            # A cap takes 132 registers with Triton 3.9, 128 with 3.6.
+            row_bytes = 4 if options["QUANTIZED"] else 16  # vectors of 132 or 256 bytes
+            # A softcap takes 132 registers with Triton 3.9, 128 with 3.6.
             programs = min(launch.resident, 3) if options["SOFTCAP"] else launch.resident
             launches.append(
                 KernelExample(

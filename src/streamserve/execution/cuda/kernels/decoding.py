@@ -1,4 +1,4 @@
-"""What packed numbers stand for, in registers: words of 16 bits become bfloat16 or float32 (packing.py)."""
+"""Decode packed numbers in registers: words of 16 bits (packing.py) become bfloat16 or float32."""
 # mypy: ignore-errors
 
 from functools import lru_cache
@@ -18,9 +18,9 @@ MXFP4 = tl.constexpr(int(Kind.MXFP4))
 
 
 def _masks(shifts: tuple[int, ...], body: str) -> tuple[str, ...]:
-    """Return the PTX that decodes each part of two words $1: `body` finds it in `word`, shifted right (left
-    for a negative shift). In it, lop3 with 0xEA is (a & b) | c, with 0x6A (a & b) ^ c: the compiler does not
-    join two instructions to one."""
+    """Return the PTX code that decodes each part of the two words $1. `body` finds the part in `word`,
+    shifted right by the part's shift (left if negative). It uses lop3 with 0xEA for (a & b) | c and with 0x6A
+    for (a & b) ^ c, because the compiler does not join two such instructions."""
     moves = [
         f"shr.b32 word, $1, {shift};" if shift >= 0 else f"shl.b32 word, $1, {-shift};" for shift in shifts
     ]
@@ -35,7 +35,7 @@ FOUR_INTEGERS = _masks(
     mov.b32 factor, 0x3F803F80;
     fma.rn.bf16x2 $0, word, factor, $2;""",
 )
-"""Integers n of 4 bits, less $2 + 128: the bits 0x4300 | n are 128 + n in bfloat16, to which $2 is added."""
+"""Code for integers n of 4 bits: it returns 128 + n + $2. The bits 0x4300 | n are 128 + n in bfloat16."""
 
 TWO_INTEGERS = _masks(
     (0, 8),
@@ -48,8 +48,8 @@ TWO_INTEGERS = _masks(
     mov.b32 factor, 0x3F803F80;
     fma.rn.bf16x2 $0, word, factor, $2;""",
 )
-"""Integers n of 8 bits, less 128, to which $2 is added: the low 7 bits as 128 + n, less 128 (the bits 0x4300)
-if the high bit is set, less 256 (0x4380) if it is not."""
+"""Code for integers n of 8 bits: it returns n - 128 + $2. The low 7 bits m become 128 + m in bfloat16, from
+which 128 (the bits 0x4300) is subtracted if the high bit is set, and 256 (0x4380) if it is not."""
 
 FLOATS_OF_8 = _masks(
     (-8, 0),
@@ -60,7 +60,8 @@ FLOATS_OF_8 = _masks(
     mov.b32 other, 0x80008000;
     fma.rn.bf16x2 $0, word, factor, other;""",
 )
-"""Floats of 8 bits: shifted, their bits are bfloat16 with an exponent that is less by 120."""
+"""Code for floats of 8 bits (e4m3). Shifted, their bits are bfloat16 with an exponent that is 120 too small;
+a product with 2^120 corrects it."""
 
 FLOATS_OF_4 = _masks(
     (-12, -8, -4, 0),
@@ -71,7 +72,7 @@ FLOATS_OF_4 = _masks(
     mov.b32 other, 0x80008000;
     fma.rn.bf16x2 $0, word, factor, other;""",
 )
-"""Floats of 4 bits, doubled: as FLOATS_OF_8, with an exponent that is less by 127."""
+"""Code for twice the value of floats of 4 bits (e2m1), as FLOATS_OF_8 with a factor of 2^127."""
 
 
 @triton.constexpr_function
@@ -83,8 +84,8 @@ def _choose_masks(kind: int, bits: int) -> tuple[str, ...]:
 
 @triton.jit
 def decode(numbers, table, KIND: tl.constexpr, BITS: tl.constexpr):
-    """Return what `numbers` (int32) of BITS stand for with a scale of 1, in float32: integers less the middle
-    of their range, indices of `table`."""
+    """Return the float32 values of `numbers` (int32) of BITS bits with a scale of 1. Integers are reduced by
+    the middle of their range; IQ4 numbers are indices of `table`."""
     if KIND == E4M3:  # exponents of float32 are larger by 120
         bits = ((numbers & 0x80) << 24) | ((numbers & 0x7F) << 20)
         values = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -102,13 +103,14 @@ def decode(numbers, table, KIND: tl.constexpr, BITS: tl.constexpr):
 def decode_part(
     words, table, zeros, KIND: tl.constexpr, BITS: tl.constexpr, NUMBER: tl.constexpr, PAIRS: tl.constexpr
 ):  # fmt: skip
-    """Return what part NUMBER of `words` (int16) stands for, as `decode`, but integers less `zeros`, which
-    are spread to the shape of the words. PAIRS: two words at a time, in bfloat16, by code that has one result
-    for each part, so that words are moved to the tensor cores' layout, not results."""
+    """Return the values of part NUMBER of `words` (int16), as `decode` does, except that integers are reduced
+    by `zeros`, which are broadcast to the shape of the words. With PAIRS two words are decoded at a time, to
+    bfloat16. The code has one result for each part, so that the words, not the results, are moved to the
+    tensor cores' layout."""
     if PAIRS:
         EVERY: tl.constexpr = _choose_masks(KIND, BITS)
         added = tl.full([1, 1], 0.0, tl.bfloat16)
-        if KIND == INTEGERS:  # integers of up to 8 bits, exact in bfloat16
+        if KIND == INTEGERS:  # the sums are integers of up to 8 bits, which bfloat16 represents exactly
             added = ((-128.0 if BITS == 4 else 128.0) - zeros.to(tl.float32)).to(tl.bfloat16)
         added = tl.broadcast_to(added, words.shape)
         values = tl.inline_asm_elementwise(EVERY[NUMBER], "=r,r,r", [words, added], tl.bfloat16, True, 2)
@@ -121,7 +123,7 @@ def decode_part(
 
 @triton.jit
 def widen(scales):
-    """Return scales in float32: those of 8 bits are exponents."""
+    """Return `scales` in float32. Scales of 8 bits are exponents."""
     if scales.dtype == tl.uint8:
         wide = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     else:
@@ -131,5 +133,5 @@ def widen(scales):
 
 @lru_cache
 def iq4_table(device: torch.device) -> Tensor:
-    """Return the numbers that indices of IQ4 stand for, in float32."""
+    """Return the table of IQ4 in float32."""
     return torch.tensor(TABLES["iq4"], dtype=torch.float32, device=device)

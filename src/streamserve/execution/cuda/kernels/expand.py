@@ -1,7 +1,8 @@
-"""Products of many rows with packed weights: a range of outputs is written as floats, then multiplied by the
-device's own library, and the next range overwrites it.
+"""Products of many rows with packed weights: a range of outputs is expanded to floats, the device's library
+multiplies it, and the next range overwrites it.
 
-The floats are rounded to the dtype of the rows, scale included, where products of few rows round nothing.
+The expanded weights are rounded to the dtype of the rows, after scaling. (Products of few rows do not round
+weights.)
 """
 # mypy: ignore-errors
 
@@ -17,10 +18,11 @@ from streamserve.execution.cuda.kernels.example import KernelExample
 from streamserve.execution.cuda.packing import Kind, PackedWeight
 
 SCRATCH_BYTES = 64 << 20
-"""Memory for the floats of a range of outputs: one for all products of a device, which run in one stream."""
+"""Bytes for the floats of a range of outputs. All products of a device share the memory: they run in one
+stream."""
 
 COLUMNS = 16
-"""Outputs that a program writes."""
+"""Number of outputs that a program writes."""
 
 
 @triton.jit
@@ -30,7 +32,7 @@ def _expand(
     PARTS: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, MINIMUMS: tl.constexpr,
     PAIRS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write what a chunk of inputs of a range of columns from `first` stands for to `out` [outputs, K]."""
+    """Write the floats of a chunk of inputs, for COLUMNS outputs after `first`, to `out` [outputs, K]."""
     BITS: tl.constexpr = 16 // PARTS
     chunk = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -55,7 +57,7 @@ def _expand(
 
 
 def expand(weight: PackedWeight, first: int, out: Tensor) -> None:
-    """Write what the outputs from `first` stand for to `out` [outputs, in]."""
+    """Write the floats of the weight's outputs from `first` on to `out` [outputs, in]."""
     offsets = weight.offsets
     zeros = offsets is not None and offsets.dtype == torch.uint8
     words = weight.numbers.view(torch.int16)
@@ -71,11 +73,11 @@ def expand(weight: PackedWeight, first: int, out: Tensor) -> None:
 
 
 def multiply_expanded(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Multiply many rows, as plain.matrix.multiply."""
+    """Multiply many rows. See `plain.matrix.multiply`."""
     scratch = scratch_of(x.device).view(x.dtype)
     count = max(1, len(scratch) // weight.inputs)
     if count < weight.outputs:
-        count = 1 << (count.bit_length() - 1)  # ranges that the library's tiles divide
+        count = 1 << (count.bit_length() - 1)  # a power of two: whole tiles of the library
     out = torch.empty(len(x), weight.outputs, dtype=dtype, device=x.device)
     for first in range(0, weight.outputs, count):
         columns = out[:, first : first + count]
@@ -94,7 +96,7 @@ def multiply_expanded(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtyp
 
 
 def _multiply_wide(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the product in float32."""
+    """Return `x` times the transposed `weight`, in float32."""
     if x.device.type == "cpu":
         return x.float() @ weight.float().T
     return torch.mm(x, weight.T, out_dtype=torch.float32)
@@ -102,12 +104,13 @@ def _multiply_wide(x: Tensor, weight: Tensor) -> Tensor:
 
 @lru_cache
 def scratch_of(device: torch.device) -> Tensor:
-    """Return the memory that floats are written to. It is allocated before a graph is captured."""
+    """Return the memory that floats are written to. It must be allocated before a graph is captured
+    (kernels/matrix.py: prepare)."""
     return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=device)
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launch for a matrix of 4096 x 4096."""
+    """Return the launch for a matrix of 4096 x 4096 with 4 bits."""
     del capability
     signature = {"numbers": "*i16", "scales": "*bf16", "offsets": "*u8", "table": "*fp32", "out": "*bf16"}
     signature |= {"first": "i32", "outputs": "i32"}

@@ -1,16 +1,16 @@
-"""top_k, top_p and min_p (execution/sampling.py) as Triton kernels: the last token that they leave of a row.
+"""Triton kernels that find each row's last token that top_k, top_p and min_p leave (execution/sampling.py).
 
 _survey       (row, chunk)   each chunk's largest and smallest logit, and whether all are finite
 _histogram    (row, chunk)   the number of tokens in each of BINS intervals of logits
 _bound        (row)          the bins in which the last token can be
-_gather       (row, chunk)   the weight of the tokens above these bins, and the tokens in them; if those are
-                             many, a second histogram, of these bins alone, and then, in rows that have one:
-  _bound_again, _gather      the same with the second histogram
-search.py     (row)          the last token, by bisection of the gathered ones
+_gather       (row, chunk)   the weight of the tokens above these bins, and the tokens in these bins; if there
+                             are many, a second histogram of these bins alone. In rows that have one, then:
+  _bound_again, _gather      bound and gather again by the second histogram
+search.py     (row)          the last token, by bisection of the gathered tokens
 
-A token weighs 1 for top_k; for top_p, its probability in proportion to the best token's. The histograms only
-bound the weights of top_p, to leave few tokens; the choice depends on float64 sums in a fixed order alone.
-With both filters, all tokens from top_k's bin on are gathered.
+The weight of a token is 1 for top_k; for top_p it is its probability divided by the best token's. The
+histograms only bound the weights of top_p, to leave few tokens; the choice depends on float64 sums in a fixed
+order alone. With both filters, all tokens from top_k's bin on are gathered.
 """
 # mypy: ignore-errors
 
@@ -31,35 +31,35 @@ CHUNK = 2048
 BINS = 64
 
 SLOTS = 256
-"""Tokens that are gathered of a chunk."""
+"""Maximum tokens gathered from a chunk."""
 
 CAPACITY = 4096
-"""Tokens that are searched of a row. A row with more, most of whose logits are equal, or with more than
-SLOTS in a chunk, is read in each step of its search instead."""
+"""Maximum gathered tokens that a row is searched among. If a row has more (most of its logits are equal), or
+more than SLOTS in a chunk, each step of the search reads the whole row instead."""
 
 NARROW = 1024
-"""Tokens that are gathered without a second histogram."""
+"""Maximum tokens gathered without a second histogram."""
 
 SLICE = 4096
-"""Tokens of a row that are read at a time in such a search."""
+"""Tokens read at a time in a search of a whole row."""
 
 WARPS = {"survey": 4, "histogram": 4, "gather": 4, "search": 8}
 
 REACH = tl.constexpr(64.0)
-"""top_k leaves out no tokens whose score is further from the best one: they weigh less than 2^-92."""
+"""top_k never drops tokens with scores this far below the best: they weigh less than 2^-92 of its weight."""
 
 PLAN = 8
 """Numbers of a row's plan: kind; first and last bin; whether there is a second histogram; first and last bin
-in that one."""
+in the second histogram."""
 
 RANGE = 8
-"""Numbers of a row's range: largest and smallest logit; start of the bins, and bins for a unit of logits, of
-the histogram and of the second one. -1 bins for a unit: the row is not searched."""
+"""Numbers of a row's range: largest and smallest logit; start of the bins and bins per unit of logits, first
+of the first histogram, then of the second one. -1 bins per unit: the row is not searched."""
 
 
 class Survey(NamedTuple):
-    """The largest and the smallest logit of each chunk, and whether all are finite: [rows, chunks] each.
-    `counts` [rows, 2, BINS] are zeros."""
+    """The largest and the smallest logit of each chunk, and whether all of its logits are finite: [rows,
+    chunks] each. `counts` [rows, 2, BINS]: zeros, to be filled by the histograms."""
 
     peaks: Tensor
     lows: Tensor
@@ -69,13 +69,13 @@ class Survey(NamedTuple):
 
 @triton.jit
 def _bin(logits, start, scale, BINS: tl.constexpr):
-    """Return the bins of logits; those below the start are in bin 0."""
+    """Return the bins of logits. Logits below the start are in bin 0."""
     return tl.minimum(tl.maximum(logits - start, 0.0) * scale, BINS - 1.0).to(tl.int32)
 
 
 @triton.jit
 def _chunk(logits, draw, peak, vocabulary, CHUNK: tl.constexpr):
-    """Return a chunk's tokens and logits, and which of them min_p leaves."""
+    """Return a chunk's tokens, their logits, and whether min_p leaves each token."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     searched = token < vocabulary
@@ -110,10 +110,11 @@ def _store_range(
     draw, peaks, lows, finite, ranges, row, vocabulary, chunks,
     CHUNKS: tl.constexpr, BINS: tl.constexpr, RANGE: tl.constexpr,
 ):  # fmt: skip
-    """Store a row's range, and return its largest logit, the start of its bins and bins for a unit of logits.
+    """Store a row's range, and return its largest logit, the start of its bins and bins per unit of logits.
 
-    Tokens of a nucleus have more than (1 - top_p) / vocabulary of its weight: the others weigh less than
-    1 - top_p together. (Half of that, so that rounding cannot matter.)
+    For top_p, tokens with less than (1 - top_p) / vocabulary of the best token's weight are outside of the
+    nucleus: together they weigh less than 1 - top_p of all tokens. The bound is half of that, so that
+    rounding cannot matter.
     """
     chunk = tl.arange(0, CHUNKS)
     places, inside = row * chunks + chunk, chunk < chunks
@@ -160,8 +161,8 @@ def _histogram(
 
 @triton.jit
 def _edges(count, start, scale, peak, temperature, bottom, BINS: tl.constexpr):
-    """Return the least and the most that the tokens of each bin weigh for top_p; the `bottom` one has all
-    tokens below it, too."""
+    """Return a lower and an upper bound of each bin's weight for top_p. Bin `bottom` also has all tokens
+    below its edge, so its lower bound is 0."""
     number = tl.arange(0, BINS)
     offset = (start.to(tl.float64) - peak) / temperature
     step = tl.where(scale > 0.0, 1.0 / (tl.maximum(scale, 1e-30) * temperature), 0.0)
@@ -177,9 +178,9 @@ def _bound(
 ):  # fmt: skip
     """Store a row's plan, and the range of its second histogram.
 
-    The weight of a bin's tokens is known up to that of its edges. The tokens from some bin on reach top_p if
-    (1 - top_p) · their weight >= top_p · the weight of the others. Where top_k reaches below the bins, to
-    tokens that do not matter, it is left out.
+    The weights at a bin's edges bound the weights of its tokens. The tokens from some bin on reach top_p if
+    (1 - top_p) · their weight >= top_p · the weight of all other tokens. top_k is ignored where it reaches
+    tokens below the bins, which do not matter (REACH).
     """
     row = tl.program_id(0).to(tl.int64)
     draw = draws + row * DRAW_WORDS
@@ -219,8 +220,8 @@ def _bound_again(
     DRAW_WORDS: tl.constexpr, CHUNKS: tl.constexpr, BINS: tl.constexpr, RANGE: tl.constexpr,
     PLAN: tl.constexpr,
 ):  # fmt: skip
-    """Store the first and the last bin of the second histogram in which a row's last token can be: the weight
-    above them is known."""
+    """Store the first and the last bin of the second histogram in which a row's last token can be. The weight
+    of the tokens above the second histogram is known exactly."""
     row = tl.program_id(0).to(tl.int64)
     draw = draws + row * DRAW_WORDS
     plans += row * PLAN
@@ -251,10 +252,10 @@ def _gather(
     DRAW_WORDS: tl.constexpr, CHUNK: tl.constexpr, BINS: tl.constexpr, SLOTS: tl.constexpr,
     RANGE: tl.constexpr, PLAN: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """Store a chunk's weight, its weight above the row's bins, and the weight in them, above those of the
-    second histogram: `weights` [rows, chunks, 3]; its first tokens in the bins: `members`
-    [rows, chunks, SLOTS]; and how many there are: `sizes` [rows, chunks]. In rows with a second histogram,
-    the tokens are counted in the first pass and stored in the second one (AGAIN)."""
+    """Store a chunk's weights and its tokens in the row's bins. `weights` [rows, chunks, 3]: the weight of
+    the chunk, the weight above the row's bins, and the weight in them above the bins of the second histogram.
+    `members` [rows, chunks, SLOTS]: the first tokens in the bins; `sizes` [rows, chunks]: their number. In
+    rows with a second histogram, the first pass counts tokens, and the second one (AGAIN) stores them."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     draw, plan = draws + row * DRAW_WORDS, plans + row * PLAN
     if tl.load(draw + 11) != 0:
@@ -271,7 +272,7 @@ def _gather(
             scale = tl.load(ranges + row * RANGE + 3)
             temperature, own_peak = float64(draw), tl.load(peaks + chunk)
             matters = _bin(own_peak, start, scale, BINS) >= first
-            if not AGAIN:  # a nucleus needs all weights but those that are lost in rounding, all together
+            if not AGAIN:  # the total weight of top_p must not miss more than float64 rounding would lose
                 matters = tl.where(kind == TOP_P, own_peak - peak >= -80.0 * temperature, matters)
             size = number * 0
             total = tl.full([], 0.0, tl.float64)
@@ -324,7 +325,7 @@ def survey(logits: Tensor) -> Survey:
 
 
 def find_thresholds(logits: Tensor, draws: Tensor, surveyed: Survey) -> Tensor:
-    """Return the ranks [rows] from which on tokens stay. The counts of the survey are used up."""
+    """Return each row's threshold [rows], the lowest rank that stays. Overwrites the survey's counts."""
     rows, vocabulary = logits.shape
     chunks = surveyed.peaks.shape[1]
 
@@ -351,7 +352,7 @@ def find_thresholds(logits: Tensor, draws: Tensor, surveyed: Survey) -> Tensor:
 def launch(
     kernel, grid: tuple[int, ...], arguments: dict[str, Tensor | int], name: str = "", **options: bool
 ):
-    """Launch a kernel with those of the arguments that it has, and the compile-time sizes."""
+    """Launch a kernel with the arguments and compile-time sizes that its parameters name."""
     values = kernel_sizes(arguments["vocabulary"]) | arguments | options
     warps = WARPS.get(name, 1)
     kernel[grid](**{name: values[name] for name in kernel.arg_names}, num_warps=warps)
@@ -386,7 +387,7 @@ def example(name: str, kernel, warps: int, types: dict[str, str], **options: boo
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches, the same on any device."""
+    """Return the launches. They do not depend on the capability."""
     return [
         example("filters: survey", _survey, WARPS["survey"], TYPES),
         example("filters: histogram", _histogram, WARPS["histogram"], TYPES),

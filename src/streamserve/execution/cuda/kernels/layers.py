@@ -37,7 +37,8 @@ def _embed(table, tokens, out, multiplier, HIDDEN: tl.constexpr, SIZE: tl.conste
 
 @triton.jit
 def _normed(full, scale, weights, dtype: tl.constexpr):
-    """Return `full` (float32) times `scale`, rounded to the dtype of the `weights`, times these."""
+    """Return the product of `full` (float32) and `scale`, rounded to the dtype of the `weights`, times the
+    `weights`."""
     return (weights.to(tl.float32) * (full * scale).to(weights.dtype).to(tl.float32)).to(dtype)
 
 
@@ -73,7 +74,7 @@ def _add_rms_norm(
 def _norm_jointly(
     qkv, weight, epsilon, stride, FIRST: tl.constexpr, LAST: tl.constexpr, PADDED: tl.constexpr
 ):  # fmt: skip
-    """Program 0 of a row norms its queries, program 1 its keys."""
+    """Normalize the queries (program 0 of a row) or the keys (program 1)."""
     row, keys = tl.program_id(0).to(tl.int64), tl.program_id(1) == 1
     begin = tl.where(keys, FIRST, 0)
     size = tl.where(keys, LAST - FIRST, FIRST)
@@ -88,7 +89,7 @@ def _norm_jointly(
 
 @triton.jit
 def _rounded_product(a, b):
-    """a * b in their dtype: the product is rounded before it is added to another."""
+    """Return a * b rounded to their dtype, as float32: plain torch rounds products before it adds them."""
     return (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype).to(tl.float32)
 
 
@@ -99,7 +100,8 @@ def _squares(x):
 
 @triton.jit
 def _normed_heads(x, weights, scale, normed):
-    """Return `x` times `scale` [heads] and `weights`, of the heads that are `normed`."""
+    """Return `x` times `scale` [heads] and `weights` in the heads that are `normed`, and `x` in the
+    others."""
     return tl.where(normed, _normed(x.to(tl.float32), scale[:, None], weights, x.dtype), x)
 
 
@@ -110,15 +112,15 @@ def _peak(x):
 
 @triton.jit
 def _infinite(x):
-    """Return how many of each head's numbers are not finite."""
+    """Return, for each head, the number of values that are not finite."""
     zeros = x.to(tl.float32) * 0.0
     return tl.sum(tl.where(zeros == 0.0, 0, 1), 1)
 
 
 @triton.jit
 def _integers(x, scale):
-    """Return `x` divided by `scale` [heads], rounded to the nearest integer, ties to even; 0 without a scale.
-    Adding 1.5 * 2^23 leaves no bits after the point."""
+    """Return `x` divided by `scale` [heads], rounded to the nearest integer, ties to even; 0 where the scale
+    is 0 or NaN. Adding 1.5 * 2^23 leaves no bits after the binary point."""
     divisor = tl.where(scale > 0.0, scale, 1.0)[:, None]
     ratio = tl.where(
         (scale > 0.0)[:, None], tl.div_rn(x.to(tl.float32), divisor + x.to(tl.float32) * 0.0), 0.0
@@ -133,8 +135,8 @@ def _rotate_and_store(
     HALF: tl.constexpr, REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
     ROTATE: tl.constexpr, QUANTIZED: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A head has two halves of TURNED / 2 dimensions that are rotated with each other, and perhaps a rest of
-    up to REST that is not."""
+    """Normalize and rotate GROUP heads of a row, and store keys and values in the cache. A head has two
+    halves of TURNED / 2 dimensions that are rotated with each other, and up to REST that are not rotated."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     half = tl.arange(0, HALF)
@@ -173,7 +175,7 @@ def _rotate_and_store(
     tl.store(source, first, query)
     tl.store(source + PAIRS, second, query)
     slot = tl.load(slots + row).to(tl.int64)
-    # Key heads follow the query heads, value heads follow them: numbered on, as [k|v][head] in a block.
+    # Value heads follow the key heads in qkv as they do in a block, so `head - HEADS` is the place in both.
     vector = ((slot // BLOCK_SIZE) * 2 * KV_HEADS + head - HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
     stored = inside & (head >= HEADS)[:, None]
     WIDTH: tl.constexpr = DIM + 4 * QUANTIZED
@@ -232,7 +234,7 @@ def _gate(
 
 
 def gather_tokens(tokens: Tensor, results: Tensor, sources: Tensor) -> Tensor:
-    """As plain.layers.gather_tokens."""
+    """See `plain.layers.gather_tokens`."""
     out = torch.empty_like(tokens)
     rows = len(tokens)
     _gather_tokens[(triton.cdiv(rows, 256),)](tokens, results, sources, out, rows, SIZE=256)
@@ -240,7 +242,7 @@ def gather_tokens(tokens: Tensor, results: Tensor, sources: Tensor) -> Tensor:
 
 
 def embed(table: Tensor, tokens: Tensor, multiplier: float = 1.0) -> Tensor:
-    """As plain.layers.embed."""
+    """See `plain.layers.embed`."""
     hidden = table.shape[1]
     out = torch.empty(len(tokens), hidden, dtype=table.dtype, device=table.device)
     _embed[(len(tokens), triton.cdiv(hidden, ELEMENTS))](
@@ -258,7 +260,7 @@ def add_rms_norm(
     post_norm: Tensor | None = None,
     multiplier: float = 1.0,
 ) -> Tensor:
-    """As plain.layers.add_rms_norm."""
+    """See `plain.layers.add_rms_norm`."""
     rows, n = hidden.shape
     if out is None:
         out = hidden if weight is None else torch.empty_like(hidden)
@@ -276,7 +278,7 @@ def add_rms_norm(
 
 
 def norm_jointly(qkv: Tensor, weight: Tensor, epsilon: float, heads: int) -> None:
-    """As plain.layers.norm_jointly."""
+    """See `plain.layers.norm_jointly`."""
     first, last = heads * weight.shape[1], weight.numel()
     padded = triton.next_power_of_2(max(first, last - first))
     _norm_jointly[(len(qkv), 2)](
@@ -296,8 +298,8 @@ def rotate_and_store(
     heads: int,
     kv_heads: int,
 ) -> None:
-    """As plain.layers.rotate_and_store. Raises ValueError for quantized vectors whose dimensions are not a
-    multiple of 4."""
+    """See `plain.layers.rotate_and_store`. Raises ValueError for quantized vectors whose number of dimensions
+    is not a multiple of 4."""
     block_size, width = cache_layer.shape[3:]
     dim = qkv.shape[1] // (heads + 2 * kv_heads)
     quantized = width != dim
@@ -316,7 +318,7 @@ def rotate_and_store(
 
 
 def gate(gate_up: Tensor, activation: str = "silu", clamp: Clamp | None = None) -> Tensor:
-    """As plain.layers.gate."""
+    """See `plain.layers.gate`."""
     rows, n = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, n, dtype=gate_up.dtype, device=gate_up.device)
     limit, alpha = (clamp.limit, clamp.alpha) if clamp else (0.0, 0.0)
@@ -332,7 +334,7 @@ def _warps(elements: int) -> int:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches of a model with 4096 hidden dimensions, the same on any device."""
+    """Return the launches of a model with 4096 hidden dimensions. They do not depend on the capability."""
     b, i, f = "*bf16", "*i32", "fp32"
     norm = dict.fromkeys(("hidden", "delta", "weight", "post_norm", "out"), b)
     norm |= {"epsilon": f, "multiplier": f}

@@ -1,11 +1,11 @@
-"""Products with packed weights on the tensor cores: of all rows, or of the experts that each row chose.
+"""Products with packed weights on the tensor cores, of all rows or of the experts that each row chose.
 
     for each chunk of the inputs:    words of 2 or 4 parts of the inputs (packing.py)
       for each part of it:           numbers (exact in bfloat16) · xᵀ on the tensor cores, in float32
         acc += scale · product       and offset · sum of x
 
 The weights are the left operand, which the tensor cores read from registers: words are decoded where they
-are multiplied. The numbers are not scaled before, so the weights are as exact as the numbers are.
+are multiplied. Scales are applied to the products, in float32, so weights are not rounded to bfloat16.
 """
 # mypy: ignore-errors
 
@@ -24,23 +24,23 @@ from streamserve.execution.cuda.packing import MIN_PART, Kind, PackedWeight
 from streamserve.execution.cuda.routing import Routing, tile_of
 
 MAX_SPLITS = 8
-"""Ranges of the inputs in a product of few rows, so that it occupies the device."""
+"""Maximum ranges that the inputs of a product of few rows are divided into, to occupy the device."""
 
 PROGRAMS = 4
-"""Programs on a multiprocessor that a product of few rows is divided into at most."""
+"""Maximum programs per multiprocessor that a product of few rows is divided into."""
 
 MAX_BLOCKS = 4096
-"""Tiles of a divided product."""
+"""Maximum tiles of a product with divided inputs."""
 
 MANY_ROWS = 256
-"""Rows from which weights are written as floats for the device's library."""
+"""Minimum rows of products for which weights are expanded to floats for the device's library."""
 
 ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Rows and columns of a program, its warps, and steps whose loads are in flight."""
+    """Rows, columns and warps of a program, and the number of steps whose loads are in flight."""
 
     rows: int
     columns: int
@@ -50,7 +50,7 @@ class Launch:
 
 @triton.constexpr_function
 def _word(bits: int, count: int) -> tl.dtype:
-    """Return the type of the integers that `count` numbers of a table are loaded as: of at most 64 bits."""
+    """Return the type of the integers, of at most 64 bits, that `count` numbers of a table are loaded as."""
     return {8: tl.int8, 16: tl.int16, 32: tl.int32}.get(bits * count, tl.int64)
 
 
@@ -70,7 +70,7 @@ def _load_tables(table, group, exists, COUNT: tl.constexpr):
 
 @triton.jit
 def _take(first, second, NUMBER: tl.constexpr, TYPE: tl.constexpr):
-    """Return number NUMBER, of a TYPE, of what `_load_tables` returned."""
+    """Return number NUMBER of the table entries of type TYPE in `first` and `second` (see `_load_tables`)."""
     BITS: tl.constexpr = TYPE.primitive_bitwidth
     EACH: tl.constexpr = first.dtype.primitive_bitwidth // BITS
     word = first if NUMBER < EACH else second
@@ -91,9 +91,9 @@ def _multiply(
     SHARED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr, PAIRS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a range of columns by a tile of rows, over the program's share of the inputs. Of several
-    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all, in order. PAIRS: words
-    are decoded two at a time, to bfloat16."""
+    """Multiply a range of columns by a tile of rows, over the program's share of the inputs. With several
+    SPLITS, the last program to arrive adds up the `partials` [splits, rows, N] of all programs, in order.
+    PAIRS: words are decoded two at a time, to bfloat16."""
     tile, split = tl.program_id(0), tl.program_id(2)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = (column < N) | (N % COLUMNS == 0)
@@ -128,7 +128,7 @@ def _multiply(
     SCALE: tl.constexpr = scales.dtype.element_ty
     OFFSET: tl.constexpr = offsets.dtype.element_ty
     scale, offset = (acc, acc), (acc, acc)
-    if KIND != FLOATS:  # loads so narrow are not pipelined: they are issued a chunk ahead
+    if KIND != FLOATS:  # Triton does not pipeline such narrow loads: issue them a chunk ahead
         group = tables + tl.minimum(split * SHARE * CHUNK // GROUP, GROUPS - RUNS)
         scale = _load_tables(scales, group, exists, RUNS)
         if OFFSETS:
@@ -152,7 +152,7 @@ def _multiply(
             else:
                 zero = tl.full([1, 1], 0 if MINIMUMS else MIDDLE, tl.int32)
                 left = decode_part(words, table, zero, KIND, BITS, half, PAIRS).to(right.dtype)
-            if UPCAST:  # the interpreter's dot takes the bits of bfloat16 for integers
+            if UPCAST:  # the interpreter's dot treats bfloat16 bits as integers
                 left, right = left.to(tl.float32), right.to(tl.float32)
             if KIND == FLOATS:
                 acc = tl.dot(left, tl.trans(right), acc, input_precision=PRECISION)
@@ -210,15 +210,15 @@ def _combine_experts(
 
 
 def prepare(device: torch.device) -> None:
-    """Allocate what products of all shapes share: memory that is allocated while a graph is captured belongs
-    to the graph."""
+    """Allocate the memory that products of all shapes share. It must not be allocated while a graph is
+    captured: it would belong to the graph."""
     scratch_of(device)
     iq4_table(device)
     _arrivals(device)
 
 
 def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """As plain.matrix.multiply."""
+    """See `plain.matrix.multiply`."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     rows, n = len(x), weight.outputs
@@ -235,7 +235,7 @@ def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.
 def multiply_routed(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, routing: Routing, shared: int
 ) -> Tensor:
-    """As plain.matrix.multiply_routed."""
+    """See `plain.matrix.multiply_routed`."""
     pairs = len(routing.order)
     out = torch.empty(pairs, weight.outputs, dtype=x.dtype, device=x.device)
     tile = tile_of(pairs, len(weight.numbers))
@@ -245,7 +245,7 @@ def multiply_routed(
 
 
 def combine_experts(outputs: Tensor, shares: Tensor, shared: Tensor | None) -> Tensor:
-    """As plain.matrix.combine_experts."""
+    """See `plain.matrix.combine_experts`."""
     rows, n = len(shares), outputs.shape[1]
     out = torch.empty(rows, n, dtype=outputs.dtype, device=outputs.device)
     _combine_experts[(rows, triton.cdiv(n, ELEMENTS))](
@@ -300,11 +300,12 @@ def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
 
 
 def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
-    """Return the launch for products of so many rows, in parts of so many inputs. Tiles of 64 rows take 112
-    KiB of shared memory on 9.0, so two programs fit on a multiprocessor; on 10.0 they spill."""
+    """Return the launch for products of `rows` rows, in parts of `part` inputs. Tiles of 64 rows take 112 KiB
+    of shared memory on capability 9.0, so two programs fit on a multiprocessor; on 10.0 they spill
+    registers."""
     if dtype == torch.float32:
         return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
-    if rows <= 8 and part == MIN_PART:  # of more threads, each would load less of x than can be pipelined
+    if rows <= 8 and part == MIN_PART:  # each of more threads would load too little of x to be pipelined
         return Launch(8, 32, 2, 5)
     if rows <= 16:
         return Launch(8 if rows <= 8 else 16, 64, 4, 3)
@@ -312,15 +313,15 @@ def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> 
 
 
 def choose_splits(blocks: int, weight: PackedWeight) -> int:
-    """Return the number of ranges that the inputs of a product of so many blocks are divided into: none
-    shorter than four steps."""
+    """Return the number of ranges that the inputs of a product of `blocks` tiles are divided into. Each range
+    has at least four steps."""
     wanted = PROGRAMS * _multiprocessors() // max(blocks, 1)
     return max(1, min(MAX_SPLITS, wanted, weight.inputs // (4 * weight.parts * weight.part)))
 
 
 @lru_cache
 def _multiprocessors() -> int:
-    """Return the multiprocessors of the GPU; those of an H100 for the interpreter."""
+    """Return the number of multiprocessors of the GPU; without one, the number of an H100."""
     if not torch.cuda.is_available():
         return 132
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
@@ -328,19 +329,19 @@ def _multiprocessors() -> int:
 
 @lru_cache
 def _capability() -> int:
-    """Return the compute capability of the GPU; that of an H100 for the interpreter."""
+    """Return the compute capability of the GPU (90 for 9.0); without one, the capability of an H100."""
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
     return 10 * major + minor
 
 
 @lru_cache
 def _arrivals(device: torch.device) -> Tensor:
-    """Return counters of programs that have arrived, which are zero between products."""
+    """Return counters of arrived programs, [MAX_BLOCKS]. They are zero between products."""
     return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches of a matrix of 4096 x 4096 on a device of this compute capability."""
+    """Return the launches of a 4096 x 4096 matrix on a device of this compute capability."""
     b, i = "*bf16", "*i32"
     pointers = {"x": b, "numbers": "*i16", "scales": b, "offsets": "*u8", "bias": b, "table": "*fp32"}
     pointers |= {"out": b, "partials": "*fp32", "rows": "i32", "x_stride": "i32"}

@@ -1,10 +1,10 @@
-"""The choice of tokens (execution/sampling.py) as Triton kernels; the numbers are float64, as on the host.
+"""The choice of tokens (execution/sampling.py) as Triton kernels. Decisions are in float64, as on the host.
 
-filters.py                 each chunk's largest logit, and the last token of each row that its filters leave
+filters.py                 each chunk's largest logit, and the last token of each row that passes its filters
 _estimate   (row, chunk)   the best score of each chunk with noise, in float32
-_choose     (row)          the best token of the chunks whose estimates are near the best one
+_choose     (row)          the best token, in float64, of the chunks whose estimates are near the best one
 
-A chunk whose best token no noise can make win is skipped.
+Chunks are skipped if their best token cannot win with any noise.
 """
 # mypy: ignore-errors
 
@@ -18,7 +18,7 @@ from streamserve.execution.cuda.kernels.example import KernelExample
 from streamserve.execution.cuda.kernels.search import float64, rank
 
 ERROR = tl.constexpr(1e-3)
-"""Bound of the error of an estimate: about 50 times what float32 and the device's logarithm make of it."""
+"""Bound of an estimate's error: about 50 times the error of float32 and the device's logarithm."""
 
 NONE = tl.constexpr(2147483647)
 
@@ -27,7 +27,7 @@ filters.WARPS.update(estimate=4, choose=8)
 
 @triton.jit
 def _philox(draw, token):
-    """Return the two words of execution/noise.py: of Philox4x32-10 of (choice, output, token, 0)."""
+    """Return the first two words of Philox4x32-10 of (choice, output, token, 0), as in execution/noise.py."""
     k0 = tl.load(draw + 6).to(tl.uint32, bitcast=True)
     k1 = tl.load(draw + 7).to(tl.uint32, bitcast=True)
     c0 = tl.load(draw + 8).to(tl.uint32, bitcast=True) + tl.zeros_like(token)
@@ -35,7 +35,7 @@ def _philox(draw, token):
     c2 = token
     c3 = tl.zeros_like(token)
     for _ in tl.static_range(10):
-        product0 = c0.to(tl.uint64) * 0xD2511F53  # one instruction for both halves
+        product0 = c0.to(tl.uint64) * 0xD2511F53  # 64 bits: one instruction gives both halves
         product1 = c2.to(tl.uint64) * 0xCD9E8D57
         c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
         c1 = product1.to(tl.uint32)
@@ -48,7 +48,7 @@ def _philox(draw, token):
 
 @triton.jit
 def _gumbel(draw, token):
-    """Return the noise of execution/noise.py."""
+    """Return the noise of execution/noise.py in float64."""
     w0, w1 = _philox(draw, token.to(tl.uint32))
     bits = ((w1.to(tl.uint64) << 32) | w0.to(tl.uint64)) >> 11
     u = tl.minimum((bits.to(tl.float64) + 0.5) * 1.1102230246251565e-16, 0.9999999999999999)
@@ -57,8 +57,8 @@ def _gumbel(draw, token):
 
 @triton.jit
 def _estimated_gumbel(draw, token):
-    """Return the noise in float32. A number u above 1/2 is known by its distance from 1, as most of its
-    digits would be lost."""
+    """Return the noise in float32. For u above 1/2 the distance from 1 is computed instead, because float32
+    would lose most of its digits."""
     w0, w1 = _philox(draw, token.to(tl.uint32))
     upper = (w1 >> 31) != 0
     w0 = tl.where(upper, ~w0, w0)
@@ -74,8 +74,8 @@ def _estimate(
     logits, draws, peaks, thresholds, estimates, vocabulary, chunks,
     DRAW_WORDS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TOKEN_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Store how far a chunk's best score is above the row's best one without noise, within ERROR; nothing in
-    greedy rows."""
+    """Store the difference of a chunk's best score with noise and the row's best score without noise, within
+    ERROR. Greedy rows are left out."""
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     draw = draws + row * DRAW_WORDS
     temperature = float64(draw).to(tl.float32)
@@ -100,7 +100,7 @@ def _estimate(
 def _best_of_chunk(
     logits, draw, threshold, temperature, number, vocabulary, CHUNK: tl.constexpr, TOKEN_BITS: tl.constexpr
 ):
-    """Return a chunk's best score, and its token; without noise if the temperature is 0."""
+    """Return the best score of a chunk, and its token. Without noise if the temperature is 0."""
     token = number * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocabulary
     x = tl.load(logits + token, inside, 0.0)
@@ -125,7 +125,7 @@ def _choose(
     inside = chunk < chunks
     places = row * chunks + chunk
     estimate = tl.load(peaks + places, inside, float("-inf"))
-    # Scores far from 0 are rounded, up to the loss of all noise.
+    # The larger a score, the more of the noise is lost in rounding: allow for it in the error.
     peak = tl.max(estimate).to(tl.float64)
     error = tl.full([], 0.0, tl.float64)
     if temperature > 0.0:
@@ -142,13 +142,13 @@ def _choose(
         winner = tl.where(best > score, token, winner)
         score = tl.maximum(score, best)
         following = tl.min(tl.where(near & (chunk > number), chunk, NONE))
-        number = tl.where(temperature > 0.0, following, NONE)  # of equal tokens, the first one
+        number = tl.where(temperature > 0.0, following, NONE)  # greedy: the first of the best chunks suffices
     is_finite = tl.min(tl.load(finite + places, inside, 1)) == 1
     tl.store(out + row, tl.where(is_finite, winner, -1))
 
 
 def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
-    """As plain.sampling.choose_tokens."""
+    """See `plain.sampling.choose_tokens`."""
     rows, vocabulary = logits.shape
     surveyed = filters.survey(logits)
     thresholds = filters.find_thresholds(logits, draws, surveyed)
@@ -162,7 +162,7 @@ def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches, the same on any device."""
+    """Return the launches. They do not depend on the device."""
     types = filters.TYPES | {"estimates": "*fp32", "out": "*i32"}
     return [
         filters.example("choose: estimate", _estimate, filters.WARPS["estimate"], types),

@@ -1,19 +1,19 @@
-"""The search of the last token that a row's filters leave, by bisection (kernels/filters.py)."""
+"""Find the last token of a row that passes its filters, by bisection (kernels/filters.py)."""
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-(2**62))
-"""A rank below those of all tokens."""
+"""A rank below the ranks of all tokens."""
 
 TOP_K, TOP_P, BOTH = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Kinds of filters of a row; 0 is none."""
+"""Kinds of filters of a row; 0: none."""
 
 
 @triton.jit
 def float64(words):
-    """Return the number in two words of a draw."""
+    """Return the float64 in two words of a draw."""
     low = tl.load(words).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = tl.load(words + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
     return (low | (high << 32)).to(tl.float64, bitcast=True)
@@ -21,7 +21,7 @@ def float64(words):
 
 @triton.jit
 def _key(logits):
-    """Return integers in the order of float32 numbers; 0 and -0 are equal."""
+    """Return integers that have the order of the float32 `logits`; 0 and -0 are equal."""
     bits = (logits + 0.0).to(tl.int32, bitcast=True)
     bits = tl.where(logits == 0.0, 0, bits)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -29,13 +29,15 @@ def _key(logits):
 
 @triton.jit
 def rank(logits, token, TOKEN_BITS: tl.constexpr):
-    """Return integers in the order of choice: larger for larger logits, and for lower ids of equal ones."""
+    """Return the ranks of tokens: integers that are larger for larger logits, and among equal logits for
+    lower ids."""
     return (_key(logits).to(tl.int64) << TOKEN_BITS) - token
 
 
 @triton.jit
 def weigh(logits, live, peak, temperature, kind):
-    """Return the weights of tokens for top_k (TOP_K), or for top_p; 0 of those that are not live."""
+    """Return the weights of tokens: 1 for TOP_K, otherwise proportional to the probability. Tokens that are
+    not `live` have the weight 0."""
     if kind == TOP_K:
         weights = live.to(tl.float64)
     else:
@@ -45,14 +47,13 @@ def weigh(logits, live, peak, temperature, kind):
 
 @triton.jit
 def _bisect(ranks, weights, above, goal):
-    """Return a rank from which on the tokens, and the weight above them, reach the goal; without the first of
-    them they would not."""
+    """Return the threshold rank: the tokens with at least this rank, plus the weight `above`, reach the goal;
+    without the lowest of these tokens they do not."""
     lower, upper = tl.min(tl.where(weights > 0.0, ranks, -LOWEST)), tl.max(ranks) + 1
     between = 2
     while (upper - lower > 1) & (between > 1):
-        for _ in tl.static_range(
-            4
-        ):  # the tokens from `lower` on reach the goal, those from `upper` on do not
+        # Tokens of rank `lower` and higher reach the goal, tokens of rank `upper` and higher do not.
+        for _ in tl.static_range(4):
             middle = lower + ((upper - lower) >> 1)
             enough = above + tl.sum(tl.where(ranks >= middle, weights, 0.0)) >= goal
             upper = tl.where(enough, upper, middle)
@@ -64,8 +65,8 @@ def _bisect(ranks, weights, above, goal):
 
 @triton.jit
 def _member(members, ends, slot, chunks, CHUNKS: tl.constexpr, SLOTS: tl.constexpr):
-    """Return the tokens number `slot` of a row, in the order of the chunks, of which `ends` says how many
-    there are up to each chunk; and which there are."""
+    """Return the members number `slot` of a row, in order of the chunks, and whether they exist. `ends` has
+    the cumulative number of members up to each chunk."""
     owner = slot * 0
     step = CHUNKS // 2
     while step > 0:
@@ -82,8 +83,8 @@ def _search_members(
     logits, draw, weights, members, ends, peak, kind, chunks,
     CHUNKS: tl.constexpr, SLOTS: tl.constexpr, READ: tl.constexpr, TOKEN_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Return the rank from which on tokens stay, of the row's first READ members; and whether it is the right
-    one, as rounding or wrong bounds could prevent."""
+    """Return the threshold rank, found among the row's first READ members, and whether it is right. Rounding
+    or wrong bounds could make it wrong."""
     token, live = _member(members, ends, tl.arange(0, READ), chunks, CHUNKS, SLOTS)
     x = tl.load(logits + token, live, 0.0)
     ranks = tl.where(live, rank(x, token, TOKEN_BITS), LOWEST)
@@ -112,7 +113,7 @@ def _search_members(
 def _weight_from(
     logits, vocabulary, peak, temperature, lowest, kind, SLICE: tl.constexpr, TOKEN_BITS: tl.constexpr
 ):
-    """Return the weight of a row's tokens from a rank on."""
+    """Return the weight of a row's tokens with at least the rank `lowest`."""
     weight = tl.zeros([SLICE], tl.float64)
     for start in range(0, vocabulary, SLICE):
         token = start + tl.arange(0, SLICE)
@@ -127,7 +128,8 @@ def _search_row(
     logits, vocabulary, peak, low, temperature, goal, lowest, kind,
     SLICE: tl.constexpr, TOKEN_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest rank, at least `lowest`, from which on the row's tokens reach the goal."""
+    """Return the largest rank, at least `lowest`, such that the row's tokens with at least this rank reach
+    the goal."""
     lower = tl.maximum(rank(low, vocabulary, TOKEN_BITS), lowest)
     upper = rank(peak, 0, TOKEN_BITS) + 1
     while upper - lower > 1:
@@ -140,7 +142,7 @@ def _search_row(
 
 @triton.jit
 def _lowest_rank(draw, peak, vocabulary, TOKEN_BITS: tl.constexpr):
-    """Return the rank from which on tokens have min_p of the best token's probability."""
+    """Return the lowest rank of tokens with at least min_p times the best token's probability."""
     temperature, least = float64(draw), float64(draw + 4)
     lowest = tl.full([], LOWEST, tl.int64)
     if (least > float("-inf")) & (temperature > 0.0):
@@ -163,7 +165,8 @@ def search(
     DRAW_WORDS: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CAPACITY: tl.constexpr,
     SLICE: tl.constexpr, RANGE: tl.constexpr, PLAN: tl.constexpr, TOKEN_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Store the rank from which on a row's tokens stay. `sizes` become their sums up to each chunk."""
+    """Store a row's threshold rank: tokens with at least this rank pass the filters. `sizes` are replaced by
+    their cumulative sums."""
     row = tl.program_id(0).to(tl.int64)
     draw = draws + row * DRAW_WORDS
     threshold = tl.full([], LOWEST, tl.int64)

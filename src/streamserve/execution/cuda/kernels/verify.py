@@ -48,7 +48,7 @@ def _compact(
     length = tl.load(lengths + tree)
     if length > 1:
         first = tl.load(firsts + tree)
-        head = tl.program_id(2)  # of keys, then of values
+        head = tl.program_id(2)  # key heads, then value heads
         dims = tl.arange(0, PADDED_DIM)
         inside = dims < DIM
         for step in range(1, length):
@@ -71,7 +71,7 @@ def walk_trees(
     paths_out: Tensor,
     lengths_out: Tensor,
 ) -> None:
-    """As plain.verify.walk_trees."""
+    """See `plain.verify.walk_trees`."""
     trees, depth = tokens_out.shape
     _walk[(trees,)](
         chosen, tokens, parents, firsts, tokens_out, paths_out, lengths_out,
@@ -80,7 +80,7 @@ def walk_trees(
 
 
 def compact(data: Tensor, slots: Tensor, firsts: Tensor, paths: Tensor, lengths: Tensor) -> None:
-    """As plain.verify.compact."""
+    """See `plain.verify.compact`."""
     layers, _, _, kv_heads, block_size, dim = data.shape
     _compact[(len(lengths), layers, 2 * kv_heads)](
         data, slots, firsts, paths, lengths, data.stride(0),
@@ -90,7 +90,7 @@ def compact(data: Tensor, slots: Tensor, firsts: Tensor, paths: Tensor, lengths:
 
 
 def examples(capability: int) -> list[KernelExample]:
-    """Return the launches for trees of up to eight tokens deep, the same on any device."""
+    """Return the launches for trees of up to eight levels. They do not depend on the device."""
     walked = ("chosen", "tokens", "parents", "firsts", "tokens_out", "paths_out", "lengths_out")
     moved = {"data": "*bf16"} | dict.fromkeys(("slots", "firsts", "paths", "lengths"), "*i32")
     sizes = {"KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128, "PADDED_DIM": 128, "DEPTH": 8}

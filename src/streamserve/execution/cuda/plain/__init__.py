@@ -1,1 +1,2 @@
-"""The operations of a step in plain torch: what the kernels are compared with, and what CPUs compute."""
+"""The operations of a step in plain torch: the reference for the kernels' tests, and the device backend's
+implementation on CPUs."""

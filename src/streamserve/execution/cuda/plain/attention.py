@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache in plain torch, from the same arrays as the kernel."""
+"""Attention over the paged KV cache in plain torch, with the same arguments as the kernel."""
 
 from collections.abc import Sequence
 
@@ -28,29 +28,30 @@ def attend(
     tiles: Sequence[bool] = ALL_TILES,
     combined: bool = True,
 ) -> None:
-    """Attend `q` to the slots of `cache_layer` that each row sees, and write `out`. Rows of no item are left
-    as they are.
+    """Write the attention of `q` over the slots of `cache_layer` that each row sees to `out`. Rows without an
+    item are not written.
 
-    Of the items, only the sequence and the rows are used: which slots a row sees follows from `limits` and
-    from the work's `firsts` and `bits`.
+    Of the items, only the sequence and the rows are used: the slots that a row sees follow from `limits` and
+    the work's `firsts` and `bits`.
 
     Args:
-        q: [rows, heads, dim]; rows may be apart from each other.
+        q: [rows, heads, dim]; rows need not be contiguous with each other.
         cache_layer: [blocks, k|v, kv heads, block size, vector], in any dtype that converts to float32; a
-            vector longer than dim has its own scale (execution/kv_vectors.py).
-        work: Of the layer's window (cuda.attention.AttentionWork), with `tables` and `limits` of the step.
+            vector longer than dim includes its scale (execution/kv_vectors.py).
+        work: The work of the layer's window (cuda.attention.AttentionWork).
+        tables, limits: The step's block tables and limits (cuda.attention.AttentionArrays).
         out: [rows, heads, dim].
         scale: Factor of the scores.
-        softcap: Bounds the scores: softcap · tanh(score / softcap); 0 does not.
-        k_scale: Factor of the cached keys, where their dtype is narrower than the model's.
+        softcap: Bound of the scores, as softcap · tanh(score / softcap); 0: none.
+        k_scale: Factor of the cached keys, if their dtype is narrower than the model's.
         v_scale: Factor of the cached values.
         sinks: [heads] (float32): scores that take part in the softmax without a value.
-        workspace: Not used here; nor are `tiles` and `combined`.
+        workspace, tiles, combined: Not used here.
     """
     count = int(work.starts[-1])
     seen = set()
     for sequence, row, rows in work.items[:count, :3].tolist():
-        if (sequence, row) in seen:  # another part of the slots of the same rows
+        if (sequence, row) in seen:  # an item for another range of these rows' slots
             continue
         seen.add((sequence, row))
         part = slice(row, row + rows)
@@ -64,7 +65,8 @@ def attend(
 def _visible(
     limits: Tensor, firsts: Tensor, bits: Tensor, cache_layer: Tensor, tables: Tensor
 ) -> tuple[int, Tensor]:
-    """Return the first slot of a mask, and the mask: which slots each row sees, bool [rows, slots]."""
+    """Return the mask of the slots that each row sees, bool [rows, slots], after the number of its first
+    slot."""
     block_size, words = cache_layer.shape[3], bits.shape[1]
     begin = int(firsts.min()) // block_size * block_size
     end = min(int(limits.max()) + 32 * words, tables.shape[1] * block_size)
@@ -78,8 +80,8 @@ def _visible(
 
 
 def _gather(cache_layer: Tensor, table: Tensor, begin: int, mask: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return keys and values [kv heads, slots, dim] of the mask's slots in float32, zero where no row sees
-    them: such a slot may hold anything."""
+    """Return keys and values [kv heads, slots, dim] of the mask's slots in float32. Slots that no row sees
+    are zero: they may contain NaN, and a weight of 0 times NaN is NaN."""
     kv_heads, block_size, width = cache_layer.shape[2:]
     slots = mask.shape[1]
     first = begin // block_size
@@ -100,7 +102,7 @@ def _attend_tile(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return the attention of `q` [rows, heads, dim] in float32."""
+    """Return the attention of `q` [rows, heads, dim] over `keys` and `values`, in float32."""
     rows, heads, dim = q.shape
     grouped = q.view(rows, len(keys), -1, dim)
     scores = torch.einsum("rhgd,hsd->hgrs", grouped, keys) * scale

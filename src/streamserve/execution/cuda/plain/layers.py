@@ -10,13 +10,14 @@ from streamserve.execution.spec import Clamp
 
 
 def gather_tokens(tokens: Tensor, results: Tensor, sources: Tensor) -> Tensor:
-    """Return `tokens` [rows]; where `sources[row]` is not negative, `results[sources[row]]` instead."""
+    """Return `tokens` [rows], with `results[sources[row]]` in their place where `sources[row]` is not
+    negative."""
     fed = results[sources.clamp(min=0)]
     return torch.where(sources >= 0, fed, tokens)
 
 
 def embed(table: Tensor, tokens: Tensor, multiplier: float = 1.0) -> Tensor:
-    """Return rows `tokens` of `table` [vocabulary, hidden] times `multiplier`; a negative token counts as
+    """Return the rows `tokens` of `table` [vocabulary, hidden] times `multiplier`. A negative token counts as
     0."""
     rows = table[tokens.clamp(min=0)]
     return rows if multiplier == 1 else rows * multiplier
@@ -31,9 +32,9 @@ def add_rms_norm(
     post_norm: Tensor | None = None,
     multiplier: float = 1.0,
 ) -> Tensor:
-    """Add `delta` to `hidden` [rows, n] in place, and return RMSNorm of the sum with `weight` [n], or without
-    a weight the sum itself. What is added is RMSNorm of `delta` with the weight `post_norm` [n], or without
-    one `delta` times `multiplier`."""
+    """Add `delta` to `hidden` [rows, n] in place, and return the RMSNorm of the sum with `weight` [n];
+    without a weight, return the sum. Before the addition, `delta` is normalized with the weight `post_norm`
+    [n], or without one multiplied by `multiplier`."""
     if delta is not None:
         if post_norm is not None:
             delta = rms_norm(delta, post_norm, epsilon)
@@ -43,16 +44,16 @@ def add_rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return RMSNorm over the last dimension of `x`, as execution.model.Model computes it: rounded to the
-    dtype of `weight` before they are multiplied."""
+    """Return the RMSNorm over the last dimension of `x`. As in execution.model.Model, the normalized numbers
+    are rounded to the dtype of `weight` before they are multiplied by it."""
     full = x.float()
     scale = torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + epsilon)
     return (weight * (full * scale).to(weight.dtype)).to(x.dtype)
 
 
 def norm_jointly(qkv: Tensor, weight: Tensor, epsilon: float, heads: int) -> None:
-    """Norm all queries of a row of `qkv` [rows, all heads x dim] as one vector and all keys as another, in
-    place. `weight` [heads + kv heads, dim]."""
+    """Normalize all queries of each row of `qkv` [rows, all heads x dim] as one vector, and all keys as
+    another, in place. `weight` is [heads + kv heads, dim]."""
     dim = weight.shape[1]
     first, last = heads * dim, weight.numel()
     for part in (slice(0, first), slice(first, last)):
@@ -71,10 +72,14 @@ def rotate_and_store(
     heads: int,
     kv_heads: int,
 ) -> None:
-    """Norm the heads of queries and keys (where there is a `head_norm` [heads + kv_heads, dim]), rotate their
-    first dimensions by `cos` and `sin` [positions, rotated / 2] (None: not at all), and store keys and values
-    at `slots` of `cache_layer` [blocks, k|v, kv head, slot, vector], quantized where a vector is longer than
-    dim (execution/kv_vectors.py). The queries stay in `qkv` [rows, (heads + 2 kv_heads) dim]."""
+    """Normalize and rotate queries and keys, and store keys and values in the cache. The queries stay in
+    `qkv` [rows, (heads + 2 kv_heads) dim].
+
+    * `head_norm` [heads + kv_heads, dim]: the norm of each head; None: no norm.
+    * `cos`, `sin` [positions, rotated / 2]: rotate the first dimensions of each head; None: no rotation.
+    * Keys and values are stored at `slots` of `cache_layer` [blocks, k|v, kv head, slot, vector]. They are
+      quantized if a vector is longer than dim (execution/kv_vectors.py).
+    """
     block_size = cache_layer.shape[3]
     split = qkv.view(len(qkv), heads + 2 * kv_heads, -1)
     qk = split[:, : heads + kv_heads]
@@ -92,8 +97,8 @@ def rotate_and_store(
 
 
 def gate(gate_up: Tensor, activation: str = "silu", clamp: Clamp | None = None) -> Tensor:
-    """Return the activated gates times the values of `gate_up` [rows, 2 n], the gates first: [rows, n]; with
-    `clamp` as spec.Clamp says."""
+    """Return the products [rows, n] of activated gates and values, which are the two halves of `gate_up`
+    [rows, 2 n]. `clamp`: their bounds (spec.Clamp)."""
     gates, values = gate_up.chunk(2, dim=-1)
     if clamp:
         gates, values = gates.clamp(max=clamp.limit), values.clamp(-clamp.limit, clamp.limit)

@@ -1,4 +1,4 @@
-"""Products with packed weights, and those of the experts that each row chose, in plain torch."""
+"""Products with packed weights, of all rows or of the experts that each row chose, in plain torch."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from streamserve.execution.cuda.routing import Routing
 
 
 def prepare(device: torch.device) -> None:
-    """Allocate what products share: nothing here."""
+    """Allocate memory that products share. Plain torch needs none."""
 
 
 def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return `x` [rows, in] times the transposed `weight`, with `bias` [out], in `dtype`: added up in
+    """Return `x` [rows, in] times the transposed `weight`, plus `bias` [out], in `dtype`. Sums are in
     float32."""
     y = x.float() @ unpack(weight).T
     return (y if bias is None else y + bias.float()).to(dtype)
@@ -21,8 +21,9 @@ def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None, dtype: torch.
 def multiply_routed(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, routing: Routing, shared: int
 ) -> Tensor:
-    """Return the product of each pair of a row and an expert [pairs, out], in the dtype of `x`. Pair p has
-    the input x[p // shared] and the weight of its expert, with the expert's `bias` [experts, out]."""
+    """Return the product of each pair of a row and an expert, [pairs, out] in the dtype of `x`. Pair p
+    multiplies the input x[p // shared] by the weight of its expert, and adds the expert's `bias` [experts,
+    out]."""
     out = x.new_empty(len(routing.order), weight.outputs)
     floats = unpack(weight)
     tiles = zip(*(values.tolist() for values in routing[1:]), strict=True)
@@ -34,9 +35,9 @@ def multiply_routed(
 
 
 def combine_experts(outputs: Tensor, shares: Tensor, shared: Tensor | None) -> Tensor:
-    """Return the sums [rows, n] of `outputs` [rows x chosen, n] of each row's experts times `shares` [rows,
-    chosen] (float32), in order, in float32. An expert of all rows, `shared` [rows, n], is the last: its share
-    follows the others'."""
+    """Return the weighted sums [rows, n] of the `outputs` [rows x chosen, n] of each row's experts. `shares`
+    [rows, chosen] (float32) are the weights. Sums are in float32, in order of the experts. The output of an
+    expert of all rows, `shared` [rows, n], is the last one, with the last column of `shares`."""
     rows = len(shares)
     parts = list(outputs.view(rows, -1, outputs.shape[-1]).unbind(1))
     parts += [] if shared is None else [shared]

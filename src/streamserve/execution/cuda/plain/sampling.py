@@ -1,4 +1,4 @@
-"""The choice of tokens as the host makes it (execution/sampling.py), from packed draws."""
+"""The choice of tokens by the host's sampling (execution/sampling.py), from packed draws."""
 
 import numpy as np
 import torch
@@ -10,8 +10,8 @@ from streamserve.protocol.sampling import SamplingParams
 
 
 def choose_tokens(logits: Tensor, draws: Tensor, out: Tensor) -> None:
-    """Choose from each row of `logits` [rows, vocabulary] the token that the row of `draws` (cuda/draws.py)
-    says, and write it to `out` [rows]: NOT_FINITE where the logits are not finite."""
+    """Choose a token from each row of `logits` [rows, vocabulary] by the same row of `draws` (cuda/draws.py),
+    and write it to `out` [rows]; NOT_FINITE if the logits are not finite."""
     finite = torch.isfinite(logits).all(-1).tolist()
     packed = draws.contiguous().numpy()
     for row, is_finite in enumerate(finite):

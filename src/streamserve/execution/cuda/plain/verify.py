@@ -14,9 +14,10 @@ def walk_trees(
     paths_out: Tensor,
     lengths_out: Tensor,
 ) -> None:
-    """Follow the `chosen` tokens down each tree (execution/verify.py). Tree t has nodes `firsts[t]` up to
-    `firsts[t + 1]`, with draft `tokens` and `parents` [nodes], counted from its root. Writes the tokens and
-    the nodes of each path [trees, depth], and its length [trees]; an empty tree has length 0."""
+    """Follow the `chosen` tokens down each tree (execution/verify.py). Tree t has the nodes `firsts[t]` to
+    `firsts[t + 1]` - 1, with draft `tokens` and `parents` [nodes]; parents are numbered from the tree's root.
+    Writes the tokens and the nodes of each path [trees, depth], and the path's length [trees], which is 0 for
+    an empty tree."""
     starts = firsts.tolist()
     for tree in range(len(lengths_out)):
         first, end = starts[tree], starts[tree + 1]
@@ -38,8 +39,8 @@ def walk_trees(
 
 
 def compact(data: Tensor, slots: Tensor, firsts: Tensor, paths: Tensor, lengths: Tensor) -> None:
-    """Move the keys and values of each path's nodes to the slots after its root, in order. `data`: [layer,
-    block, k|v, kv head, slot, dim]; `slots` [nodes] of the trees' nodes."""
+    """Move the keys and values of each path's nodes to the slots after its root, in order. `data` is [layer,
+    block, k|v, kv head, slot, dim]; `slots` [nodes] has the slots of the trees' nodes."""
     block_size = data.shape[4]
     for tree, length in enumerate(lengths.tolist()):
         first = int(firsts[tree])

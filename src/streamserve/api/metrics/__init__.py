@@ -1,0 +1,1 @@
+"""Prometheus metrics of the API server, its workers and its models."""

@@ -1,0 +1,96 @@
+"""Models that are loaded on demand, as Prometheus metrics, and the exposition of all models' metrics
+together."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from streamserve.api.metrics.worker_metrics import LABEL, PREFIX
+
+
+class ModelState(Protocol):
+    """One model of a pool: its state in a word, its bytes once it is loaded, and counts."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def loads(self) -> int: ...
+
+    @property
+    def unloads(self) -> int: ...
+
+    @property
+    def load_seconds(self) -> float:
+        """The seconds that the last load took."""
+        ...
+
+
+_GAUGES: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
+    "model_loaded": ("Whether the model is loaded.", lambda model: model.state == "loaded"),
+    "model_memory_bytes": ("Memory that the model takes while it is loaded.", lambda model: model.size),
+    "model_load_seconds": (
+        "Duration of the model's last load, in seconds.",
+        lambda model: model.load_seconds,
+    ),
+}
+_COUNTERS: Mapping[str, tuple[str, Callable[[ModelState], float]]] = {
+    "model_loads": ("Times the model was loaded.", lambda model: model.loads),
+    "model_unloads": ("Times the model was unloaded.", lambda model: model.unloads),
+}
+
+
+class PoolMetrics(Collector):
+    """The states of models, read at each scrape."""
+
+    def __init__(self, models: Mapping[str, ModelState], budget: int) -> None:
+        self._models = models
+        self._budget = budget
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of all models."""
+        budget = "Memory limit for the models that are loaded at the same time."
+        yield GaugeMetricFamily(f"{PREFIX}models_memory_limit_bytes", budget, value=self._budget)
+        for name, (text, value) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
+            for model_name, model in self._models.items():
+                gauge.add_metric((model_name,), value(model))
+            yield gauge
+        for name, (text, value) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
+            for model_name, model in self._models.items():
+                counter.add_metric((model_name,), value(model))
+            yield counter
+
+
+def exposition_of_all(collectors: Sequence[Collector]) -> bytes:
+    """Return the metrics of several collectors in Prometheus' text format, each family once."""
+    registry = CollectorRegistry()
+    registry.register(_Merged(collectors))
+    return generate_latest(registry)
+
+
+class _Merged(Collector):
+    """The families of all collectors. Families with the same name are merged."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+
+    def describe(self) -> Iterable[Metric]:
+        """Yield nothing, so that the registry neither checks names nor collects for this."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                families.setdefault(family.name, family)
+                if families[family.name] is not family:
+                    families[family.name].samples += family.samples
+        return families.values()

@@ -1,0 +1,291 @@
+"""The workers' reports as Prometheus metrics."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from streamserve.protocol.reports import (
+    STEP_TOKENS,
+    EvictionReport,
+    RemoteReport,
+    Report,
+    SpeculationReport,
+    StepParts,
+    StepTokens,
+    StreamReport,
+    TransferReport,
+)
+
+PREFIX, LABEL = "streamserve:", "model_name"
+_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+
+
+class WorkerMetrics(Collector):
+    """The workers' statistics, read from the latest report at each scrape."""
+
+    def __init__(self, model_name: str, report: Callable[[], Report | None]) -> None:
+        self._model_name = model_name
+        self._report = report
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of the latest report, if there has been one."""
+        report = self._report()
+        if report is None:
+            return
+        usage = report.blocks_live / report.blocks_total if report.blocks_total else 0.0
+        yield self._gauge("num_requests_running", "Sequences in the running batch.", report.running)
+        yield self._gauge("num_requests_waiting", "Sequences waiting to be admitted.", report.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
+        yield self._counter(
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache when a request was first scheduled.",
+            report.prefix_queries,
+        )
+        yield self._counter(
+            "prefix_cache_hits", "Prompt tokens found in the prefix cache.", report.prefix_hits
+        )
+        yield self._counter("num_preemptions", "Preempted sequences.", report.preemptions)
+        yield self._counter(
+            "corrupted_requests",
+            "Requests aborted because the model's outputs were not finite.",
+            report.corrupted_requests,
+        )
+        yield self._counter("steps", "Engine steps.", report.steps)
+        yield self._counter("step_seconds", "Time spent in steps.", report.step_seconds)
+        if report.step_tokens is not None:
+            yield self._step_tokens(report.step_tokens)
+        if report.step_floor_seconds is not None:
+            floor, spent = report.step_floor_seconds, report.step_seconds
+            yield self._counter(
+                "step_floor_seconds", "Lower bound (floor) of the time spent in steps.", floor
+            )
+            share = floor / spent if spent else 0.0
+            yield self._gauge("step_floor_share", "Lower bound / measured time of all steps so far.", share)
+        if report.step_parts is not None:
+            yield from self._parts(report.step_parts, report.step_seconds)
+        if report.speculation is not None:
+            yield from self._speculation(report.speculation)
+        if report.streams is not None:
+            yield from self._streams(report.streams)
+        if report.evictions is not None:
+            yield from self._evictions(report.evictions)
+        if report.remote is not None:
+            yield from self._remote(report.remote)
+        if report.transfer is not None:
+            yield from self._transfer(report.transfer)
+
+    def _step_tokens(self, steps: StepTokens) -> Metric:
+        family = HistogramMetricFamily(
+            f"{PREFIX}iteration_tokens_total",
+            "Tokens per engine step: prompt tokens computed and tokens generated.",
+            labels=(LABEL,),
+        )
+        bounds = [*map(str, map(float, STEP_TOKENS)), "+Inf"]
+        up_to = list(zip(bounds, map(float, accumulate(steps.counts)), strict=True))
+        family.add_metric((self._model_name,), up_to, steps.total)
+        return family
+
+    def _parts(self, parts: StepParts, spent: float) -> Iterable[Metric]:
+        seconds = CounterMetricFamily(
+            f"{PREFIX}step_part_seconds", "Time spent in the parts of steps.", labels=(LABEL, "part")
+        )
+        shares = GaugeMetricFamily(
+            f"{PREFIX}step_part_share",
+            "Each part's share of the time of all steps so far.",
+            labels=(LABEL, "part"),
+        )
+        for part in StepParts.__struct_fields__:
+            value = getattr(parts, part)
+            seconds.add_metric((self._model_name, part), value)
+            shares.add_metric((self._model_name, part), value / spent if spent else 0.0)
+        yield seconds
+        yield shares
+
+    def _streams(self, report: StreamReport) -> Iterable[Metric]:
+        yield self._counter(
+            "stream_invalidated_tokens",
+            "Prompt tokens that were computed and then invalidated by edits.",
+            report.invalidated,
+        )
+        yield self._counter("stream_prompt_tokens", "Tokens of finished prompt streams.", report.tokens)
+        yield self._counter(
+            "stream_withdrawn_tokens",
+            "Output tokens of early answers that were withdrawn because of edits.",
+            report.withdrawn,
+        )
+        early = report.computed_before
+        yield self._counter(
+            "stream_early_tokens",
+            "Tokens of finished prompt streams that were computed before the prompt was finished.",
+            early,
+        )
+        share = early / report.tokens if report.tokens else 0.0
+        yield self._gauge(
+            "stream_early_share",
+            "Share of the tokens of finished prompt streams that were computed before the prompt was "
+            "finished.",
+            share,
+        )
+
+    def _speculation(self, report: SpeculationReport) -> Iterable[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Draft trees verified.", sum(report.trees_by_nodes))
+        yield self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", report.verified)
+        yield self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", report.accepted)
+        family = CounterMetricFamily(
+            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their depth in the tree.",
+            labels=(LABEL, "position"),
+        )
+        for position, count in enumerate(report.accepted_at):
+            family.add_metric((self._model_name, str(position)), count)
+        yield family
+        yield self._histogram(
+            "spec_decode_tree_nodes", "Verified draft tokens per tree.", report.trees_by_nodes, _NODES
+        )
+        yield self._histogram(
+            "spec_decode_tree_depth", "Depth of a verified tree.", report.trees_by_depth, _DEPTHS
+        )
+        yield self._counter(
+            "spec_decode_drafted_tokens", "Draft tokens proposed, verified or not.", report.drafted
+        )
+        yield self._counter(
+            "spec_decode_expected_tokens", "Predicted number of accepted draft tokens.", report.expected
+        )
+        yield self._counter("spec_decode_draft_seconds", "Time spent drafting.", report.draft_seconds)
+        yield self._counter(
+            "spec_decode_select_seconds",
+            "Time spent selecting the draft tokens to verify.",
+            report.select_seconds,
+        )
+
+    def _evictions(self, report: EvictionReport) -> Iterable[Metric]:
+        for name in EvictionReport.__struct_fields__:
+            text = f"KV eviction: {name.replace('_', ' ')}, in sequences, blocks or seconds."
+            yield self._counter(f"eviction_{name}", text, getattr(report, name))
+
+    def _remote(self, report: RemoteReport) -> Iterable[Metric]:
+        yield self._gauge("draft_services", "Open sessions with draft services.", report.services)
+        yield self._counter(
+            "draft_service_late_trees",
+            "Draft trees that arrived after their step and were used in a later step.",
+            report.late,
+        )
+        yield self._counter(
+            "draft_service_moves", "Switches from one draft service to another.", report.moves
+        )
+        for name, text, from_services, fallback in (
+            ("trees", "Draft trees used", report.trees, report.fallback_trees),
+            ("accepted", "Draft tokens accepted", report.accepted, report.fallback_accepted),
+        ):
+            family = CounterMetricFamily(
+                f"{PREFIX}draft_service_{name}",
+                f"{text}, by source: draft services, or the n-gram fallback.",
+                labels=(LABEL, "source"),
+            )
+            family.add_metric((self._model_name, "service"), from_services)
+            family.add_metric((self._model_name, "ngram"), fallback)
+            yield family
+        rejected = CounterMetricFamily(
+            f"{PREFIX}draft_service_rejected_replies",
+            "Replies of draft services that were rejected, by fault.",
+            labels=(LABEL, "fault"),
+        )
+        for fault, count in report.rejected.items():
+            rejected.add_metric((self._model_name, fault), count)
+        yield rejected
+        yield self._counter(
+            "draft_service_probations",
+            "Times a draft service was suspended because of invalid replies.",
+            report.probations,
+        )
+
+    def _transfer(self, report: TransferReport) -> Iterable[Metric]:
+        yield self._counter(
+            "kv_transfers", "Requests whose KV was sent to the worker that decodes them.", report.handed_over
+        )
+        yield self._cache_copies(report)
+        yield self._counter(
+            "kv_transfer_failures", "KV transfers and cache copies that failed.", report.failed
+        )
+        yield self._counter(
+            "kv_transfer_bytes",
+            "Bytes of KV sent to other workers, including cache copies.",
+            report.sent_bytes,
+        )
+        yield self._counter(
+            "kv_transfer_writeback_bytes",
+            "Bytes of KV sent to other workers as write-backs of finished requests.",
+            report.writeback_bytes,
+        )
+        yield self._counter(
+            "kv_transfer_arriving_bytes",
+            "Bytes of KV sent to other workers while the prompt was still arriving.",
+            report.arriving_bytes,
+        )
+        yield self._counter(
+            "kv_transfer_deferred",
+            "Requests whose KV transfer was deferred so that latency targets could be met.",
+            report.deferred,
+        )
+        yield self._counter(
+            "kv_transfer_exposed_seconds",
+            "KV transfer time that decoding waited for.",
+            report.exposed_seconds,
+        )
+        yield self._counter(
+            "kv_transfer_hidden_seconds",
+            "KV transfer time overlapped with prefill.",
+            report.hidden_seconds,
+        )
+        yield self._counter(
+            "kv_transfer_tokens",
+            "Prompt tokens of requests received from other workers.",
+            report.received_tokens,
+        )
+        yield self._counter(
+            "kv_transfer_hit_tokens",
+            "Prompt tokens of received requests that were found in the receiver's prefix cache and not sent.",
+            report.hit_tokens,
+        )
+        yield self._counter(
+            "kv_transfer_refused_writes",
+            "Writes of a lost worker that were refused because their reservation was closed.",
+            report.refused_writes,
+        )
+
+    def _cache_copies(self, report: TransferReport) -> Metric:
+        family = CounterMetricFamily(
+            f"{PREFIX}kv_cache_copies",
+            "Copies of cached KV to other workers for which no client waits, by kind: of prompts that are "
+            "still arriving, or write-backs of finished requests.",
+            labels=(LABEL, "kind"),
+        )
+        family.add_metric((self._model_name, "arriving"), report.arriving_copies)
+        family.add_metric((self._model_name, "writeback"), report.writebacks)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _histogram(self, name: str, text: str, counts: Sequence[int], buckets: Sequence[int]) -> Metric:
+        """Return a histogram of integers: `counts[i]` is the number of values equal to i + 1."""
+        family = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=(LABEL,))
+        up_to = [(str(float(bucket)), float(sum(counts[:bucket]))) for bucket in buckets]
+        total = sum(number * count for number, count in enumerate(counts, start=1))
+        family.add_metric((self._model_name,), [*up_to, ("+Inf", float(sum(counts)))], total)
+        return family

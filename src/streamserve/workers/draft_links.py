@@ -1,0 +1,200 @@
+"""A target's connection to one draft service, made again after each loss.
+
+With keys it is a DEALER socket of libzmq with CURVE. Without keys, on loopback, it speaks the same protocol
+over a plain TCP connection and bounds unfinished messages: any process of this machine may have taken the
+address.
+"""
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import zmq
+
+from streamserve.protocol.curve import Endpoint, KeyPair
+from streamserve.protocol.drafting import MAX_REPLY_BYTES
+from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, Connection
+from streamserve.workers.zmtp import ProtocolError, Reader, frame
+
+HEARTBEAT_MILLISECONDS = 2000
+QUEUED_IN, QUEUED_OUT = 32, 64
+"""Messages in the queues of a link with keys. Beyond it, TCP flow control holds the service back, and sending
+fails."""
+RECONNECT_SECONDS, RECONNECT_MAX_SECONDS = 0.05, 1.0
+"""Pause before the first attempt to reconnect, and the longest pause; each is twice the one before."""
+FIRST_HANDSHAKE_SECONDS = 0.1
+"""Time that a new link waits for its handshake, so that the first request finds a service that runs."""
+MAX_CHUNKS = 64
+"""Chunks that one call reads from a service, so that its other work is not delayed."""
+
+
+class DraftLink(Protocol):
+    """A connection to a draft service. The owner waits for `pollable` and calls `receive` at least twice a
+    second."""
+
+    @property
+    def pollable(self) -> "zmq.Socket[bytes] | int":
+        """What becomes readable when a message arrives."""
+
+    def receive(self) -> Iterator[bytes | memoryview]:
+        """Yield the messages that have arrived."""
+
+    def send(self, data: bytes) -> bool:
+        """Send a message; return False if the service is not connected or does not read."""
+
+    def close(self, linger: int = 0) -> None:
+        """Close the connection after at most `linger` milliseconds for what is not sent yet."""
+
+
+def open_link(context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, own: KeyPair | None) -> DraftLink:
+    """Return the link to the service at `endpoint`; `own` is the key pair of this target."""
+    if endpoint.server_key is None:
+        return PlainLink(endpoint)
+    assert own is not None, "the settings require a key for an endpoint with a key"
+    return KeyedLink(context, endpoint, endpoint.server_key, own)
+
+
+class KeyedLink:
+    """A DEALER socket of libzmq with CURVE keys."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, server_key: bytes, own: KeyPair
+    ) -> None:
+        self.pollable = context.socket(zmq.DEALER)
+        for option, value in {
+            zmq.LINGER: 0,
+            zmq.IMMEDIATE: 1,
+            zmq.SNDHWM: QUEUED_OUT,
+            zmq.RCVHWM: QUEUED_IN,
+            zmq.MAXMSGSIZE: MAX_REPLY_BYTES,
+            zmq.RECONNECT_IVL: int(1000 * RECONNECT_SECONDS),
+            zmq.RECONNECT_IVL_MAX: int(1000 * RECONNECT_MAX_SECONDS),
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MILLISECONDS,
+        }.items():
+            self.pollable.setsockopt(option, value)
+        self.pollable.setsockopt(zmq.CURVE_SERVERKEY, server_key)
+        self.pollable.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+        self.pollable.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+        self.pollable.connect(endpoint.address)
+
+    def receive(self) -> Iterator[bytes | memoryview]:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                yield self.pollable.recv(zmq.NOBLOCK, copy=False).buffer
+
+    def send(self, data: bytes) -> bool:
+        try:
+            self.pollable.send(data, zmq.NOBLOCK)
+        except zmq.ZMQError:  # not connected, or the send queue is full
+            return False
+        return True
+
+    def close(self, linger: int = 0) -> None:
+        self.pollable.close(linger=linger)
+
+
+class PlainLink:
+    """A TCP connection to a service of this machine, without keys."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        host = endpoint.host.strip("[]")
+        self._address = (host, endpoint.port)
+        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._selector = selectors.DefaultSelector()
+        self.pollable = self._selector.fileno()
+        self._connection: Connection | None = None
+        self._connect_at, self._pause = 0.0, RECONNECT_SECONDS
+        self._shake_until = 0.0
+        """When the connection is closed unless it has shaken hands."""
+        deadline = time.monotonic() + FIRST_HANDSHAKE_SECONDS
+        while not self._shaken and (left := deadline - time.monotonic()) > 0:
+            for _ in self._messages(wait=left):  # it sends nothing before it has received a Hello
+                pass
+
+    @property
+    def _shaken(self) -> bool:
+        return self._connection is not None and self._connection.reader.shaken
+
+    def receive(self) -> Iterator[bytes | memoryview]:
+        yield from self._messages(wait=0.0)
+
+    def _messages(self, wait: float) -> Iterator[bytes]:
+        """Connect if it is time, and yield what arrives; wait up to `wait` seconds for the first byte."""
+        self._connect(now := time.monotonic())
+        for _ in range(MAX_CHUNKS):
+            if (connection := self._connection) is None:
+                return
+            try:
+                yield from connection.reader.messages()
+            except ProtocolError:
+                self._drop()
+                return
+            if connection.reader.shaken:
+                self._pause = RECONNECT_SECONDS
+            elif now >= self._shake_until:
+                self._drop()
+                return
+            if not self._selector.select(wait):
+                return
+            wait = 0.0
+            if not connection.read():
+                self._drop()
+                return
+            self._flush(connection)
+
+    def send(self, data: bytes) -> bool:
+        connection = self._connection
+        if connection is None or not self._shaken or not connection.queue(frame(data)):
+            return False
+        self._flush(connection)
+        return True
+
+    def close(self, linger: int = 0) -> None:
+        if self._connection is not None:
+            deadline = time.monotonic() + linger / 1000
+            with contextlib.suppress(OSError):
+                while self._connection.flush() and time.monotonic() < deadline:
+                    self._selector.select(max(0.0, deadline - time.monotonic()))
+            self._drop()
+        self._selector.close()
+
+    def _connect(self, now: float) -> None:
+        """Begin to connect, if it is time."""
+        if self._connection is not None or now < self._connect_at:
+            return
+        self._connect_at = now + self._pause
+        self._pause = min(2 * self._pause, RECONNECT_MAX_SECONDS)
+        self._shake_until = now + HANDSHAKE_SECONDS
+        stream = socket.socket(self._family, socket.SOCK_STREAM)
+        stream.setblocking(False)
+        try:
+            stream.connect(self._address)
+        except BlockingIOError:
+            pass
+        except OSError:
+            stream.close()
+            return
+        self._connection = Connection(stream, Reader(MAX_REPLY_BYTES, b"DEALER"))
+        # Writable once it is connected: the greeting is sent then.
+        self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _flush(self, connection: Connection) -> None:
+        """Send what is queued, and wait for the socket to take more if something is left."""
+        try:
+            left = connection.flush()
+        except OSError:
+            self._drop()
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
+        self._selector.modify(connection.socket, events)
+
+    def _drop(self) -> None:
+        """Close the connection; another one is made after a pause."""
+        if self._connection is not None:
+            self._selector.unregister(self._connection.socket)
+            self._connection.socket.close()
+            self._connection = None
+            self._connect_at = time.monotonic() + self._pause

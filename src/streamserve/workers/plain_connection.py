@@ -1,0 +1,63 @@
+"""A TCP connection of a draft service or its target without keys, with bounded buffers in both directions."""
+
+import socket
+from collections import deque
+
+from streamserve.protocol.drafting import MAX_REPLY_BYTES
+from streamserve.workers.zmtp import Reader
+
+HANDSHAKE_SECONDS = 5.0
+"""Time after which a connection that has not finished its handshake is closed."""
+CHUNK_BYTES = 1 << 16
+"""Bytes read from a connection at once."""
+MAX_UNSENT = 64
+"""Unsent messages; further ones are dropped."""
+MAX_UNSENT_BYTES = 4 * MAX_REPLY_BYTES
+"""Unsent bytes; further messages are dropped."""
+
+
+class Connection:
+    """A non-blocking connection: `reader` has what was received, and the rest is yet to be sent."""
+
+    def __init__(self, stream: socket.socket, reader: Reader) -> None:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = stream
+        self.reader = reader
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+
+    def read(self) -> bool:
+        """Receive a chunk; return whether the connection is still open."""
+        try:
+            data = self.socket.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.reader.feed(data)
+        return bool(data)
+
+    def queue(self, data: bytes) -> bool:
+        """Add bytes to send; return False if the peer has not read what was sent before."""
+        if len(self._unsent) >= MAX_UNSENT or self._unsent_bytes + len(data) > MAX_UNSENT_BYTES:
+            return False
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        return True
+
+    def flush(self) -> bool:
+        """Send what the socket takes; return whether something is left. Raises OSError."""
+        if self.reader.answer:
+            if self._unsent_bytes < CHUNK_BYTES:  # a peer that does not read needs no more PONGs
+                self.queue(bytes(self.reader.answer))
+            self.reader.answer.clear()
+        while self._unsent:
+            try:
+                sent = self.socket.send(self._unsent[0])
+            except BlockingIOError:
+                return True
+            data = self._unsent.popleft()
+            self._unsent_bytes -= sent
+            if sent < len(data):
+                self._unsent.appendleft(data[sent:])
+        return False

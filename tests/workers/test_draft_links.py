@@ -1,0 +1,122 @@
+"""The links of a target to draft services that follow ZeroMQ's protocol, or break it."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from streamserve.protocol.curve import parse_endpoint
+from streamserve.protocol.drafting import MAX_REPLY_BYTES
+from streamserve.workers.draft_links import PlainLink
+from streamserve.workers.zmtp import GREETING, frame, ready
+
+
+@pytest.fixture
+def impostor() -> Iterator[socket.socket]:
+    """A process that has taken the address of a service, and does what it wants there."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10.0)
+        yield listening
+
+
+def link_to(port: int) -> PlainLink:
+    return PlainLink(parse_endpoint(f"tcp://127.0.0.1:{port}"))
+
+
+def bind(service: zmq.Socket[bytes], port: int) -> None:
+    """Bind a port, 0 for a free one. libzmq frees the address of a closed socket a moment later."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            service.bind(f"tcp://127.0.0.1:{port or '*'}")
+            return
+        except zmq.ZMQError:
+            assert time.monotonic() < deadline, "the address stays in use"
+        time.sleep(0.02)
+
+
+def accepted(impostor: socket.socket, link: PlainLink) -> socket.socket:
+    """Accept the link's next connection."""
+    impostor.settimeout(0.05)
+    deadline = time.monotonic() + 10
+    while True:
+        assert not list(link.receive())
+        with contextlib.suppress(TimeoutError):
+            return impostor.accept()[0]
+        assert time.monotonic() < deadline, "it does not connect"
+
+
+def closed(link: PlainLink, connection: socket.socket, data: bytes) -> int:
+    """Send `data` again and again until the link closes the connection; return the number of bytes sent."""
+    connection.setblocking(False)
+    sent = 0
+    while True:
+        try:
+            sent += connection.send(data[sent % len(data) :])
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            return sent
+        assert not list(link.receive())
+        assert sent < 64 << 20, "nothing stops it"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x01\x00" * 4096,
+        b"\x02" + (MAX_REPLY_BYTES + 1).to_bytes(8, "big") + bytes(4096),
+        b"HTTP/1.1 200 OK\r\n\r\n",
+    ],
+    ids=["endless parts", "a message that is too large", "another protocol"],
+)
+def test_a_peer_that_breaks_the_protocol_is_left_and_tried_again(
+    impostor: socket.socket, data: bytes
+) -> None:
+    link = link_to(impostor.getsockname()[1])
+    for _ in range(2):
+        with accepted(impostor, link) as connection:
+            connection.sendall(b"" if data.startswith(b"HTTP") else GREETING + ready(b"ROUTER"))
+            assert closed(link, connection, data) < 16 << 20
+            assert not link.send(b"x"), "it is not connected"
+    link.close()
+
+
+def test_messages_arrive_at_a_socket_of_libzmq_and_back_also_after_a_restart() -> None:
+    with zmq.Context() as context:
+        port, link = 0, None
+        for number in range(2):
+            with context.socket(zmq.ROUTER) as service:
+                service.setsockopt(zmq.LINGER, 0)
+                bind(service, port)
+                port = int(service.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+                link = link or link_to(port)
+                deadline = time.monotonic() + 10
+                while not service.poll(20):
+                    list(link.receive())  # notices that the service before has gone
+                    link.send(b"%d" % number)
+                    assert time.monotonic() < deadline
+                peer, data = service.recv_multipart()
+                assert data == b"%d" % number
+                large = bytes(range(256)) * (MAX_REPLY_BYTES // 256)
+                service.send_multipart([peer, large])
+                received: list[bytes] = []
+                while not received:
+                    received += link.receive()
+                    assert time.monotonic() < deadline
+                assert received == [large]
+        link.close()
+
+
+def test_a_service_that_does_not_read_makes_sending_fail(impostor: socket.socket) -> None:
+    link = link_to(impostor.getsockname()[1])
+    with accepted(impostor, link) as connection:
+        connection.sendall(GREETING + ready(b"ROUTER"))
+        while not link.send(b"x"):
+            list(link.receive())
+        assert frame(b"x") in connection.recv(4096)
+        assert any(not link.send(bytes(1 << 20)) for _ in range(100))
+    link.close()
