@@ -9,7 +9,7 @@ from streamserve.contracts.plan import TARGET
 from streamserve.contracts.transport import Transport
 from streamserve.engine.observer import LifecycleEvent, Observer
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.protocol.messages import Deferred, Phase, Pushed, RequestKind, Reserved, TransferUpdate
@@ -46,7 +46,7 @@ class KVTransferManager:
         landed."""
         return bool(self._updates) or (self._outgoing is not None and self._outgoing.busy)
 
-    def moving(self) -> list[Sequence]:
+    def moving(self) -> list[EngineSequence]:
         """Return the sequences whose KV may be in transfer to other workers."""
         if self._outgoing is None:
             return []
@@ -62,11 +62,11 @@ class KVTransferManager:
             return True
         return (self._incoming if phase == "decode" else self._outgoing) is not None
 
-    def expected(self) -> list[Sequence]:
+    def expected(self) -> list[EngineSequence]:
         """Return the sequences that will decode here when their KV has landed."""
         return [s for s in self._incoming.sequences() if s.decodes] if self._incoming else []
 
-    def defer(self, sequences: Iterable[Sequence]) -> None:
+    def defer(self, sequences: Iterable[EngineSequence]) -> None:
         """Report the sequences whose reservation is deferred, each sequence once."""
         for sequence in sequences:
             if not sequence.transfer.deferred:
@@ -103,13 +103,13 @@ class KVTransferManager:
             for sequence in taken:
                 self._observe("reserved", sequence)
 
-    def advance(self, sequence: Sequence, coming: int = 0) -> None:
+    def advance(self, sequence: EngineSequence, coming: int = 0) -> None:
         """Send the computed and unsent KV of a sequence, and the KV of the next `coming` tokens, which the
         step about to run computes."""
         if self._outgoing and sequence.transfer.role.sends and self._outgoing.advance(sequence, coming):
             self._observe("mid-layer push", sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: EngineSequence) -> None:
         """Forget a sequence. Blocks that other workers still read or write are kept until they no longer
         do."""
         if self._outgoing and sequence.transfer.role.sends:
@@ -176,7 +176,7 @@ class KVTransferManager:
         totals = {key: sum(side[key] for side in sides) for key in sides[0]}
         return TransferReport(**totals | {"deferred": self._deferred})
 
-    def _observe(self, name: LifecycleEvent, sequence: Sequence) -> None:
+    def _observe(self, name: LifecycleEvent, sequence: EngineSequence) -> None:
         """Pass the event on if it is of a client's request."""
         if sequence.kind is RequestKind.CLIENT:
             self._observer.on_event(name, sequence.request)

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-
 from streamserve.engine.plan import Span
+from streamserve.speculation.tree import TokenTree
+
 from streamserve.execution.cuda.passes import Nodes
 from streamserve.execution.cuda.ranks import LeadingHostPool, LeadingRunner, Message, Swap, obey
 from streamserve.execution.layout import lay_out
-from streamserve.speculation.tree import TokenTree
 
 SIZE = 4
 TREE = TokenTree((7, 8), (-1, 0), (0.0, 0.0), (1.0, 0.5), {0: np.ones(3, np.float32)})
