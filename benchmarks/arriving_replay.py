@@ -14,7 +14,7 @@ from streamserve.contracts.cost import SwapCost
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Drafter
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Deliver, Edit, Open
+from streamserve.fleet.events import ClientEdit, Deliver, Open
 from streamserve.fleet.worker_state import Topology
 from streamserve.protocol.messages import CostCurve, ModelInfo, Token
 from streamserve.protocol.reports import Report
@@ -111,7 +111,7 @@ def virtual(
         for version, (event, ids) in enumerate(zip(query.events, prompts, strict=True), 1):
             retained, last = common_prefix(before, ids), version == len(prompts)
             tail = query.query if query_last and not last else 0
-            edit = Edit(name, version, retained, ids[retained:], last, params if last else None, tail)
+            edit = ClientEdit(name, version, retained, ids[retained:], last, params if last else None, tail)
             simulation.at(at + event.after, edit)
             before = ids
     tokens: dict[str, list[float]] = {}

@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.report import SIMULATED, table, write
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Command, Edit, FleetEvent, Open, WorkerMessage
+from streamserve.fleet.events import ClientEdit, Close, Command, FleetEvent, Open, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.worker_state import unified
 from streamserve.protocol.messages import (
@@ -89,7 +89,7 @@ def run(workers: int, streams: int, seed: int) -> dict[str, Any]:
     for number in rng.sample(range(streams), min(EDITED, streams)):
         name = f"s{number}"
         tokens = [rng.randrange(1000) for _ in range(PROMPT)]
-        measured.handle("edit", Edit(name, 1, PROMPT, tokens, finish=True))
+        measured.handle("edit", ClientEdit(name, 1, PROMPT, tokens, finish=True))
         worker, attempt = fleet.requests[name].worker, fleet.requests[name].attempt
         for index in range(4):
             token = Token(name, attempt, 0, index, 7, finish=None)

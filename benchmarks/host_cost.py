@@ -26,14 +26,14 @@ from benchmarks.report import PACKAGED_PAIR, RESULTS, table, write
 from streamserve import SamplingParams, embedded
 from streamserve.engine.engine import Engine
 from streamserve.execution import executor as execution
-from streamserve.execution.inflate import Shape, inflate
+from streamserve.execution.inflate import ModelShape, inflate
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.messages import Events, Submit, encode
 
 STREAMS = (1, 8, 32, 64)
-SHAPES = {"embedded": None, "345 M": Shape(1024, 24)}
+SHAPES = {"embedded": None, "345 M": ModelShape(1024, 24)}
 PHASES = ("plan", "forward", "sampling", "commit")
 PROMPT = 64
 KINDS = (

@@ -25,13 +25,13 @@ from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import LLM, SamplingParams, embedded
 from streamserve.contracts.plan import SequenceState, Span, StepPlan
 from streamserve.contracts.tree import root
-from streamserve.execution.inflate import Shape, inflate
+from streamserve.execution.inflate import ModelShape, inflate
 from streamserve.execution.load import load
 from streamserve.protocol.config import ModelConfig
 
 SHAPES = {
-    "345 M": Shape(1024, 24),
-    "1 B": Shape(1024, 80),
+    "345 M": ModelShape(1024, 24),
+    "1 B": ModelShape(1024, 80),
 }
 ROWS = (1, 8)
 ROUNDS = 9
@@ -123,7 +123,7 @@ def logits(folder: Path) -> torch.Tensor:
     return model(ids).logits
 
 
-def measure(name: str, shape: Shape, count: int, folder: Path) -> dict[str, Any]:
+def measure(name: str, shape: ModelShape, count: int, folder: Path) -> dict[str, Any]:
     """Return all results of one shape."""
     source = embedded.path("embedded")
     inflate(source, folder / "inflated", shape)

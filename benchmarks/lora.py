@@ -26,7 +26,7 @@ from benchmarks.report import PACKAGED_PAIR, table, write
 from streamserve import SamplingParams, embedded
 from streamserve.contracts.plan import SequenceState, Span, StepPlan
 from streamserve.contracts.tree import root
-from streamserve.execution.inflate import Shape, inflate
+from streamserve.execution.inflate import ModelShape, inflate
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.lora.weights import served_modules
@@ -34,7 +34,7 @@ from streamserve.execution.spec import ModelSpec
 from streamserve.protocol.adapters import CONFIG_FILE, WEIGHTS_FILE, open_adapter
 from streamserve.protocol.config import ModelConfig
 
-SHAPE = Shape(1024, 24)
+SHAPE = ModelShape(1024, 24)
 ADAPTERS = 20
 STREAMS = 16
 CONTEXT = 64

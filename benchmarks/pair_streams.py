@@ -38,7 +38,7 @@ from streamserve.protocol.messages import CostCurve
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor, next_token
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 
 LOAD = 0.8
 OUTPUT = 32
@@ -221,7 +221,7 @@ async def replay(
             items = llm.submit(ids, params, request_id=name)
         async with aclosing(items) as updates:
             async for item in updates:
-                if isinstance(item, Delta):
+                if isinstance(item, ChoiceDelta):
                     seen += [time.monotonic()] * len(item.tokens)
         if streaming:
             await stream.close()

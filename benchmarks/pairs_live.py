@@ -35,7 +35,7 @@ from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.settings.resolve import resolve
 from streamserve.system.nixl import nixl_package
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 
 CHUNKS = (64, 128, 256, 512)
 STREAMS = 4
@@ -82,7 +82,7 @@ async def times(
     seen.append(time.monotonic())
     async with aclosing(llm.submit(tokens, params, request_id=name)) as updates:
         async for item in updates:
-            if isinstance(item, Delta):
+            if isinstance(item, ChoiceDelta):
                 seen += [time.monotonic()] * len(item.tokens)
     return seen
 
@@ -205,7 +205,7 @@ async def answer(llm: AsyncLLM, tokens: list[int], name: str) -> list[int]:
     options: list[int] = []
     async with aclosing(llm.submit(tokens, params, request_id=name)) as updates:
         async for item in updates:
-            if isinstance(item, Delta):
+            if isinstance(item, ChoiceDelta):
                 options += item.tokens
     return options
 

@@ -29,12 +29,16 @@ from streamserve.protocol.messages import Submit, Token
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.recorded import Node, Recording, pack
 from streamserve.speculation.controller import Speculation, default_cost
-from streamserve.speculation.shapes import Shape
+from streamserve.speculation.shapes import TreeShape
 
 PATH = Path(__file__).parent / "data" / "acceptance.npz"
 SHAPES = {
-    "1": Shape(16, 1), "2": Shape(10, 2), "3": Shape(8, 3), "4": Shape(8, 4), "specinfer": SPECINFER
-}  # fmt: skip
+    "1": TreeShape(16, 1),
+    "2": TreeShape(10, 2),
+    "3": TreeShape(8, 3),
+    "4": TreeShape(8, 4),
+    "specinfer": SPECINFER,
+}
 SHORTEST, LONGEST = 16, 64
 TEXTS, SEED, SPLIT = 24, 1, "heldout"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LONGEST)
@@ -84,7 +88,7 @@ def texts(loaded: Loaded, requests: Sequence[list[int]]) -> list[list[int]]:
 
 
 def drafted(
-    loaded: Loaded, requests: Sequence[list[int]], answers: Sequence[list[int]], shape: Shape
+    loaded: Loaded, requests: Sequence[list[int]], answers: Sequence[list[int]], shape: TreeShape
 ) -> list[list[TokenTree]]:
     """Return for each text the trees drafted after its prompt and after each of its tokens but the last."""
     drafter, size = loaded.drafter, loaded.engine_config.block_size

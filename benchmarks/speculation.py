@@ -33,7 +33,7 @@ from streamserve import embedded
 from streamserve.baselines.fixed import fixed_shape
 from streamserve.baselines.speculation import parse_policy
 from streamserve.engine.engine import Engine
-from streamserve.execution.inflate import Shape, inflate
+from streamserve.execution.inflate import ModelShape, inflate
 from streamserve.execution.load import load
 from streamserve.execution.loaded import Loaded
 from streamserve.execution.profile.draft import draft_cost
@@ -44,13 +44,13 @@ from streamserve.protocol.messages import Cancel, Submit, Token
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.checkpoints import packaged_draft
-from streamserve.speculation.controller import DecodeBatch, MeasuredStep, Round, Speculation
+from streamserve.speculation.controller import MeasuredStep, Round, Speculation, SpeculationBatch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from embedded_data import FAMILIES
 
 CACHE = Path(__file__).parent.parent / "build" / "speculation"
-SHAPE = Shape(hidden=1024, layers=24)
+SHAPE = ModelShape(hidden=1024, layers=24)
 TASKS = ("instructions", "arithmetic", "functions", "articles")
 STREAMS = (1, 4, 8, 16, 32, 64)
 SETTINGS = (
@@ -268,7 +268,7 @@ class Watched(Speculation):
         super().__init__(*args)
         self.seen: list[tuple[float, bool]] = []
 
-    def begin(self, batch: DecodeBatch) -> Round:
+    def begin(self, batch: SpeculationBatch) -> Round:
         """Begin a round that records its draft tokens."""
         return WatchedRound(self, batch)
 
@@ -276,7 +276,7 @@ class Watched(Speculation):
 class WatchedRound(Round):
     """A step's round that records its verified draft tokens."""
 
-    def __init__(self, watched: Watched, batch: DecodeBatch) -> None:
+    def __init__(self, watched: Watched, batch: SpeculationBatch) -> None:
         super().__init__(watched, batch)
         self._seen = watched.seen
 

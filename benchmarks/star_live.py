@@ -24,7 +24,7 @@ from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.llm import LLM
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +50,7 @@ async def keep_asking(llm: AsyncLLM, prompts: list[list[int]], tokens: int, star
         said: list[int] = []
         async with aclosing(llm.submit(prompts[position], params, request_id=f"r{number}")) as items:
             async for item in items:
-                if isinstance(item, Delta):
+                if isinstance(item, ChoiceDelta):
                     said += item.tokens
                     counted += len(item.tokens) if start <= time.monotonic() < end else 0
         texts.setdefault(position, said)

@@ -15,7 +15,7 @@ from typing import Any
 from streamserve.baselines.speculation import parse_policy
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import DRAFT, Drafter, Sampled, Span, SpanResult, StepPlan, StepResult
-from streamserve.draft_service.target.client import Identity
+from streamserve.draft_service.target.client import TargetIdentity
 from streamserve.engine.engine import Engine
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoints, read_key_pair
@@ -111,7 +111,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("draft"):
         drafter = own_drafter(job["draft"])
     if job["endpoint"]:
-        identity = Identity(job["tokenizer"], job["vocabulary"], f"paced-{job['number']}", job["vocab_size"])
+        identity = TargetIdentity(
+            job["tokenizer"], job["vocabulary"], f"paced-{job['number']}", job["vocab_size"]
+        )
         own = read_key_pair(job["key"]) if job.get("key") else None
         endpoints = parse_endpoints(job["endpoint"])
         drafter = RemoteDrafter(identity, endpoints, own, job["number"], (), fallback(job))

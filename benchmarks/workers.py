@@ -40,7 +40,7 @@ from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 
 SHAPES: dict[str, dict[str, int]] = {
     "one worker": {},
@@ -97,7 +97,7 @@ async def burst(llm: AsyncLLM, requests: int, length: int, outputs: int) -> floa
             llm.submit(prompt, params, request_id=f"{time.monotonic_ns()}-{number}")
         ) as items:
             async for item in items:
-                tokens += len(item.tokens) if isinstance(item, Delta) else 0
+                tokens += len(item.tokens) if isinstance(item, ChoiceDelta) else 0
         return tokens if outputs > 1 else length
 
     started = time.monotonic()

@@ -12,7 +12,7 @@ from streamserve.protocol.config import KVCacheDType
 from streamserve.protocol.messages import Submit
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.exact.speculating import Case, disturb, make_engine, run
 
@@ -75,7 +75,7 @@ async def answer(llm: AsyncLLM, request: Request, name: str) -> tuple[list[int],
     accepted = 0
     async with aclosing(llm.submit(*request, request_id=name)) as items:
         async for item in items:
-            if isinstance(item, Delta):
+            if isinstance(item, ChoiceDelta):
                 tokens += item.tokens
             elif isinstance(item, Usage):
                 accepted = item.accepted_tokens

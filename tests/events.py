@@ -8,7 +8,7 @@ from pathlib import Path
 
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 from tests.pairs import Request, answers, serving, until
 
 SETTINGS = {
@@ -37,7 +37,7 @@ async def answer_prompt_stream(llm: AsyncLLM, number: int) -> list[int]:
     tokens: list[int] = []
     async with aclosing(prompt.answer([*text, 7], params)) as items:
         async for item in items:
-            tokens += item.tokens if isinstance(item, Delta) else ()
+            tokens += item.tokens if isinstance(item, ChoiceDelta) else ()
     return tokens
 
 

@@ -16,7 +16,7 @@ from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
 from streamserve.system.nixl import NIXL_MISSING, nixl_package
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 
 NEEDS_NIXL = pytest.mark.skipif(nixl_package() is None, reason=NIXL_MISSING)
 
@@ -80,7 +80,7 @@ async def answers(llm: AsyncLLM, requests: list[Request]) -> Answers:
         usage = None
         async with aclosing(llm.submit(prompt, params, request_id=f"r{number}")) as items:
             async for item in items:
-                if isinstance(item, Delta):
+                if isinstance(item, ChoiceDelta):
                     assert item.logprobs is not None
                     choices[item.choice] += [
                         (token, round(entry.logprob, 4))

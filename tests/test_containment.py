@@ -22,7 +22,7 @@ from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 from tests.api.serving import served
 from tests.api.serving import until as until_true
 from tests.checkpoints import make_checkpoint
@@ -60,7 +60,7 @@ async def answer(llm: AsyncLLM, name: str, prompt: list[int], tokens: int = 16) 
     tokens_received: list[int] = []
     async with aclosing(llm.submit(prompt, params, request_id=name)) as items:
         async for item in items:
-            tokens_received += item.tokens if isinstance(item, Delta) else ()
+            tokens_received += item.tokens if isinstance(item, ChoiceDelta) else ()
     return tokens_received
 
 

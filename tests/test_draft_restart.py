@@ -13,9 +13,9 @@ import zmq
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree, chain
 from streamserve.draft_service.server.service import Service
-from streamserve.draft_service.server.types import Identity as OwnIdentity
 from streamserve.draft_service.server.types import ServiceConfig
-from streamserve.draft_service.target.client import Identity
+from streamserve.draft_service.server.types import ServiceIdentity as OwnIdentity
+from streamserve.draft_service.target.client import TargetIdentity
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.drafting_config import DraftingConfig
@@ -51,7 +51,7 @@ def test_a_dead_worker_is_restarted_at_its_address(tmp_path) -> None:
     folder = make_checkpoint(tmp_path / "draft")
     with drafting(str(folder), "--threads", "1", "--num-blocks", "100") as service:
         tokenizer, vocabulary = fingerprints(folder, 320)
-        identity = Identity(tokenizer, vocabulary, "me", 320)
+        identity = TargetIdentity(tokenizer, vocabulary, "me", 320)
         drafter = RemoteDrafter(identity, parse_endpoints(service.address), None, 1)
         expected = tree_for(drafter, 1, [5, 6, 7])
         assert expected is not None
@@ -130,7 +130,9 @@ def running() -> Iterator[Running]:
 
 
 def target(running: Running, name: str) -> RemoteDrafter:
-    return RemoteDrafter(Identity("t", "v", name, 320), parse_endpoints(running.listener.address), None, 1)
+    return RemoteDrafter(
+        TargetIdentity("t", "v", name, 320), parse_endpoints(running.listener.address), None, 1
+    )
 
 
 def test_steps_that_raise_only_affect_their_session(

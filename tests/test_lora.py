@@ -23,7 +23,7 @@ from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 from streamserve.text.tokenizer import Tokenizer
 from tests.adapters import merge, write_adapter
 from tests.api.serving import Served, served, until
@@ -218,7 +218,7 @@ async def test_stream_pairs_send_the_kv_of_adapters(
         async def answer(number: int, adapter: str) -> str:
             ids = llm.tokenizer.encode(PROMPT)
             items = llm.submit(ids, PARAMS, request_id=f"r{number}", adapter=adapter)
-            return "".join([item.text async for item in items if isinstance(item, Delta)])
+            return "".join([item.text async for item in items if isinstance(item, ChoiceDelta)])
 
         names = ["", "first", "second"]
         for _ in range(2):

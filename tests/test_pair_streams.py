@@ -12,7 +12,7 @@ from streamserve.protocol.errors import PromptChanged
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.settings.options import SettingsError
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 from tests.checkpoints import make_checkpoint
 from tests.pairs import fleet, serving, until
 
@@ -26,7 +26,7 @@ async def answer(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> li
     tokens: list[int] = []
     async with aclosing(llm.submit(prompt, params, request_id=f"plain{params.seed}")) as items:
         async for item in items:
-            tokens += item.tokens if isinstance(item, Delta) else []
+            tokens += item.tokens if isinstance(item, ChoiceDelta) else []
     return tokens
 
 
@@ -52,7 +52,7 @@ async def stream(
         while True:
             try:
                 async for item in opened.answer(prompt + tail, llm.complete(prompt + tail, params)):
-                    tokens += item.tokens if isinstance(item, Delta) else []
+                    tokens += item.tokens if isinstance(item, ChoiceDelta) else []
                 return tokens
             except PromptChanged:
                 tokens = []

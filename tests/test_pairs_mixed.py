@@ -11,7 +11,7 @@ import pytest
 
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.events import answer_prompt_stream
@@ -41,7 +41,7 @@ async def texts(llm: AsyncLLM, requests: list[Request], stream_count: int) -> li
         text = dict.fromkeys(tokens, "")
         async with aclosing(llm.submit(prompt, params, request_id=f"m{number}")) as items:
             async for item in items:
-                if isinstance(item, Delta):
+                if isinstance(item, ChoiceDelta):
                     tokens[item.choice] += item.tokens
                     text[item.choice] += item.text
         return {choice: (tokens[choice], text[choice]) for choice in tokens}

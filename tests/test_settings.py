@@ -12,7 +12,7 @@ from typer.main import get_command
 from streamserve import __version__, embedded
 from streamserve.cli.answers import only_adapter
 from streamserve.cli.main import app
-from streamserve.execution.inflate import Shape, inflate
+from streamserve.execution.inflate import ModelShape, inflate
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.errors import CheckpointError
 from streamserve.protocol.numbers import plain
@@ -53,7 +53,7 @@ def test_the_packaged_draft_is_the_default_of_the_packaged_model_and_its_inflate
     tmp_path: Path,
 ) -> None:
     target, draft = embedded.path("embedded"), str(embedded.path("embedded-draft"))
-    inflate(target, tmp_path / "inflated", Shape(hidden=256, layers=9))
+    inflate(target, tmp_path / "inflated", ModelShape(hidden=256, layers=9))
     other = make_checkpoint(tmp_path / "other")
     drafts = [
         resolve(str(model), environ=NONE).model.draft

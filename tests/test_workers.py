@@ -16,7 +16,7 @@ from streamserve.llm.async_llm import AsyncLLM, threads_of_worker
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.system.processors import usable_processors
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 from tests.pairs import OneWorkers, answers, asked_once, fleet, make_requests, serving, until, wait_until_idle
@@ -42,7 +42,7 @@ async def answer(llm: AsyncLLM, prompt: list[int], name: str) -> tuple[list[int]
     tokens, cached = [], 0
     async with aclosing(llm.submit(prompt, GREEDY, request_id=name)) as items:
         async for item in items:
-            if isinstance(item, Delta):
+            if isinstance(item, ChoiceDelta):
                 tokens += item.tokens
             elif isinstance(item, Usage):
                 cached = item.cached_tokens
@@ -121,7 +121,9 @@ async def test_prompt_streams_live_on_one_worker_each(checkpoint: Path) -> None:
                     if number == 0 and token == 16:
                         os.kill(llm.process_id(fleet(llm).requests["s0"].worker or ""), signal.SIGKILL)
                 items = prompt.answer(ids, llm.complete(ids, GREEDY))
-                return [token async for item in items if isinstance(item, Delta) for token in item.tokens]
+                return [
+                    token async for item in items if isinstance(item, ChoiceDelta) for token in item.tokens
+                ]
             finally:
                 await prompt.close()
 

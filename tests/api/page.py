@@ -15,7 +15,7 @@ from streamserve.api.generator import Item
 from streamserve.fleet.view import CandidateView, DecisionView, MachineView, RouterView, WorkerView
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import SloOutcome
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import Script, Served
 from tests.api.tool_calls import CALL
@@ -85,9 +85,9 @@ class Playbook:
                     yield item
             pieces = next((pieces for word, pieces in self.lines().items() if word in last), ["hello"])
             for number, piece in enumerate(pieces):
-                yield Delta(0, piece, (72,) * (1 + 2 * (number > 0)))
+                yield ChoiceDelta(0, piece, (72,) * (1 + 2 * (number > 0)))
                 await asyncio.sleep(0.01)
-            yield Delta(0, tokens=(3,), finish="stop")
+            yield ChoiceDelta(0, tokens=(3,), finish="stop")
             slo = SloOutcome(met=False, ttft_ms=12.5, tpot_ms=80.0) if params.slo.tpot_ms else None
             count = 3 * len(pieces) - 1
             yield Usage(len(prompt), count, cached_tokens=8, drafted_tokens=9, accepted_tokens=6, slo=slo)
@@ -107,7 +107,7 @@ class Playbook:
     async def _forever(self) -> AsyncGenerator[Item, None]:
         try:
             for _ in range(3000):
-                yield Delta(0, "more ", (72,))
+                yield ChoiceDelta(0, "more ", (72,))
                 await asyncio.sleep(0.01)
         finally:
             self.abandoned += 1

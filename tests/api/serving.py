@@ -31,8 +31,8 @@ from streamserve.protocol.messages import ModelInfo
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import Renderer
-from streamserve.text.output import Delta, Usage
-from streamserve.text.reranker import Scoring
+from streamserve.text.output import ChoiceDelta, Usage
+from streamserve.text.reranker import RerankScoring
 from streamserve.text.tokenizer import Tokenizer
 
 ON_PAIRS = "STREAMSERVE_PAIRS" in os.environ
@@ -162,8 +162,8 @@ Script = Callable[[list[int], SamplingParams], AsyncGenerator[Item, None]]
 async def hello_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
     """The script of a generator that works."""
     for choice in range(params.n):
-        yield Delta(choice, "hello", (72,))
-        yield Delta(choice, tokens=(3,), finish="stop")
+        yield ChoiceDelta(choice, "hello", (72,))
+        yield ChoiceDelta(choice, tokens=(3,), finish="stop")
     yield Usage(len(prompt), 2 * params.n)
 
 
@@ -209,7 +209,7 @@ class ScriptedGenerator:
     root: str = "owner/scripted"
     task: str = "generate"
     embedding: EmbeddingConfig | None = None
-    scoring: Scoring | None = None
+    scoring: RerankScoring | None = None
     created: int = 1_700_000_000
     adapters: dict[str, Adapter] = field(default_factory=dict)
     model: ModelInfo = field(

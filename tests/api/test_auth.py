@@ -20,7 +20,7 @@ from streamserve.api.settings import ApiSettings
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.system.logs import TextFormatter
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 KEY, OTHER_KEY, ADMIN_KEY = "a-key-of-the-test", "another-key", "the-admin-key"
@@ -183,7 +183,7 @@ def test_the_number_of_open_requests_per_key_is_limited(generator: ScriptedGener
 
     async def blocking_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.to_thread(release.wait)
-        yield Delta(0, "x", (72,), finish="stop")
+        yield ChoiceDelta(0, "x", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
     blocking = generator.replaced(script=blocking_script, submitted=[])

@@ -25,7 +25,7 @@ from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.refusing import refused
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
@@ -90,7 +90,7 @@ class Gate:
                     await asyncio.sleep(0.01)
             finally:
                 self.waiting -= 1
-        yield Delta(0, f"{params.max_tokens}", (72,), finish="stop")
+        yield ChoiceDelta(0, f"{params.max_tokens}", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
 
@@ -171,7 +171,7 @@ def test_results_are_in_order_and_requests_at_most_so_many_at_once(
         most = max(most, running)
         await asyncio.sleep(0.02 if params.max_tokens % 2 else 0.001)
         running -= 1
-        yield Delta(0, "hello", (72,), finish="stop")
+        yield ChoiceDelta(0, "hello", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
     settings = ApiSettings(batch_folder=str(folder), batch_concurrency=3)
@@ -251,7 +251,7 @@ def test_a_busy_server_is_asked_again(generator: ScriptedGenerator, folder: Path
         seen.append(params.max_tokens or 0)
         if params.max_tokens == 9 or len(seen) <= 3:
             raise RequestError("busy", status=503 if params.max_tokens == 9 else 429, retry_after=0.0)
-        yield Delta(0, "hello", (72,), finish="stop")
+        yield ChoiceDelta(0, "hello", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
     settings = ApiSettings(batch_folder=str(folder), batch_concurrency=1)

@@ -23,7 +23,7 @@ from streamserve.protocol.keys import digest
 from streamserve.protocol.messages import Pooled
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import ScriptedGenerator, Served, hello_script, scripted, served, until
 from tests.api.stream_socket import call, socket
 
@@ -52,7 +52,7 @@ UNENDING = 9
 
 async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
     if params.max_tokens == UNENDING:
-        yield Delta(0, "hello", (72,))
+        yield ChoiceDelta(0, "hello", (72,))
         await asyncio.Event().wait()
     async for item in hello_script(prompt, params):
         yield item

@@ -11,7 +11,7 @@ import pytest
 from streamserve.api.generator import Item
 from streamserve.api.http.connection import Timeouts
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.raw_connection import HEAD, connected
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
@@ -86,7 +86,7 @@ def test_thinking_time_is_the_clients_own(generator: ScriptedGenerator) -> None:
 
     async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.sleep(3 * READ)
-        yield Delta(0, "late", (72,), finish="stop")
+        yield ChoiceDelta(0, "late", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
     whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
@@ -126,9 +126,9 @@ def test_a_client_that_does_not_read_is_dropped(generator: ScriptedGenerator, st
         try:
             while stream or len(taken) < 40:
                 taken.append(1)
-                yield Delta(0, "x" * (1000 if stream else 1_000_000), (72,))
+                yield ChoiceDelta(0, "x" * (1000 if stream else 1_000_000), (72,))
                 await asyncio.sleep(0)
-            yield Delta(0, "", (), finish="stop")
+            yield ChoiceDelta(0, "", (), finish="stop")
             yield Usage(len(prompt), len(taken))
         finally:
             ended.append(len(taken))
@@ -151,8 +151,8 @@ def test_a_client_that_does_not_read_is_dropped(generator: ScriptedGenerator, st
 def test_a_client_that_reads_slowly_is_served(generator: ScriptedGenerator) -> None:
     async def long(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for _ in range(200):
-            yield Delta(0, "x" * 50_000, (72,))
-        yield Delta(0, "", (), finish="stop")
+            yield ChoiceDelta(0, "x" * 50_000, (72,))
+        yield ChoiceDelta(0, "", (), finish="stop")
         yield Usage(len(prompt), 200)
 
     body = json.dumps({"prompt": "hi", "stream": True}).encode()

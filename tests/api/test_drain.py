@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from streamserve.api.generator import Item
-from streamserve.api.http.drain import Drain
+from streamserve.api.http.drain import RequestGate
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import ScriptedGenerator, scripted, until
 
 ADMIN = {"Authorization": "Bearer the-admin-key"}
@@ -21,7 +21,7 @@ SETTINGS = ApiSettings(admin_keys=(digest("the-admin-key"),))
 
 
 async def test_it_is_idle_when_the_last_request_ends() -> None:
-    drain = Drain()
+    drain = RequestGate()
     await drain.idle()
     with drain.request(), drain.request():
         waiting = asyncio.ensure_future(drain.idle())
@@ -44,7 +44,7 @@ def test_an_operator_takes_a_server_out_of_service_and_back(generator: ScriptedG
 
     async def blocking_script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.to_thread(release.wait)
-        yield Delta(0, "done", (72,), finish="stop")
+        yield ChoiceDelta(0, "done", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
     blocking = generator.replaced(script=blocking_script, submitted=[])

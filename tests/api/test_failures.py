@@ -13,7 +13,7 @@ from streamserve.api.generator import Item
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.reports import IncidentReport
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 from tests.api.raw_connection import HEAD, connected
 from tests.api.serving import ScriptedGenerator, ScriptedHealth, Served, scripted, until
 
@@ -31,18 +31,18 @@ async def broken(prompt: list[int], params: SamplingParams) -> AsyncGenerator[It
 
 
 async def lost(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-    yield Delta(0, "hel", (72,))
+    yield ChoiceDelta(0, "hel", (72,))
     raise RequestError("the worker was lost", status=503)
 
 
 async def breaks_later(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-    yield Delta(0, "hel", (72,))
+    yield ChoiceDelta(0, "hel", (72,))
     raise RuntimeError("secret: /etc/passwd")
 
 
 async def aborted(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-    yield Delta(0, "hel", (72,))
-    yield Delta(0, "lo", (73,), finish="abort")
+    yield ChoiceDelta(0, "hel", (72,))
+    yield ChoiceDelta(0, "lo", (73,), finish="abort")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -155,7 +155,7 @@ def test_a_client_that_disconnects_before_the_first_token(generator: ScriptedGen
         try:
             begun.append(True)
             await asyncio.sleep(60)
-            yield Delta(0, "late", (72,))
+            yield ChoiceDelta(0, "late", (72,))
         finally:
             closed.append(True)
 

@@ -14,10 +14,10 @@ import pytest
 from streamserve.api.generator import Item
 from streamserve.api.http.json_scan import MAX_CONTAINERS
 from streamserve.api.settings import ApiSettings
-from streamserve.protocol.messages import PromptLogprob, PromptLogprobs, TopLogprob
+from streamserve.protocol.messages import LikelyToken, PromptLogprob, PromptLogprobs
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
-from streamserve.text.prompt_chunks import MAX_CHUNKS, MAX_OPERATIONS, ContextVersion, Operation
+from streamserve.text.output import ChoiceDelta, Usage
+from streamserve.text.prompt_chunks import MAX_CHUNKS, MAX_OPERATIONS, ChunkOperation, ContextVersion
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -97,9 +97,9 @@ def test_many_named_edits_are_found_quickly() -> None:
     """1,024 operations on names among 16,384 chunks, of which each insertion moves the others."""
     context = ContextVersion()
     for _ in range(MAX_CHUNKS // MAX_OPERATIONS):
-        context, _ = context.edited([Operation(op="append", text="")] * MAX_OPERATIONS)
+        context, _ = context.edited([ChunkOperation(op="append", text="")] * MAX_OPERATIONS)
     names = [f"chunk-{MAX_CHUNKS - number}" for number in range(MAX_OPERATIONS)]
-    operations = [Operation(op="replace", chunk=name, text="é") for name in names]
+    operations = [ChunkOperation(op="replace", chunk=name, text="é") for name in names]
     start = time.monotonic()
     changed, touched = context.edited(operations)
     assert time.monotonic() - start < 2
@@ -126,14 +126,14 @@ def test_legal_requests_at_the_limits_are_served(generator: ScriptedGenerator) -
 def test_prompt_scores_of_a_full_context_are_served_and_charged(generator: ScriptedGenerator) -> None:
     """They are delivered whole, while other requests are answered."""
     length, release = 2000, threading.Event()
-    top = [TopLogprob(token, -0.5 * token) for token in range(64)]
+    top = [LikelyToken(token, -0.5 * token) for token in range(64)]
 
     async def scores(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for start in range(1, len(prompt), 100):
             positions = range(start, min(start + 100, len(prompt)))
             yield PromptLogprobs("r", 0, start, [PromptLogprob(7, -3.5, 8, top) for _ in positions])
         await asyncio.to_thread(release.wait)
-        yield Delta(0, "x", (72,), finish="stop")
+        yield ChoiceDelta(0, "x", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
     wide = generator.replaced(

@@ -14,7 +14,7 @@ from streamserve.api.openai.scores import check_scores
 from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 COMPLETIONS = "/v1/completions"
@@ -90,7 +90,7 @@ def test_all_requests_together_hold_a_bounded_memory(generator: ScriptedGenerato
 
     async def waits(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.to_thread(release.wait)
-        yield Delta(0, "x", (72,), finish="stop")
+        yield ChoiceDelta(0, "x", (72,), finish="stop")
         yield Usage(len(prompt), 1)
 
     body = {"prompt": "hi", "user": "u" * 1_000_000}
@@ -129,9 +129,9 @@ def test_requests_have_a_deadline(generator: ScriptedGenerator, stream: bool) ->
     async def slow(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         try:
             if params.n > 1:
-                yield Delta(0, "begun", (72,))
+                yield ChoiceDelta(0, "begun", (72,))
             await asyncio.sleep(60)
-            yield Delta(0, "late", (72,))
+            yield ChoiceDelta(0, "late", (72,))
         finally:
             closed.append(True)
 

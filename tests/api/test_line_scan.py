@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.api.batches import lines
-from streamserve.api.batches.lines import LineError, LineScan, Place, complete_lines, places
+from streamserve.api.batches.lines import LineError, LinePosition, LineScan, complete_lines, places
 
 MAX_BYTES = 30
 CONTENTS = st.lists(st.sampled_from([b"\n", b" ", b"\r", b"a", b"\x00", b"bc ", b"x" * 12]), max_size=60).map(
@@ -18,7 +18,7 @@ CONTENTS = st.lists(st.sampled_from([b"\n", b" ", b"\r", b"a", b"\x00", b"bc ", 
 )
 
 
-def by_readline(path: Path) -> tuple[list[Place], int | None]:
+def by_readline(path: Path) -> tuple[list[LinePosition], int | None]:
     """The places, and the number of the line at which the file is refused, if it is."""
     found, offset = [], 0
     with path.open("rb") as file:
@@ -26,7 +26,7 @@ def by_readline(path: Path) -> tuple[list[Place], int | None]:
             if text.strip():
                 if len(text) > MAX_BYTES:
                     return found, number
-                found.append(Place(number, offset, len(text)))
+                found.append(LinePosition(number, offset, len(text)))
             offset += len(text)
     return found, None
 
@@ -37,7 +37,7 @@ def test_lines_are_those_of_readline(
 ) -> None:
     path = tmp_path_factory.mktemp("lines", numbered=True) / "file"
     path.write_bytes(content)
-    found: list[Place] = []
+    found: list[LinePosition] = []
     refused = None
     with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
         patch.setattr(lines, "PIECE", piece)

@@ -13,7 +13,7 @@ from streamserve.api.settings import ApiSettings
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.keys import digest
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import Script, ScriptedGenerator, Served, scripted
 from tests.api.tool_calls import CALL, PARAMETERS, TEMPLATE, says
@@ -419,7 +419,7 @@ def test_a_failure_of_a_stream_that_has_begun_is_an_event(talker: ScriptedGenera
 def _fails(status: int, *pieces: str) -> Script:
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for piece in pieces:
-            yield Delta(0, piece, (72,))
+            yield ChoiceDelta(0, piece, (72,))
         raise RequestError("no", status=status)
         yield Usage(0, 0)
 

@@ -14,7 +14,7 @@ from streamserve.api.metrics.metrics import VLLM_NAMES, VLLM_PREFIX
 from streamserve.api.metrics.worker_metrics import PREFIX
 from streamserve.fleet.view import MachineView, RouterView, WorkerView
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.reports import REPORT
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
@@ -61,7 +61,7 @@ def test_the_phases_of_a_request(generator: ScriptedGenerator) -> None:
     async def timed(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         await asyncio.sleep(0.3)
         for number in range(4):
-            yield Delta(0, "x", (72,), finish="length" if number == 3 else None)
+            yield ChoiceDelta(0, "x", (72,), finish="length" if number == 3 else None)
             if number < 3:
                 await asyncio.sleep(0.1)
         yield Usage(len(prompt), 4, queued_seconds=0.1)
@@ -91,8 +91,8 @@ def test_the_phases_of_a_request(generator: ScriptedGenerator) -> None:
 
 def test_several_tokens_at_once_count_as_several(generator: ScriptedGenerator) -> None:
     async def leaps(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        yield Delta(0, "x", (72,))
-        yield Delta(0, "xyz", (72, 73, 74), finish="stop")
+        yield ChoiceDelta(0, "x", (72,))
+        yield ChoiceDelta(0, "xyz", (72, 73, 74), finish="stop")
         yield Usage(len(prompt), 4)
 
     with scripted(generator.replaced(script=leaps)) as server:
@@ -234,7 +234,7 @@ def overlap(a: dict[str, int], b: dict[str, int]) -> bool:
 
 def test_failures_are_not_successes(generator: ScriptedGenerator) -> None:
     async def fails(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        yield Delta(0, "x", (72,))
+        yield ChoiceDelta(0, "x", (72,))
         raise ValueError("a fault")
 
     with scripted(generator.replaced(script=fails)) as server:

@@ -10,7 +10,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from streamserve.api.generator import Item
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator, Served, scripted
 from tests.text.folders import tekken_folder
@@ -25,8 +25,8 @@ CHATS = "/v1/chat/completions"
 
 async def says(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
     for piece in ("[THINK]Hm[/THI", "NK][TOOL_CALLS]f[AR", 'GS]{"a": 1}'):
-        yield Delta(0, piece, (72,))
-    yield Delta(0, tokens=(2,), finish="stop")
+        yield ChoiceDelta(0, piece, (72,))
+    yield ChoiceDelta(0, tokens=(2,), finish="stop")
     yield Usage(len(prompt), 4)
 
 

@@ -17,7 +17,7 @@ from streamserve.protocol.keys import digest
 from streamserve.protocol.reports import TransferReport
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import SloOutcome
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.reports import REPORT
 from tests.api.serving import ScriptedGenerator, Served, scripted
 
@@ -150,7 +150,7 @@ def test_it_reads_metrics_that_exist(generator: ScriptedGenerator) -> None:
 
     async def punctual(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for finish in (None, "stop"):
-            yield Delta(0, "x", (72,), finish=finish)
+            yield ChoiceDelta(0, "x", (72,), finish=finish)
         yield Usage(len(prompt), 2, slo=SloOutcome(True, 1.0, 1.0))
 
     with scripted(generator.replaced(latest_report=report, script=punctual)) as pair:

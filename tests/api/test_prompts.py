@@ -10,8 +10,8 @@ from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.http.side_thread import SideThread
 from streamserve.api.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
 from streamserve.api.openai.prompts import Encoder
-from streamserve.api.prompt import Prompt
-from streamserve.protocol.messages import PromptLogprob, TopLogprob
+from streamserve.api.prompt import EncodedPrompt
+from streamserve.protocol.messages import LikelyToken, PromptLogprob
 from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import ScriptedGenerator
@@ -50,7 +50,7 @@ async def test_long_texts_are_tokenized_in_a_separate_thread(
     assert charge.held > 8 * sum(len(prompt.ids) for prompt in prompts)
 
 
-def offsets(tokenizer: Tokenizer, prompt: Prompt, skip: bool = True) -> list[int]:
+def offsets(tokenizer: Tokenizer, prompt: EncodedPrompt, skip: bool = True) -> list[int]:
     """The offsets of a prompt, checked to be within the echo."""
     positions = list(prompt.offsets(tokenizer, skip))
     echo = prompt.echo(tokenizer, skip)
@@ -63,24 +63,24 @@ def test_an_added_token_takes_no_characters(generator: ScriptedGenerator) -> Non
     tokenizer = generator.tokenizer
     ids = tokenizer.encode("ab")
     assert ids[0] == tokenizer.bos_token_id
-    assert offsets(tokenizer, Prompt(ids, "ab")) == [0, 0, 1]
-    assert offsets(tokenizer, Prompt(ids)) == [0, 0, 1]
+    assert offsets(tokenizer, EncodedPrompt(ids, "ab")) == [0, 0, 1]
+    assert offsets(tokenizer, EncodedPrompt(ids)) == [0, 0, 1]
 
 
 def test_a_special_token_in_the_text_takes_its_characters(generator: ScriptedGenerator) -> None:
     tokenizer = generator.tokenizer
     text = "<|begin|>a<|end|>b"
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert offsets(tokenizer, Prompt(ids, text)) == [0, 9, 10, 17]
-    assert Prompt(ids).echo(tokenizer, True) == "ab"
-    assert offsets(tokenizer, Prompt(ids)) == [0, 0, 1, 1]
-    assert offsets(tokenizer, Prompt(ids), skip=False) == [0, 9, 10, 17]
+    assert offsets(tokenizer, EncodedPrompt(ids, text)) == [0, 9, 10, 17]
+    assert EncodedPrompt(ids).echo(tokenizer, True) == "ab"
+    assert offsets(tokenizer, EncodedPrompt(ids)) == [0, 0, 1, 1]
+    assert offsets(tokenizer, EncodedPrompt(ids), skip=False) == [0, 9, 10, 17]
 
 
 def test_offsets_with_spaces_inside_of_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(sentencepiece_folder(tmp_path))
     text = "hello hello"
-    assert offsets(tokenizer, Prompt(tokenizer.encode(text), text)) == [0, 0, 5]
+    assert offsets(tokenizer, EncodedPrompt(tokenizer.encode(text), text)) == [0, 0, 5]
 
 
 def test_a_score_of_minus_infinity_is_a_number_in_json(generator: ScriptedGenerator) -> None:
@@ -106,8 +106,10 @@ def test_of_two_tokens_with_the_same_text_the_likelier_is_entries() -> None:
 def test_alternatives_of_an_echo_are_as_many_as_requested(generator: ScriptedGenerator) -> None:
     tokenizer = generator.tokenizer
     ids = tokenizer.encode("ab", add_special_tokens=False)
-    top = [TopLogprob(60, -0.1), TopLogprob(61, -0.2), TopLogprob(62, -0.3)]
-    scores = echo_logprobs(tokenizer, Prompt(ids, "ab"), [PromptLogprob(ids[1], -4.0, 9, top)], True, 2)
+    top = [LikelyToken(60, -0.1), LikelyToken(61, -0.2), LikelyToken(62, -0.3)]
+    scores = echo_logprobs(
+        tokenizer, EncodedPrompt(ids, "ab"), [PromptLogprob(ids[1], -4.0, 9, top)], True, 2
+    )
     assert (scores.tokens, scores.token_logprobs) == (["a", "b"], [None, -4.0])
     assert scores.top_logprobs[0] is None
     assert len(scores.top_logprobs[1] or ()) == 3

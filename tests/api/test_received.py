@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from streamserve.api.http.received import Received
+from streamserve.api.http.received import ReceivedData
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.timer import Timer
 
@@ -15,7 +15,7 @@ class Parser:
     """A connection that parses slices of 4 bytes, `limit` at most."""
 
     def __init__(self, slices: Slices, log: list[bytes], limit: int = 1000) -> None:
-        self.received = Received(slices)
+        self.received = ReceivedData(slices)
         self.timer = Timer(0.01)
         self.log = log
         self.limit = limit
@@ -85,7 +85,7 @@ async def test_data_that_is_cleared_is_not_parsed() -> None:
 
 async def test_nothing_can_be_taken_when_nothing_is_waiting() -> None:
     with pytest.raises(IndexError):
-        Received(Slices()).pop(1)
+        ReceivedData(Slices()).pop(1)
 
 
 async def test_a_timer_that_is_started_twice_expires_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 from streamserve.api.generator import Item
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.system.logs import ACCESS, JsonFormatter
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 from tests.api.serving import ScriptedGenerator, Served, scripted, until
 
 PREFIX = re.compile(r"req-[0-9a-f]{24}")
@@ -80,7 +80,7 @@ def test_failures_are_logged_with_the_id(
 ) -> None:
     async def broken(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         raise ValueError("a fault")
-        yield Delta(0)
+        yield ChoiceDelta(0)
 
     with scripted(generator.replaced(script=broken)) as server:
         for number, stream in enumerate((True, False)):

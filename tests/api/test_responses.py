@@ -12,7 +12,7 @@ import pytest
 from streamserve.api.generator import Item
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from streamserve.text.tokenizer import Tokenizer
 from tests.api.serving import Script, ScriptedGenerator, Served, scripted
 from tests.text.folders import byte_level_folder
@@ -285,8 +285,8 @@ def _writes(text: str, finish: Any = "stop") -> Script:
 
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for start in range(0, len(text), 2):
-            yield Delta(0, text[start : start + 2], (72,))
-        yield Delta(0, finish=finish)
+            yield ChoiceDelta(0, text[start : start + 2], (72,))
+        yield ChoiceDelta(0, finish=finish)
         yield Usage(len(prompt), (len(text) + 1) // 2)
 
     return script
@@ -399,7 +399,7 @@ def test_a_form_of_the_text_reaches_the_engine(thinker: ScriptedGenerator) -> No
 
 
 async def _breaks(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-    yield Delta(0, "hel", (72,))
+    yield ChoiceDelta(0, "hel", (72,))
     raise RequestError("the worker died", status=500)
 
 
@@ -415,7 +415,7 @@ def test_a_response_that_fails_on_its_way_says_so(generator: ScriptedGenerator) 
 
 
 async def _says_nothing(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-    yield Delta(0, finish="stop")
+    yield ChoiceDelta(0, finish="stop")
 
 
 def test_an_output_of_nothing_is_an_empty_message(generator: ScriptedGenerator) -> None:

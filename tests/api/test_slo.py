@@ -16,7 +16,7 @@ from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import NO_SLO, SamplingParams, Slo
 from streamserve.settings.resolve import resolve
 from streamserve.text.latency import SloOutcome
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import ON_PAIRS, ScriptedGenerator, Served, scripted, served
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def test_an_unknown_target_is_refused(hello: Served) -> None:
 
 def judged(outcome: SloOutcome | None):
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
-        yield Delta(0, "x", (72, 73, 74), finish="stop")
+        yield ChoiceDelta(0, "x", (72, 73, 74), finish="stop")
         yield replace(Usage(len(prompt), 3), slo=outcome)
 
     return script

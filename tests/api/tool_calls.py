@@ -5,7 +5,7 @@ from typing import Any
 
 from streamserve.api.generator import Item
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.api.serving import Script
 
 TEMPLATE = (
@@ -37,8 +37,8 @@ def says(*pieces: str, finish: Any = "stop") -> Script:
     async def script(prompt: list[int], params: SamplingParams) -> AsyncGenerator[Item, None]:
         for choice in range(params.n):
             for piece in pieces:
-                yield Delta(choice, piece, (72,))
-            yield Delta(choice, tokens=(3,), finish=finish)
+                yield ChoiceDelta(choice, piece, (72,))
+            yield ChoiceDelta(choice, tokens=(3,), finish=finish)
         yield Usage(len(prompt), len(pieces) + 1)
 
     return script

@@ -17,7 +17,7 @@ from streamserve.baselines.adaserve import (
     token_budget,
 )
 from streamserve.contracts.tree import TokenTree, chain
-from streamserve.speculation.shapes import Shape
+from streamserve.speculation.shapes import TreeShape
 from tests.conftest import Scale
 from tests.speculation.strategies import connected, expected, subtrees, trees
 
@@ -129,6 +129,6 @@ def test_the_budget_is_the_ridge_point_of_a_roofline() -> None:
 
 
 def test_beams_shrink_as_requests_increase() -> None:
-    assert beam(156, 4) == Shape(8, 4)
-    assert beam(16, 5) == Shape(4, 3)
-    assert beam(13, 20) == Shape(1, 1)
+    assert beam(156, 4) == TreeShape(8, 4)
+    assert beam(16, 5) == TreeShape(4, 3)
+    assert beam(13, 20) == TreeShape(1, 1)

@@ -10,7 +10,7 @@ from streamserve.baselines.fixed import SPECINFER, fixed_shape
 from streamserve.baselines.speculation import NAMES, parse_policy
 from streamserve.contracts.tree import chain
 from streamserve.speculation.outlook import Candidate, DraftedStep, Outlook
-from streamserve.speculation.shapes import PLAIN, Shape, fit
+from streamserve.speculation.shapes import PLAIN, TreeShape, fit
 from streamserve.speculation.slo import LatencyRequirement
 from tests.speculation.strategies import connected, curves, requirements, trees
 
@@ -107,7 +107,7 @@ def test_threshold_drafts_less_as_the_batch_grows_except_for_urgent_requests() -
 def test_specinfers_tree_is_truncated_by_levels() -> None:
     assert SPECINFER.nodes == 20
     assert fit(SPECINFER, 20, 32) == SPECINFER
-    assert fit(SPECINFER, 20, 8) == Shape(4, 3, SPECINFER.expansion)
+    assert fit(SPECINFER, 20, 8) == TreeShape(4, 3, SPECINFER.expansion)
     assert fit(SPECINFER, 2, 32).nodes == 2
     assert fit(SPECINFER, 20, 0) == PLAIN
 
@@ -119,8 +119,8 @@ def test_other_names_are_refused(text) -> None:
 
 
 def test_fixed_shapes_are_read_from_the_name() -> None:
-    assert fixed_shape("fixed:3") == Shape(3, 1)
-    assert fixed_shape("fixed-tree:2x3") == Shape(3, 2)
+    assert fixed_shape("fixed:3") == TreeShape(3, 1)
+    assert fixed_shape("fixed-tree:2x3") == TreeShape(3, 2)
     assert fixed_shape("specinfer-tree") == SPECINFER
     assert fixed_shape("goodput") is None
 

@@ -16,7 +16,7 @@ from streamserve.baselines.specustream import (
     corrected_depth,
 )
 from streamserve.speculation.outlook import Candidate, Outlook
-from streamserve.speculation.shapes import PLAIN, Shape
+from streamserve.speculation.shapes import PLAIN, TreeShape
 
 shares, loads = st.floats(0, 1), st.floats(0, 1)
 
@@ -66,7 +66,7 @@ def test_equations_feed_on_their_own_projection() -> None:
 def test_as_published_a_request_keeps_its_depth_and_a_pass_its_cap() -> None:
     first, flow = as_published(outlook(0.9, throughput=0.0), Flow())
     later, flow = as_published(outlook(0.0, ids=(1, 2)), flow)
-    assert later[0] == first[0] == Shape(MAX_DEPTH, 1)
+    assert later[0] == first[0] == TreeShape(MAX_DEPTH, 1)
     crowd, flow = as_published(outlook(0.0, ids=range(3, 40)), flow)
     assert sum(shape != PLAIN for shape in crowd) == flow.micro_batch == 16
     assert set(flow.depths) == set(range(3, 40)), "finished requests are forgotten"

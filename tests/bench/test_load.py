@@ -12,16 +12,16 @@ from aiohttp import web
 from streamserve.bench.client import Target
 from streamserve.bench.errors import BenchError
 from streamserve.bench.load import Run, run_load
-from streamserve.bench.workloads import Prompt
+from streamserve.bench.workloads import WorkloadPrompt
 from tests.bench.fake import answering, streaming
 
-PROMPT = Prompt((1, 2, 3), 4)
+PROMPT = WorkloadPrompt((1, 2, 3), 4)
 TEXT = b'data: {"choices": [{"text": "a"}]}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def load(url: str, prompts: Sequence[Prompt] = (PROMPT,), **options: Any) -> Run:
+def load(url: str, prompts: Sequence[WorkloadPrompt] = (PROMPT,), **options: Any) -> Run:
     arrivals = options.pop("arrivals", [0.0] * len(prompts))
     return asyncio.run(run_load(Target(url, "some"), prompts, arrivals, **options))
 
@@ -110,7 +110,7 @@ def test_never_more_requests_are_open_than_allowed_and_waiting_is_not_timed() ->
 def test_request_bodies(endpoint: Any, content: Any, sent: dict[str, Any]) -> None:
     target = Target("http://here/v1/", "some", endpoint, ignore_eos=True, extra_body={"top_p": 0.5})
     assert target.url.startswith("http://here/v1/c")
-    body = json.loads(target.body(Prompt(content, 4)))
+    body = json.loads(target.body(WorkloadPrompt(content, 4)))
     expected = {"model": "some", "stream": True, "temperature": 0.0, "ignore_eos": True, "top_p": 0.5, **sent}
     assert body.items() >= expected.items()
     assert body["stream_options"] == {"include_usage": True}
@@ -119,7 +119,7 @@ def test_request_bodies(endpoint: Any, content: Any, sent: dict[str, Any]) -> No
 @pytest.mark.parametrize(("endpoint", "content"), [("chat", (1, 2)), ("completions", ({"role": "user"},))])
 def test_a_prompt_that_does_not_fit_the_endpoint_is_refused(endpoint: Any, content: Any) -> None:
     with pytest.raises(BenchError, match="cannot be sent to"):
-        Target("http://here", "some", endpoint).body(Prompt(content, 4))
+        Target("http://here", "some", endpoint).body(WorkloadPrompt(content, 4))
 
 
 def test_the_key_is_only_in_the_header() -> None:

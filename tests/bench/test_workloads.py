@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from streamserve.bench.errors import BenchError
-from streamserve.bench.workloads import Prompt, RandomLengths, jsonl, random_tokens, random_words, sharegpt
+from streamserve.bench.workloads import (
+    RandomLengths,
+    WorkloadPrompt,
+    jsonl,
+    random_tokens,
+    random_words,
+    sharegpt,
+)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -43,8 +50,8 @@ def test_sharegpt_takes_first_questions_and_the_length_of_their_answers(tmp_path
     turns = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}, {"value": "And?"}]
     short = [{"from": "human", "value": "Hello?"}]
     path.write_text(json.dumps([{"conversations": turns}, {"conversations": short}, {"id": 3}]))
-    assert sharegpt(path, 1, None, rng()) == [Prompt("Why?", 2)]
-    assert sharegpt(path, 1, 9, rng()) == [Prompt("Why?", 9)]
+    assert sharegpt(path, 1, None, rng()) == [WorkloadPrompt("Why?", 2)]
+    assert sharegpt(path, 1, 9, rng()) == [WorkloadPrompt("Why?", 9)]
 
 
 def test_jsonl_takes_texts_tokens_and_messages(tmp_path: Path) -> None:
@@ -54,7 +61,7 @@ def test_jsonl_takes_texts_tokens_and_messages(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps(line) for line in lines))
     prompts = jsonl(path, 3, 8, rng())
     assert sorted(prompts, key=str) == sorted(
-        [Prompt("a", 8), Prompt((1, 2), 5), Prompt(tuple(messages), 8)], key=str
+        [WorkloadPrompt("a", 8), WorkloadPrompt((1, 2), 5), WorkloadPrompt(tuple(messages), 8)], key=str
     )
 
 

@@ -17,6 +17,7 @@ from streamserve.protocol.messages import (
     Events,
     Finished,
     LoadAdapter,
+    OutputWithdrawn,
     Progress,
     PromptLogprobs,
     Pushed,
@@ -25,7 +26,6 @@ from streamserve.protocol.messages import (
     Token,
     Transfers,
     UnloadAdapter,
-    Withdrawn,
     encode,
 )
 from streamserve.protocol.transfers import CacheAddress, Join, Push, Release, TransferReservation
@@ -59,7 +59,7 @@ def to_fleet(rng: Random, original: bytes) -> list[bytes]:
         Finished(name, wrong, number, "error", "forged", 500),
         Admitted(name, wrong, number, number, float("nan")),
         Progress(name, wrong, number, number, number),
-        Withdrawn(name, wrong, number),
+        OutputWithdrawn(name, wrong, number),
         PromptLogprobs(name, wrong, number, []),
     ]
     reservation = _reservation(rng, f"{UNKNOWN}-2", wrong)

@@ -13,7 +13,7 @@ from streamserve.cluster.listener import ClusterListener
 from streamserve.cluster.registry import JOIN_BURST
 from streamserve.fleet.view import router_view
 from streamserve.protocol import cluster as messages
-from streamserve.protocol.cluster import CLUSTER_VERSION, Knock, Refused, decode_from_head, encode
+from streamserve.protocol.cluster import CLUSTER_VERSION, ClusterRefused, Knock, decode_from_head, encode
 from streamserve.protocol.curve import parse_endpoint
 from streamserve.protocol.errors import RequestError
 from tests.cluster.asking import TOKENS, ask, ask_many, peer, until
@@ -241,11 +241,11 @@ async def test_hostile_holders_of_a_key_are_refused(caplog: pytest.LogCaptureFix
             for body, reason in bodies:
                 await socket.send(body)
                 answer = decode_from_head(await asyncio.wait_for(socket.recv(), 5))
-                assert isinstance(answer, Refused)
+                assert isinstance(answer, ClusterRefused)
                 assert answer.reason == reason, body
             await socket.send_multipart([b"a", b"b"])
             answer = decode_from_head(await asyncio.wait_for(socket.recv(), 5))
-            assert isinstance(answer, Refused)
+            assert isinstance(answer, ClusterRefused)
             for _ in range(int(JOIN_BURST) + 200):
                 await socket.send(b"\xc1")
             await until(lambda: made.launcher.registry.refused.get("rate", 0) > 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.cluster.hosted import Files, files_of
-from streamserve.cluster.placement import Place, choose, without_kept
+from streamserve.cluster.placement import AgentCandidate, choose, without_kept
 from streamserve.protocol.config import ModelConfig
 from streamserve.protocol.curve import parse_endpoint
 from tests.cluster.asking import TOKENS, ask, ask_many, until
@@ -222,14 +222,14 @@ def test_files_of_a_model_are_known_by_size_time_and_inode(tmp_path: Path) -> No
 
 
 def test_workers_go_where_one_like_them_was_kept() -> None:
-    places = [Place("a", 1, [], ["decode-0"]), Place("b", 1, [], ["prefill-0"])]
+    places = [AgentCandidate("a", 1, [], ["decode-0"]), AgentCandidate("b", 1, [], ["prefill-0"])]
     assert choose("prefill-0", places) == 1
     assert choose("decode-0", places) == 0
     assert choose("prefill-1", places[:1], ["decode-0", "prefill-1"]) is None, "decode-0 waits for its own"
     assert choose("prefill-1", places[:1], ["prefill-1"]) == 0
-    two = Place("c", 2, [], ["unified-0"])
+    two = AgentCandidate("c", 2, [], ["unified-0"])
     assert choose("prefill-0", [two], ["unified-0", "prefill-0"]) == 0, "there is another slot"
-    assert choose("unified-7", [Place("d", 2, []), two]) == 1
+    assert choose("unified-7", [AgentCandidate("d", 2, []), two]) == 1
     assert without_kept(["unified-0", "unified-1"], "unified-1") == ["unified-0"]
     assert without_kept(["unified-0", "decode-1"], "unified-4") == ["decode-1"]
     assert without_kept(["decode-1"], "unified-4") == ["decode-1"]

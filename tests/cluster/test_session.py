@@ -7,33 +7,33 @@ from collections.abc import Iterator
 import pytest
 
 from streamserve import __version__
-from streamserve.cluster.membership import Begun, Command, JoinError, Lost, Membership
+from streamserve.cluster.membership import Begun, Command, JoinError, Membership, SessionLost
 from streamserve.cluster.registry import (
     BURST,
     JOIN_BURST,
     MAX_AGENTS,
-    Agent,
+    AgentLeft,
     Body,
     Effect,
     Joined,
-    Left,
+    RegisteredAgent,
     Registry,
     Reply,
 )
-from streamserve.cluster.session import MAX_KEPT, Session, SessionError
+from streamserve.cluster.session import MAX_KEPT, PacketSession, SessionError
 from streamserve.protocol.cluster import (
     CLUSTER_VERSION,
+    AgentWelcome,
     Alive,
     Challenge,
+    ClusterRefused,
     FromAgent,
     FromHead,
     Knock,
     Machine,
     Packet,
-    Refused,
     Register,
     Resume,
-    Welcome,
 )
 from tests.conftest import Scale
 
@@ -62,7 +62,7 @@ class Wire:
         self.events: list[object] = []
 
     @property
-    def agent(self) -> Agent:
+    def agent(self) -> RegisteredAgent:
         return next(iter(self.registry.agents.values()))
 
     def agent_now(self) -> float:
@@ -79,10 +79,10 @@ class Wire:
                 case _:
                     self.events.append(effect)
 
-    def agent_says(self, effects: Iterator[FromAgent | Begun | Command | Lost]) -> None:
+    def agent_says(self, effects: Iterator[FromAgent | Begun | Command | SessionLost]) -> None:
         for effect in effects:
             match effect:
-                case Begun() | Lost():
+                case Begun() | SessionLost():
                     self.events.append(effect)
                 case Command(data):
                     self.commands.append(data)
@@ -155,7 +155,9 @@ def test_the_lease_of_an_agent_ends_before_the_head_says_so() -> None:
         wire.up = False
         wire.to_head.clear()
         wire.run(3 * LEASE)
-        assert [type(event) for event in wire.events] == [Lost, Left], "the agent first, then the head"
+        assert [type(event) for event in wire.events] == [SessionLost, AgentLeft], (
+            "the agent first, then the head"
+        )
         assert not wire.registry.agents
 
 
@@ -163,7 +165,7 @@ def test_an_agent_joins_again_after_its_lease() -> None:
     wire = Wire().joined()
     wire.up = False
     wire.run(2 * LEASE)
-    assert {type(event) for event in wire.events} == {Lost, Left}
+    assert {type(event) for event in wire.events} == {SessionLost, AgentLeft}
     wire.events.clear()
     wire.reconnect()
     wire.run(2.0)
@@ -194,20 +196,20 @@ def register(registry: Registry, peer: bytes, key: str = KEY) -> tuple[Register,
     assert isinstance(challenge, Challenge)
     message = Register(challenge.nonce, MACHINE)
     (welcome,) = replies(registry.heard(peer, key, message, 0.0))
-    assert isinstance(welcome, Welcome)
+    assert isinstance(welcome, AgentWelcome)
     return message, welcome.session
 
 
 def refusal(effects: Iterator[Effect]) -> str:
     (refused,) = replies(effects)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ClusterRefused)
     return refused.reason
 
 
 def test_other_versions_are_refused_with_what_to_do(registry: Registry) -> None:
     for knock in (Knock(CLUSTER_VERSION + 1, __version__), Knock(CLUSTER_VERSION, "0.0.1")):
         (refused,) = replies(registry.heard(b"a", KEY, knock, 0.0))
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, ClusterRefused)
         assert refused.reason == "version"
         assert "install the head's version" in refused.text
         with pytest.raises(JoinError, match="install the head's version"):
@@ -250,7 +252,7 @@ def test_rates_are_bounded(registry: Registry) -> None:
     for _ in range(int(BURST)):
         assert not list(registry.charge(b"a", "cc" * 32, 10, 0.0))
     effects = list(registry.charge(b"a", "cc" * 32, 10, 0.0))
-    assert [type(effect) for effect in effects] == [Reply, Reply, Left]
+    assert [type(effect) for effect in effects] == [Reply, Reply, AgentLeft]
     assert not registry.agents
 
 
@@ -279,11 +281,11 @@ def test_all_machines_that_one_head_can_have_join_at_once_with_one_key(registry:
 def test_impossible_acknowledgements_end_the_session(registry: Registry, alive: Alive) -> None:
     register(registry, b"a")
     effects = list(registry.heard(b"a", KEY, alive, 0.0))
-    assert [type(effect) for effect in effects] == [Reply, Left]
+    assert [type(effect) for effect in effects] == [Reply, AgentLeft]
 
 
 def test_what_is_kept_for_a_silent_side_is_bounded() -> None:
-    session = Session()
+    session = PacketSession()
     for _ in range(MAX_KEPT):
         session.send(b"")
     with pytest.raises(SessionError, match="not acknowledged"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.cluster.placement import Place, choose
+from streamserve.cluster.placement import AgentCandidate, choose
 from streamserve.llm.cluster import next_epoch
 from streamserve.protocol.lease import LEASE, Lease
 from streamserve.protocol.messages import Edit, Submit, Traced, Work
@@ -113,15 +113,15 @@ def test_times_are_those_of_each_sides_clock() -> None:
 
 
 def test_the_halves_of_a_pair_are_started_on_one_machine_others_where_most_is_free() -> None:
-    places = [Place("a", 1, []), Place("b", 2, []), Place("c", 2, ["prefill-1"])]
+    places = [AgentCandidate("a", 1, []), AgentCandidate("b", 2, []), AgentCandidate("c", 2, ["prefill-1"])]
     assert choose("prefill-0", places) == 1
     assert choose("decode-1", places) == 2
-    assert choose("unified-0", [Place("a", 1, ["unified-1"]), Place("b", 1, [])]) == 1
+    assert choose("unified-0", [AgentCandidate("a", 1, ["unified-1"]), AgentCandidate("b", 1, [])]) == 1
     assert choose("unified-0", [dataclasses.replace(places[0], workers=["x"])]) is None
 
 
 def test_an_agent_that_was_made_for_a_worker_runs_it() -> None:
-    decode, prefill = (Place("vm", 1, [], made_for=name) for name in ("decode-0", "prefill-0"))
+    decode, prefill = (AgentCandidate("vm", 1, [], made_for=name) for name in ("decode-0", "prefill-0"))
     both = ["decode-0", "prefill-0"]
     assert choose("prefill-0", [decode, prefill], both) == 1
     assert choose("decode-0", [decode, prefill], both) == 0
@@ -138,7 +138,10 @@ def test_every_worker_gets_an_agent_and_none_that_another_waits_for(data: st.Dat
     made_for = [*waiting[spare:], *(f"unified-{number}" for number in range(spare))]
     machines = st.sampled_from(["a", "b", "c"])
     order = data.draw(st.permutations(made_for))
-    coming, places = [Place(data.draw(machines), 1, [], made_for=name) for name in order], list[Place]()
+    coming, places = (
+        [AgentCandidate(data.draw(machines), 1, [], made_for=name) for name in order],
+        list[AgentCandidate](),
+    )
     waiting, ran = list(data.draw(st.permutations(waiting))), dict[str, str]()
     while coming:
         places.append(coming.pop())

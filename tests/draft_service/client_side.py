@@ -3,7 +3,7 @@
 import itertools
 
 from streamserve.contracts.plan import DraftRequest
-from streamserve.draft_service.target.client import Client, Identity
+from streamserve.draft_service.target.client import DraftClient, TargetIdentity
 from streamserve.protocol.drafting import Draft, Drafts, Hello, Tree, Welcome
 from streamserve.protocol.sampling import SamplingParams
 
@@ -21,7 +21,7 @@ class Side:
 
     def __init__(self, links: int = 1, **fields) -> None:
         addresses = [f"tcp://host{number}:1" for number in range(links)]
-        self.client = Client(Identity("t", "v", "me", 100), addresses, 1, **fields)
+        self.client = DraftClient(TargetIdentity("t", "v", "me", 100), addresses, 1, **fields)
         self.now = 0.0
         self.texts: dict[int, list[int]] = {}
         self.tags = itertools.count(1)

@@ -3,7 +3,7 @@
 import itertools
 
 from streamserve.draft_service.server.service import Service
-from streamserve.draft_service.server.types import Out, ServiceConfig
+from streamserve.draft_service.server.types import ServiceConfig, TargetReply
 from streamserve.protocol.drafting import DRAFT_VERSION, Delta, DraftRequests, Drafts, Hello, Welcome, encode
 from streamserve.protocol.sampling import SamplingParams
 from tests.draft_service.star import IDENTITY, FakeDrafter
@@ -25,7 +25,7 @@ class ServiceClient:
         self.keys: dict[str, str] = {}
         self.numbers: dict[tuple[str, int], int] = {}
 
-    def hello(self, name: str, key: str = "", **fields) -> Out:
+    def hello(self, name: str, key: str = "", **fields) -> TargetReply:
         hello = {"version": DRAFT_VERSION, "tokenizer": "t", "vocabulary": "v", "name": name, "nonce": 7}
         peer = name.encode()
         (out,) = self.service.heard(peer, Hello(**{**hello, **fields}), self.now, key)
@@ -44,7 +44,7 @@ class ServiceClient:
         }  # fmt: skip
         return Delta(**{**defaults, **fields})
 
-    def request(self, name: str, *deltas: Delta, **fields) -> list[Out]:
+    def request(self, name: str, *deltas: Delta, **fields) -> list[TargetReply]:
         if name not in self.welcomes:
             self.hello(name)
         welcome = self.welcomes[name]
@@ -59,7 +59,7 @@ class ServiceClient:
         outs = self.draft_outputs()
         return [out.peer.decode() for out in outs if isinstance(out.message, Drafts)]
 
-    def draft_outputs(self) -> list[Out]:
+    def draft_outputs(self) -> list[TargetReply]:
         batch = self.service.loop.batch(self.now)
         if batch is None:
             return []

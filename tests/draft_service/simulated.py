@@ -10,10 +10,9 @@ from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.service import Service
-from streamserve.draft_service.server.types import Identity, Out, ServiceConfig
-from streamserve.draft_service.target.client import Client
-from streamserve.draft_service.target.client import Identity as TargetIdentity
-from streamserve.draft_service.target.links import Out as ToService
+from streamserve.draft_service.server.types import ServiceConfig, ServiceIdentity, TargetReply
+from streamserve.draft_service.target.client import DraftClient, TargetIdentity
+from streamserve.draft_service.target.links import ServiceMessage as ToService
 from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
@@ -32,7 +31,7 @@ class SimulatedService:
     read: int = 0
     """Tokens that were read ahead of a request for a tree."""
 
-    def run(self, now: float) -> list[Out]:
+    def run(self, now: float) -> list[TargetReply]:
         """Draft one batch; return the answers."""
         batch = self.service.loop.batch(now)
         if batch is None:
@@ -62,7 +61,7 @@ class ServiceDrafter:
         self._random = random.Random(seed)
         self.now = 0.0
         vocabulary = executor.vocab_size
-        identity = Identity("draft", "t", "v", vocabulary, max_model_len=10_000)
+        identity = ServiceIdentity("draft", "t", "v", vocabulary, max_model_len=10_000)
         self.services = [
             SimulatedService(
                 Service(identity, CONFIG, lambda: self._random.randbytes(16)),
@@ -75,7 +74,7 @@ class ServiceDrafter:
             for _ in range(services)
         ]
         addresses = [f"tcp://host{number}:1" for number in range(services)]
-        self.client = Client(TargetIdentity("t", "v", "target", vocabulary), addresses, seed)
+        self.client = DraftClient(TargetIdentity("t", "v", "target", vocabulary), addresses, seed)
         self.trees = 0
         """Trees of services that the engine was given."""
         self._by_service: Counter[int | None] = Counter()
@@ -145,7 +144,7 @@ class ServiceDrafter:
             message = decode_to_service(encode(out.message))
             self._hear(out.link, self.services[out.link].service.heard(b"target", message, self.now))
 
-    def _hear(self, number: int, answers: Sequence[Out]) -> None:
+    def _hear(self, number: int, answers: Sequence[TargetReply]) -> None:
         for answer in answers:
             message = decode_to_target(encode(answer.message))
             self._exchange(self.client.heard(number, message, self.now))

@@ -10,14 +10,15 @@ from hashlib import blake2b
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.service import Service
-from streamserve.draft_service.server.types import Batch, Identity, ServiceConfig
-from streamserve.draft_service.target.client import Client
-from streamserve.draft_service.target.client import Identity as TargetIdentity
+from streamserve.draft_service.server.types import DraftBatch, ServiceConfig, ServiceIdentity
+from streamserve.draft_service.target.client import DraftClient, TargetIdentity
 from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
 from streamserve.protocol.sampling import SamplingParams
 
 VOCAB = 50
-IDENTITY = Identity(model="draft", tokenizer="t", vocabulary="v", vocab_size=VOCAB, max_model_len=10_000)
+IDENTITY = ServiceIdentity(
+    model="draft", tokenizer="t", vocabulary="v", vocab_size=VOCAB, max_model_len=10_000
+)
 
 
 def next_token(tokens: list[int]) -> int:
@@ -51,7 +52,7 @@ class FakeDrafter:
         self._kv = [-1] * (num_blocks * block_size)
         self.known: dict[int, tuple[int, list[int]]] = {}
 
-    def draft(self, batch: Batch) -> dict[int, TokenTree]:
+    def draft(self, batch: DraftBatch) -> dict[int, TokenTree]:
         for id in batch.released:
             self.known.pop(id, None)
         return {request.id: self._tree(request) for request in batch.requests}
@@ -108,7 +109,7 @@ class Target:
     `verify`."""
 
     name: str
-    client: Client
+    client: DraftClient
     number: int
     verify: float = 0.03
     max_wait: float = 0.2
@@ -143,7 +144,7 @@ class Star:
         targets: int,
         services: int = 1,
         network: Network = Network(),
-        cost: Callable[[Batch], float] | None = None,
+        cost: Callable[[DraftBatch], float] | None = None,
         places: Sequence[Place] = (),
         **fields: float,
     ) -> None:
@@ -204,7 +205,7 @@ class Star:
     def _target(self, number: int, services: int, fields: dict[str, float]) -> Target:
         name = f"target-{number}"
         addresses = [f"tcp://host{n}:1" for n in range(services)]
-        client = Client(TargetIdentity("t", "v", name, VOCAB), addresses, self.rng.getrandbits(32))
+        client = DraftClient(TargetIdentity("t", "v", name, VOCAB), addresses, self.rng.getrandbits(32))
         target = Target(name, client, number, **fields)  # type: ignore[arg-type]
         target.texts = [self._open(target) for _ in range(target.width)]
         return target

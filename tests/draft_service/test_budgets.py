@@ -7,7 +7,7 @@ import pytest
 
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.rate_limits import MAX_SOURCES, NOTIFY_SECONDS, RECENT, RateLimiter
-from streamserve.draft_service.server.types import Batch
+from streamserve.draft_service.server.types import DraftBatch
 from streamserve.protocol.drafting import DRAFT_VERSION, Busy, Drafts, Hello, Lost, Welcome
 from tests.draft_service.service_client import ServiceClient
 
@@ -256,7 +256,7 @@ def latency(client: ServiceClient, crowd: Callable[[], None], rounds: int = 60) 
     return waits
 
 
-def cost(batch: Batch) -> float:
+def cost(batch: DraftBatch) -> float:
     """Return the seconds of a batch: 1 ms a pass and 20 µs a token."""
     read = sum(request.length - request.computed for request in batch.requests)
     depth = max(request.depth for request in batch.requests)

@@ -5,7 +5,7 @@ import pytest
 from streamserve.draft_service.target.measures import (
     HALF_LIFE_SECONDS,
     RECENT_SECONDS,
-    Acceptance,
+    AcceptanceRate,
     AnswerTimes,
     BatchSeconds,
 )
@@ -62,7 +62,7 @@ def test_what_a_service_reports_counts_when_own_batches_are_old() -> None:
 
 
 def test_acceptance_is_forgotten_with_time_and_trees() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceRate()
     for turn in range(1000):
         acceptance.add(4 if turn < 500 else 1, 0.0)
     trees, accepted = acceptance.at(0.0)

@@ -5,7 +5,7 @@ import pytest
 from streamserve.draft_service.server.admission import FAILED_SECONDS, LONGEST_SECONDS, Limits
 from streamserve.draft_service.server.rate_limits import NOTIFY_SECONDS
 from streamserve.draft_service.server.session_table import RECONNECT_SECONDS
-from streamserve.draft_service.server.types import Batch
+from streamserve.draft_service.server.types import DraftBatch
 from streamserve.protocol.drafting import Busy, Bye, Drafts, Lost, Ping, Pong, Refused, Unknown, Welcome
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.sampling import SamplingParams
@@ -304,7 +304,7 @@ def test_a_dummy_pass_allocates_a_block_and_releases_it():
     client.now += client.service.loop.pause(client.now)
     dummy_pass = client.service.loop.warm_up(client.now)
     assert dummy_pass is not None
-    assert set(client.drafter.draft(Batch([dummy_pass], [], [], {}, client.now))) == {dummy_pass.id}
+    assert set(client.drafter.draft(DraftBatch([dummy_pass], [], [], {}, client.now))) == {dummy_pass.id}
     assert not set(dummy_pass.blocks) & set(next(iter(client.service.sessions.values())).sequences[1].blocks)
     client.service.loop.warmed(dummy_pass, client.now)
     assert client.service.memory.pool.free == 1

@@ -11,7 +11,7 @@ from streamserve.contracts.plan import Drafter
 from streamserve.execution.loaded import PoolSizes, engine_config
 from streamserve.execution.memory import size_pool, size_swap
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.events import ClientEdit, Open
 from streamserve.llm.async_llm import fleet_config, worker_model
 from streamserve.protocol.config import ModelConfig, is_draft_model
 from streamserve.protocol.sampling import SamplingParams, Slo
@@ -84,7 +84,7 @@ def drafter(model: ModelConfig) -> Callable[[CostExecutor], Drafter] | None:
     return partial(SimulatedDrafter, accuracy=accuracy) if is_draft_model(model.draft) else RandomDrafter
 
 
-def workload() -> Iterator[tuple[float, Open | Edit]]:
+def workload() -> Iterator[tuple[float, Open | ClientEdit]]:
     """Yield events: prompts that share a prefix, chats of two turns, targets that some requests cannot meet,
     several choices, priorities, and prompt streams, more than fits in memory."""
     rng = random.Random(7)
@@ -98,7 +98,7 @@ def workload() -> Iterator[tuple[float, Open | Edit]]:
         prompt, at = (shared if number % 2 else []) + own, 1.1 + 0.03 * number
         if number % 6 == 4:
             yield at, Open(f"r{number}", prompt[:20], params, open=True)
-            yield at + 0.2, Edit(f"r{number}", 1, 20, prompt[20:], finish=True)
+            yield at + 0.2, ClientEdit(f"r{number}", 1, 20, prompt[20:], finish=True)
             continue
         yield at, Open(f"r{number}", prompt, params, priority=number % 5 == 0)
         if number % 4 == 0 and params.n == 1:

@@ -16,12 +16,12 @@ from streamserve.protocol.messages import (
     Event,
     Finished,
     ModelInfo,
+    OutputWithdrawn,
     Pooled,
     Progress,
     PromptLogprobs,
     Submit,
     Token,
-    Withdrawn,
 )
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.drafter import SimulatedDrafter
@@ -89,7 +89,7 @@ class Collected:
                 self.tokens[key].append(event.token)
                 if event.finish:
                     self.finish[key] = event.finish
-            elif isinstance(event, Withdrawn):
+            elif isinstance(event, OutputWithdrawn):
                 self.withdrawn += 1
                 assert not any(request == event.request for request, _ in self.finish)
                 for key in [key for key in self.tokens if key[0] == event.request]:

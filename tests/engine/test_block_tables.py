@@ -4,15 +4,15 @@ import pytest
 
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.sequence import KVState, Sequence
+from streamserve.engine.sequence import EngineSequence, KVState
 from streamserve.protocol.sampling import SamplingParams
 
 SIZE = 4
 
 
-def sequence(tables: BlockTables, tokens: int) -> Sequence:
+def sequence(tables: BlockTables, tokens: int) -> EngineSequence:
     """A sequence whose tokens are computed."""
-    new = Sequence(
+    new = EngineSequence(
         id=1, request="r", attempt=0, choices=(0,), params=SamplingParams(), prompt_length=tokens,
         tokens=list(range(tokens)), priority=0, arrival=0.0, kv=KVState(b"root", [0]),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from streamserve.contracts.engine_config import EngineConfig
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.protocol.messages import Token
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
@@ -15,7 +15,7 @@ CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=96, max_num_bat
 PARAMS = SamplingParams(temperature=0, max_tokens=20, slo=Slo(tpot_ms=250.0))
 
 
-def only(engine) -> Sequence:
+def only(engine) -> EngineSequence:
     (sequence,) = engine.scheduler.sequences.values()
     return sequence
 

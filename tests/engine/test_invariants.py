@@ -8,7 +8,7 @@ from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import DRAFT, TARGET
 from streamserve.engine.engine import Engine
 from streamserve.engine.invariants import InvariantError, check_state
-from streamserve.engine.sequence import Sequence, Transfer
+from streamserve.engine.sequence import EngineSequence, Transfer
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.sampling import SamplingParams
 from tests.engine.drive import assert_engine_empty, make_engine, submit
@@ -40,7 +40,7 @@ def test_a_healthy_engine_passes(engine: Engine) -> None:
     assert_engine_empty(engine)
 
 
-def _first(engine: Engine) -> Sequence:
+def _first(engine: Engine) -> EngineSequence:
     return next(iter(engine.scheduler.sequences.values()))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.tree import chain
 from streamserve.engine.status import SequenceStatus
-from streamserve.protocol.messages import Cancel, Edit, Progress, Withdrawn
+from streamserve.protocol.messages import Cancel, Edit, OutputWithdrawn, Progress
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import expected_outputs
 from tests.engine.drive import VOCAB, Collected, assert_engine_empty, expected, finish, make_engine, submit
@@ -223,7 +223,7 @@ def test_an_early_answer_is_withdrawn_if_the_prompt_changes(n: int, count: int) 
         collected.take(engine.step())
     assert len(collected.tokens) == n
     events = engine.handle(Edit("r", 0, 1, 2, [7, 8], finish=True))
-    assert Withdrawn("r", 0, 1) in events
+    assert OutputWithdrawn("r", 0, 1) in events
     collected.take(events)
     finish(engine, collected)
     assert engine.report().streams.withdrawn > 0

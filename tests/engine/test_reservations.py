@@ -14,7 +14,7 @@ from streamserve.engine.reservations import (
     take_reservation,
     waits_for_prefix,
 )
-from streamserve.engine.sequence import KVState, Sequence, Transfer
+from streamserve.engine.sequence import EngineSequence, KVState, Transfer
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.protocol.sampling import SamplingParams
 
@@ -23,9 +23,9 @@ RUNNING, SENDING = SequenceStatus.RUNNING, SequenceStatus.SENDING
 ids = count()
 
 
-def make(role: TransferRole, reserved: bool = False, status: SequenceStatus = RUNNING) -> Sequence:
+def make(role: TransferRole, reserved: bool = False, status: SequenceStatus = RUNNING) -> EngineSequence:
     kv, params = KVState(b"", [0]), SamplingParams()
-    sequence = Sequence(next(ids), "r", 0, (0,), params, 2, [1, 2], 0, 0.0, kv, check=True)
+    sequence = EngineSequence(next(ids), "r", 0, (0,), params, 2, [1, 2], 0, 0.0, kv, check=True)
     sequence.transfer, sequence.status = Transfer(role, reserved), status
     return sequence
 

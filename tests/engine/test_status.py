@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from streamserve.engine.sequence import KVState, Sequence, StatusError
+from streamserve.engine.sequence import EngineSequence, KVState, StatusError
 from streamserve.engine.status import TRANSITIONS, SequenceStatus
 from streamserve.protocol.sampling import SamplingParams
 
@@ -12,8 +12,10 @@ LEGAL = [(before, after) for before in TRANSITIONS for after in TRANSITIONS[befo
 ILLEGAL = [change for change in product(SequenceStatus, repeat=2) if change not in LEGAL]
 
 
-def make_sequence(status: SequenceStatus, check: bool = True) -> Sequence:
-    sequence = Sequence(7, "r", 0, (0,), SamplingParams(), 2, [1, 2], 0, 0.0, KVState(b"", [0]), check=check)
+def make_sequence(status: SequenceStatus, check: bool = True) -> EngineSequence:
+    sequence = EngineSequence(
+        7, "r", 0, (0,), SamplingParams(), 2, [1, 2], 0, 0.0, KVState(b"", [0]), check=check
+    )
     sequence.status = status
     return sequence
 

@@ -19,7 +19,7 @@ from streamserve.protocol.config import Backend, KVCacheDType, ModelConfig, Spec
 from streamserve.protocol.grammar import Grammar
 from streamserve.protocol.messages import Cancel, DraftVerified, Submit, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.speculation.controller import DecodeBatch, MeasuredStep, Round, Speculation
+from streamserve.speculation.controller import MeasuredStep, Round, Speculation, SpeculationBatch
 from streamserve.text.grammar import vocabulary
 from streamserve.text.output import ChoiceText
 from streamserve.text.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ class Watched(Speculation):
         super().__init__(parse_policy(policy), lambda rows, kv_tokens: 1.0 + rows / 64)
         self.events: Counter[str] = Counter()
 
-    def begin(self, batch: DecodeBatch) -> Round:
+    def begin(self, batch: SpeculationBatch) -> Round:
         return WatchedRound(self, batch)
 
     def watch(self, tree: TokenTree, tokens: Sequence[int], sampled: bool) -> None:
@@ -121,7 +121,7 @@ class Watched(Speculation):
 class WatchedRound(Round):
     """A step's round that counts the outcomes of its trees."""
 
-    def __init__(self, watched: Watched, batch: DecodeBatch) -> None:
+    def __init__(self, watched: Watched, batch: SpeculationBatch) -> None:
         super().__init__(watched, batch)
         self._watched = watched
 

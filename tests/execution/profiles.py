@@ -1,9 +1,11 @@
 """A profile of a machine with given figures."""
 
 from streamserve.contracts.cost import fit
-from streamserve.execution.profile.profile import Machine, Profile, Subject
+from streamserve.execution.profile.profile import Profile, ProfiledMachine, Subject
 
-SUBJECT = Subject(Machine("Some CPU @ 2.0GHz", 4, 2), "0123456789abcdef01", "bfloat16", "native-01234567")
+SUBJECT = Subject(
+    ProfiledMachine("Some CPU @ 2.0GHz", 4, 2), "0123456789abcdef01", "bfloat16", "native-01234567"
+)
 
 
 def profile_of(subject: Subject = SUBJECT, **fields: object) -> Profile:

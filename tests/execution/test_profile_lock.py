@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.execution.profile.lock import LOCK, BackgroundLoad, Usage, exclusive_measurement
+from streamserve.execution.profile.lock import LOCK, BackgroundLoad, ProcessorUsage, exclusive_measurement
 
 MEASURING = """
 import sys, time
@@ -60,12 +60,12 @@ def test_where_nothing_can_be_written_nothing_waits(tmp_path: Path) -> None:
 )
 def test_background_load_on_our_cores_disturbs(machine: float, own: float, disturbs: bool) -> None:
     """All cores are ours; in a second others use none, a little, or a whole one."""
-    usages = iter([Usage(10.0, 5.0, 1.0), Usage(11.0, 5.0 + machine, 1.0 + own)])
+    usages = iter([ProcessorUsage(10.0, 5.0, 1.0), ProcessorUsage(11.0, 5.0 + machine, 1.0 + own)])
     assert BackgroundLoad(2, lambda: next(usages), cores=2).disturbs == disturbs
 
 
 def test_background_load_on_other_cores_does_not() -> None:
-    usages = iter([Usage(10.0, 5.0, 1.0), Usage(11.0, 9.0, 2.0)])
+    usages = iter([ProcessorUsage(10.0, 5.0, 1.0), ProcessorUsage(11.0, 9.0, 2.0)])
     assert not BackgroundLoad(1, lambda: next(usages), cores=4).disturbs
 
 

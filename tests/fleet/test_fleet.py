@@ -7,10 +7,10 @@ import pytest
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
+    ClientEdit,
     Close,
     Command,
     Deliver,
-    Edit,
     Heartbeat,
     Kill,
     Open,
@@ -31,13 +31,13 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     Finished,
+    OutputWithdrawn,
     Pooled,
     Progress,
     PromptLogprob,
     PromptLogprobs,
     Submit,
     Token,
-    Withdrawn,
 )  # fmt: skip
 from streamserve.protocol.reports import IncidentReport
 from streamserve.protocol.sampling import Pooling, SamplingParams
@@ -442,24 +442,24 @@ def test_edits_of_a_prompt_stream_go_to_its_worker() -> None:
     fleet = started()
     submit = submitted(fleet.handle(STREAM, 0.0))
     assert (submit.open, submit.tail, submit.version) == (True, 1, 0)
-    (edit,) = edits(fleet.handle(Edit("r", 1, retained=2, tokens=[7, 3], tail=1), 2.0))
+    (edit,) = edits(fleet.handle(ClientEdit("r", 1, retained=2, tokens=[7, 3], tail=1), 2.0))
     assert edit == messages.Edit("r", submit.attempt, 1, 2, [7, 3], False, None, 1, arrival=2.0)
-    (last,) = edits(fleet.handle(Edit("r", 2, retained=4, tokens=[], finish=True), 3.0))
+    (last,) = edits(fleet.handle(ClientEdit("r", 2, retained=4, tokens=[], finish=True), 3.0))
     assert last.finish
 
 
 @pytest.mark.parametrize(
     ("edit", "status"),
     [
-        (Edit("other", 1, 0, []), 404),
-        (Edit("r", 0, 0, []), 409),
-        (Edit("r", 1, 4, []), 400),
-        (Edit("r", 1, -1, []), 400),
-        (Edit("r", 1, 1, [5], tail=3), 400),
-        (Edit("r", 1, 1, [5], params=SamplingParams(n=2)), 400),
+        (ClientEdit("other", 1, 0, []), 404),
+        (ClientEdit("r", 0, 0, []), 409),
+        (ClientEdit("r", 1, 4, []), 400),
+        (ClientEdit("r", 1, -1, []), 400),
+        (ClientEdit("r", 1, 1, [5], tail=3), 400),
+        (ClientEdit("r", 1, 1, [5], params=SamplingParams(n=2)), 400),
     ],
 )
-def test_an_edit_that_does_not_fit_changes_nothing(edit: Edit, status: int) -> None:
+def test_an_edit_that_does_not_fit_changes_nothing(edit: ClientEdit, status: int) -> None:
     fleet = started()
     fleet.handle(STREAM, 0.0)
     refusal = fleet.edit_refusal(edit)
@@ -472,8 +472,8 @@ def test_an_edit_that_does_not_fit_changes_nothing(edit: Edit, status: int) -> N
 def test_a_finished_prompt_takes_no_more_edits() -> None:
     fleet = started()
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("r", 1, 3, [], finish=True), 1.0)
-    refusal = fleet.edit_refusal(Edit("r", 2, 3, [4]))
+    fleet.handle(ClientEdit("r", 1, 3, [], finish=True), 1.0)
+    refusal = fleet.edit_refusal(ClientEdit("r", 2, 3, [4]))
     assert refusal is not None
     assert refusal.status == 409
 
@@ -481,9 +481,9 @@ def test_a_finished_prompt_takes_no_more_edits() -> None:
 def test_the_next_attempt_has_the_latest_prompt() -> None:
     fleet = started()
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("r", 1, 2, [7, 8, 3], tail=1), 1.0)
+    fleet.handle(ClientEdit("r", 1, 2, [7, 8, 3], tail=1), 1.0)
     fleet.handle(WorkerLost(W, 1, "killed"), 2.0)
-    fleet.handle(Edit("r", 2, 3, [9], finish=True), 2.5)
+    fleet.handle(ClientEdit("r", 2, 3, [9], finish=True), 2.5)
     again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 3.0))
     assert (again.prompt, again.open, again.version) == ([1, 2, 7, 9], False, 2)
 
@@ -493,12 +493,12 @@ def test_an_early_answer_is_withdrawn_once_and_tokens_of_the_old_prompt_are_drop
     early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
     attempt = submitted(fleet.handle(early, 0.0)).attempt
     send_events(fleet, token(attempt, 0))
-    _, delivered = fleet.handle(Edit("r", 1, 2, [3]), 1.0)
-    assert delivered == Deliver("r", [Withdrawn("r", attempt, 1)], last=False)
+    _, delivered = fleet.handle(ClientEdit("r", 1, 2, [3]), 1.0)
+    assert delivered == Deliver("r", [OutputWithdrawn("r", attempt, 1)], last=False)
     assert send_events(fleet, token(attempt, 1)) == [], "sampled before the worker took the edit"
     fresh = token(attempt, 0)
-    assert send_events(fleet, Withdrawn("r", attempt, 1), fresh) == [Deliver("r", [fresh], last=False)]
-    fleet.handle(Edit("r", 2, 3, [], finish=True), 2.0)
+    assert send_events(fleet, OutputWithdrawn("r", attempt, 1), fresh) == [Deliver("r", [fresh], last=False)]
+    fleet.handle(ClientEdit("r", 2, 3, [], finish=True), 2.0)
     (delivered,) = send_events(fleet, token(attempt, 1, finish="stop"))
     assert delivered.last, "a finish that changes nothing lets the answer stand"
 
@@ -509,7 +509,7 @@ def test_after_a_loss_nothing_of_an_older_prompt_is_resumed(lost_first: bool) ->
     early = Open("r", [1, 2], SamplingParams(seed=1, max_tokens=9), open=True, answer_early=True)
     attempt = submitted(fleet.handle(early, 0.0)).attempt
     send_events(fleet, token(attempt, 0))
-    changes = [Edit("r", 1, 1, [3]), WorkerLost(W, 1, "killed")]
+    changes = [ClientEdit("r", 1, 1, [3]), WorkerLost(W, 1, "killed")]
     for change in reversed(changes) if lost_first else changes:
         fleet.handle(change, 2.0)
     again = submitted(fleet.handle(WorkerMessage(W, 2, READY), 3.0))
@@ -521,7 +521,7 @@ def test_after_a_loss_nothing_of_an_older_prompt_is_resumed(lost_first: bool) ->
 def test_progress_of_older_versions_is_dropped() -> None:
     fleet = started()
     attempt = submitted(fleet.handle(STREAM, 0.0)).attempt
-    fleet.handle(Edit("r", 1, 2, [7, 3]), 1.0)
+    fleet.handle(ClientEdit("r", 1, 2, [7, 3]), 1.0)
     assert send_events(fleet, Progress("r", attempt, 0, 2, 3)) == []
     updates = Progress("r", attempt, 1, 2, 4)
     assert send_events(fleet, updates) == [Deliver("r", [updates], last=False)]

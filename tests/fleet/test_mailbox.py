@@ -5,10 +5,10 @@ import asyncio
 from streamserve.fleet.events import Deliver, Refuse
 from streamserve.fleet.mailbox import FAIR_BYTES, Mailbox, MailboxBudget, Mailboxes
 from streamserve.protocol.errors import RequestError
-from streamserve.protocol.messages import Event, PromptLogprob, PromptLogprobs, Token, TopLogprob
+from streamserve.protocol.messages import Event, LikelyToken, PromptLogprob, PromptLogprobs, Token
 
 ERROR = RequestError("over")
-TOP = [TopLogprob(token, -1.0) for token in range(64)]
+TOP = [LikelyToken(token, -1.0) for token in range(64)]
 
 
 def token(index: int) -> Event:

@@ -22,7 +22,7 @@ from streamserve.protocol.errors import CheckpointError, RequestError
 from streamserve.protocol.reports import Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.settings.resolve import resolve
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from tests.checkpoints import make_checkpoint
 from tests.conftest import Scale
 
@@ -114,7 +114,7 @@ async def collect(
     tokens: dict[int, list[int]] = {choice: [] for choice in range(params.n)}
     async with aclosing(llm.submit(prompt, params, request_id=new_request_id())) as items:
         async for item in items:
-            if isinstance(item, Delta):
+            if isinstance(item, ChoiceDelta):
                 tokens[item.choice] += item.tokens
                 if on_token:
                     on_token(len(tokens[item.choice]))
@@ -155,7 +155,7 @@ async def test_leaving_early_frees_the_worker(llm: AsyncLLM) -> None:
     params = SamplingParams(n=16, max_tokens=500, ignore_eos=True, seed=1)
     async with aclosing(llm.submit([1, 2, 3], params, request_id="r")) as items:
         async for item in items:
-            assert isinstance(item, Delta)
+            assert isinstance(item, ChoiceDelta)
             break
     report = await assert_idle(llm)
     assert report.generation_tokens < 16 * 500
@@ -184,7 +184,7 @@ async def test_many_requests_with_random_cancels_leak_nothing(
                 if isinstance(item, Usage):
                     assert count == item.completion_tokens == 30 * params.n
                     return True
-                count += isinstance(item, Delta)
+                count += isinstance(item, ChoiceDelta)
                 if leave is not None and count > leave:
                     return False
         raise AssertionError("a stream ended without its usage")
@@ -220,7 +220,7 @@ async def test_a_stop_string_ends_its_choice_in_the_worker_too(shared_llm: Async
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True, stop=(stop,))
     pieces, last = "", None
     async for item in shared_llm.submit([5, 6, 7], params, request_id="r"):
-        if isinstance(item, Delta):
+        if isinstance(item, ChoiceDelta):
             pieces += item.text
             last = item
         else:

@@ -4,7 +4,7 @@ import pytest
 
 from streamserve.baselines.routers import ROUTERS
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Command, Edit, Open, Send, Tick, WorkerLost, WorkerMessage
+from streamserve.fleet.events import ClientEdit, Close, Command, Open, Send, Tick, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
 from streamserve.fleet.requests import OpenRequest
 from streamserve.fleet.view import router_view
@@ -40,29 +40,29 @@ def computed(fleet: Fleet, version: int, count: int) -> list[Command]:
 def test_a_stream_is_placed_when_it_has_content_before_its_tail() -> None:
     fleet = started(FleetConfig(pairs(1)))
     assert fleet.handle(STREAM, 0.0) == []
-    assert fleet.handle(Edit("s", 1, 0, [7, 8], tail=2), 0.1) == []
-    ((worker, submit),) = submitted(fleet.handle(Edit("s", 2, 0, [1, 2, 3, 7, 8], tail=2), 0.2))
+    assert fleet.handle(ClientEdit("s", 1, 0, [7, 8], tail=2), 0.1) == []
+    ((worker, submit),) = submitted(fleet.handle(ClientEdit("s", 2, 0, [1, 2, 3, 7, 8], tail=2), 0.2))
     assert (worker, submit.prompt, submit.version, submit.open) == ("prefill-0", [1, 2, 3, 7, 8], 2, True)
 
 
 def test_a_stream_that_is_finished_without_content_is_placed() -> None:
     fleet = started(FleetConfig(unified(1)))
     fleet.handle(STREAM, 0.0)
-    ((_, submit),) = submitted(fleet.handle(Edit("s", 1, 0, [7, 8], finish=True), 3.0))
+    ((_, submit),) = submitted(fleet.handle(ClientEdit("s", 1, 0, [7, 8], finish=True), 3.0))
     assert (submit.open, submit.arrival) == (False, 3.0), "its deadline counts from the end"
 
 
 def test_a_stream_is_load_only_while_it_has_tokens_to_compute() -> None:
     fleet = started(FleetConfig(pairs(1)))
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("s", 1, 0, list(range(10)), tail=2), 0.1)
+    fleet.handle(ClientEdit("s", 1, 0, list(range(10)), tail=2), 0.1)
     worker = fleet.workers["prefill-0"]
     load = worker.load("prefill-0", 0.2)
     assert (load.queued, load.queued_tokens, load.timely_tokens) == (1, 8, 0)
     computed(fleet, 1, 8)
     assert worker.load("prefill-0", 0.3).queued == 0, "idle"
     assert not fleet.workers["decode-0"].incoming
-    fleet.handle(Edit("s", 2, 8, [50], finish=True), 5.0)
+    fleet.handle(ClientEdit("s", 2, 8, [50], finish=True), 5.0)
     assert (len(worker.prompts), worker.prompts.timely(5.0)) == (1, (1, 5.5))
     assert fleet.workers["decode-0"].incoming == {"s"}
 
@@ -70,7 +70,7 @@ def test_a_stream_is_load_only_while_it_has_tokens_to_compute() -> None:
 def test_computed_blocks_are_pushed_and_an_edit_pushes_again() -> None:
     fleet = started(FleetConfig(pairs(1)))
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("s", 1, 0, list(range(30))), 0.1)
+    fleet.handle(ClientEdit("s", 1, 0, list(range(30))), 0.1)
     assert submitted(computed(fleet, 1, 15)) == [], "three blocks are too few"
     ((worker, copy),) = submitted(computed(fleet, 1, 22))
     assert (worker, copy.phase, copy.prompt) == ("decode-0", "decode", list(range(20)))
@@ -82,7 +82,7 @@ def test_computed_blocks_are_pushed_and_an_edit_pushes_again() -> None:
 def test_a_stream_moves_at_its_end_where_less_is_left_before_it() -> None:
     fleet = started(FleetConfig(unified(2)))
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("s", 1, 0, list(range(8))), 0.1)
+    fleet.handle(ClientEdit("s", 1, 0, list(range(8))), 0.1)
     first = fleet.requests["s"].worker
     assert first is not None
     computed(fleet, 1, 7)
@@ -91,7 +91,7 @@ def test_a_stream_moves_at_its_end_where_less_is_left_before_it() -> None:
         fleet.handle(other, 0.2)
     for name in [other.request for other in others if fleet.requests[other.request].worker != first]:
         fleet.abandon(name, ValueError())  # type: ignore[arg-type]
-    ((worker, submit),) = submitted(fleet.handle(Edit("s", 2, 8, [50], finish=True), 0.3))
+    ((worker, submit),) = submitted(fleet.handle(ClientEdit("s", 2, 8, [50], finish=True), 0.3))
     assert worker != first
     assert submit.prompt == [*range(8), 50]
     assert fleet.dispatcher.rerouted == 1
@@ -100,10 +100,10 @@ def test_a_stream_moves_at_its_end_where_less_is_left_before_it() -> None:
 def test_a_stream_stays_where_a_move_would_cost_more() -> None:
     fleet = started(FleetConfig(unified(2), router=ROUTERS["round-robin"]))
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("s", 1, 0, list(range(40))), 0.1)
+    fleet.handle(ClientEdit("s", 1, 0, list(range(40))), 0.1)
     first = fleet.requests["s"].worker
     computed(fleet, 1, 39)
-    assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
+    assert submitted(fleet.handle(ClientEdit("s", 2, 40, [50], finish=True), 0.3)) == []
     assert (fleet.requests["s"].worker, fleet.dispatcher.rerouted) == (first, 0)
     latest, placed = router_view(fleet, "round-robin", (), 1.0).decisions
     (other,) = set(fleet.workers) - {first}
@@ -116,10 +116,10 @@ def test_a_stream_stays_where_a_move_would_cost_more() -> None:
 def test_both_steps_of_a_decision_among_pools_show_where_a_stream_stays() -> None:
     fleet = started(FleetConfig(pools(2, 3), router=ROUTERS["round-robin"]))
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("s", 1, 0, list(range(40))), 0.1)
+    fleet.handle(ClientEdit("s", 1, 0, list(range(40))), 0.1)
     there = f"{fleet.requests['s'].worker} → {fleet.requests['s'].decode}"
     computed(fleet, 1, 39)
-    assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
+    assert submitted(fleet.handle(ClientEdit("s", 2, 40, [50], finish=True), 0.3)) == []
     latest = router_view(fleet, "round-robin", (), 1.0).decisions[:2]
     assert [decision.chosen for decision in latest] == [there, there]
     assert all(decision.reason.startswith("stays") for decision in latest)
@@ -140,7 +140,7 @@ def pushing() -> tuple[Fleet, str]:
     """Return a fleet in which a push of a stream has begun, and the push's name."""
     fleet = started(FleetConfig(pairs(2), router=ROUTERS["round-robin"]))
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("s", 1, 0, list(range(400))), 0.1)
+    fleet.handle(ClientEdit("s", 1, 0, list(range(400))), 0.1)
     ((worker, submit),) = submitted(computed(fleet, 1, 300))
     assert worker == fleet.requests["s"].decode
     assert list(fleet.transfers.copies.open) == [submit.request]
@@ -180,7 +180,7 @@ def test_a_push_in_progress_is_dropped_when_its_stream_starts_over() -> None:
 
 def test_a_push_in_progress_goes_on_while_its_stream_is_edited() -> None:
     fleet, push = pushing()
-    assert cancelled(fleet.handle(Edit("s", 2, 400, [1, 2, 3]), 2.0), push) == []
+    assert cancelled(fleet.handle(ClientEdit("s", 2, 400, [1, 2, 3]), 2.0), push) == []
     assert list(fleet.transfers.copies.open) == [push]
 
 
@@ -188,12 +188,12 @@ def test_seconds_of_one_worker_are_not_compared_with_tokens_of_another() -> None
     """Step costs are known of one worker only; there the whole answer is predicted in parts of a second."""
     fleet = started(FleetConfig(unified(2), router=ROUTERS["round-robin"]))
     fleet.handle(STREAM, 0.0)
-    fleet.handle(Edit("s", 1, 0, list(range(40))), 0.1)
+    fleet.handle(ClientEdit("s", 1, 0, list(range(40))), 0.1)
     first = fleet.requests["s"].worker
     (other,) = set(fleet.workers) - {first}
     fleet.workers[other].costs = costs_of(CURVE, 4)
     computed(fleet, 1, 39)
-    assert submitted(fleet.handle(Edit("s", 2, 40, [50], finish=True), 0.3)) == []
+    assert submitted(fleet.handle(ClientEdit("s", 2, 40, [50], finish=True), 0.3)) == []
     assert fleet.requests["s"].worker == first
 
 
@@ -206,5 +206,5 @@ def test_the_router_is_told_how_long_the_prompt_may_become() -> None:
 
     fleet = started(FleetConfig(unified(2), router=router))  # type: ignore[arg-type]
     fleet.handle(Open("s", [1, 2], PARAMS, open=True, expected_tokens=500), 0.0)
-    fleet.handle(Edit("s", 1, 2, [3], finish=True), 0.1)
+    fleet.handle(ClientEdit("s", 1, 2, [3], finish=True), 0.1)
     assert seen == [500, 3]

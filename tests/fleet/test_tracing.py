@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Drain, Edit, Open, WorkerLost, WorkerMessage
+from streamserve.fleet.events import ClientEdit, Close, Drain, Open, WorkerLost, WorkerMessage
 from streamserve.fleet.fleet import Fleet
-from streamserve.fleet.tracing.recorder import Recorder, Span
+from streamserve.fleet.tracing.recorder import Recorder, TraceSpan
 from streamserve.fleet.tracing.telemetry import Telemetry
 from streamserve.fleet.tracing.timeline import Timeline
 from streamserve.fleet.worker_state import pairs
@@ -23,16 +23,16 @@ from tests.fleet.pair_fakes import OPEN, D, P, reservation
 class StoringSink:
     """A sink that stores its spans."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TraceSpan] = field(default_factory=list)
     closed: bool = False
 
-    def add(self, span: Span) -> None:
+    def add(self, span: TraceSpan) -> None:
         self.spans.append(span)
 
     def close(self) -> None:
         self.closed = True
 
-    def named(self, name: str) -> Span:
+    def named(self, name: str) -> TraceSpan:
         (found,) = (span for span in self.spans if span.name == name)
         return found
 
@@ -98,7 +98,7 @@ def test_refusals_edits_and_draining_are_recorded() -> None:
     assert kept.named("request").start == kept.named("request").end == 2.0
     send_updates(fleet, recorder, Drain(P, False), 3.0)
     send_updates(fleet, recorder, Open("s", [1], SamplingParams(seed=1, max_tokens=1), open=True), 4.0)
-    send_updates(fleet, recorder, Edit("s", 1, 1, [2]), 5.0)
+    send_updates(fleet, recorder, ClientEdit("s", 1, 1, [2]), 5.0)
     send_updates(fleet, recorder, Close("s"), 6.0)
     assert kept.named("at front").events == (("edit", 5.0),)
     recorder.close()
@@ -175,7 +175,7 @@ def test_nothing_is_stored_of_requests_that_ended() -> None:
             send_updates(fleet, recorder, Close(name), now + 6)
         recorder.record_work(P, [Work("finishing", name, now + 7)])
         recorder.record_work(D, [Work("reserved", name, now + 7)])
-        send_updates(fleet, recorder, Edit(name, 1, 1, [2]), now + 8)
+        send_updates(fleet, recorder, ClientEdit(name, 1, 1, [2]), now + 8)
     send_updates(fleet, recorder, Drain(P, True), 1e4)
     send_updates(fleet, recorder, Open("refused", [1], SamplingParams(seed=1, max_tokens=1)), 1e4)
     recorder.record_work(P, [Work("submitted", "refused", 1e4)])

@@ -12,7 +12,7 @@ from zmq.utils import z85
 
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
-from streamserve.draft_service.target.client import Identity
+from streamserve.draft_service.target.client import TargetIdentity
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.curve import KeyPair, parse_endpoints, write_key_pair
 from streamserve.protocol.drafting import (
@@ -106,7 +106,7 @@ class Peer:
 
 def honest_drafter(service: Drafting, keyed_service: KeyedService, keys: KeyPair) -> RemoteDrafter:
     address = service.address.replace("tcp://", f"tcp://{keyed_service.service_key.public.hex()}@")
-    identity = Identity(keyed_service.tokenizer, keyed_service.vocabulary, "honest", 320)
+    identity = TargetIdentity(keyed_service.tokenizer, keyed_service.vocabulary, "honest", 320)
     return RemoteDrafter(identity, parse_endpoints(address), keys, 1)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from streamserve.draft_service.target.client import Identity
+from streamserve.draft_service.target.client import TargetIdentity
 from streamserve.protocol.curve import KeyPair, parse_endpoints
 from streamserve.protocol.drafting import MAX_MESSAGE_BYTES, Bye, DraftRequests, Ping, Refused, Welcome
 from streamserve.workers.remote_drafter import RemoteDrafter
@@ -155,7 +155,7 @@ def test_an_unkeyed_service_survives_any_bytes(
     flags = "--threads", "1", "--num-blocks", "300", "--lease", "2"
     with drafting(str(keyed_service.checkpoint), *flags) as service, contextlib.ExitStack() as stack:
         drafter = RemoteDrafter(
-            Identity(keyed_service.tokenizer, keyed_service.vocabulary, "honest", 320),
+            TargetIdentity(keyed_service.tokenizer, keyed_service.vocabulary, "honest", 320),
             parse_endpoints(service.address), None, 1,
         )  # fmt: skip
         stack.callback(drafter.close)

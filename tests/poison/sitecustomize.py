@@ -15,13 +15,13 @@ fault = os.environ.get("TEST_FAULT")
 if fault:
     from streamserve.contracts.plan import StepPlan
     from streamserve.engine.observer import StepPhase
-    from streamserve.engine.sequence import Sequence as Running
+    from streamserve.engine.sequence import EngineSequence
     from streamserve.workers.journal import StepJournal
 
     kind, target_phase, *co_batched = fault.split()
     enter, leave = StepJournal.enter, StepJournal.leave
 
-    def is_poison(sequence: Running) -> bool:
+    def is_poison(sequence: EngineSequence) -> bool:
         """Return whether this is a poison request."""
         return sequence.request.startswith("poison") or sequence.params.seed == 1313
 
@@ -41,7 +41,7 @@ if fault:
             done.touch()
             time.sleep(seconds)
 
-    def phases(members: Sequence[Running], phase: StepPhase, plan: StepPlan | None) -> set[str]:
+    def phases(members: Sequence[EngineSequence], phase: StepPhase, plan: StepPlan | None) -> set[str]:
         """Return the phases of the poison requests among the members."""
         if co_batched and all(is_poison(sequence) for sequence in members):
             return set()
@@ -63,7 +63,7 @@ if fault:
     def faulty_enter(
         self: StepJournal,
         phase: StepPhase,
-        members: Sequence[Running] | None,
+        members: Sequence[EngineSequence] | None,
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ if fault:
         elif matches:
             inject()
 
-    def faulty_leave(self: StepJournal, moving: Sequence[Running]) -> None:
+    def faulty_leave(self: StepJournal, moving: Sequence[EngineSequence]) -> None:
         leave(self, moving)
         poison_only = bool(co_batched) and all(is_poison(sequence) for sequence in moving)
         if target_phase == "transfer" and not poison_only and any(is_poison(sequence) for sequence in moving):

@@ -8,7 +8,7 @@ import numpy as np
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
-from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.events import ClientEdit, Open
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.executor import CostExecutor, next_token
 from streamserve.simulate.simulation import Simulation
@@ -61,8 +61,8 @@ def submit_requests(simulation: Simulation, seed: int) -> ExpectedTexts:
         simulation.at(at, Open(name, list(prompt), params, open=streaming, answer_early=number % 8 == 0))
         if streaming:
             prompt = prompt[:15] + [rng.randrange(90) for _ in range(20)]
-            simulation.at(at + 0.3, Edit(name, 1, 15, prompt[15:]))
-            simulation.at(at + 0.4, Edit(name, 2, len(prompt), [7], finish=True))
+            simulation.at(at + 0.3, ClientEdit(name, 1, 15, prompt[15:]))
+            simulation.at(at + 0.4, ClientEdit(name, 2, len(prompt), [7], finish=True))
             prompt = [*prompt, 7]
         for choice in range(params.n):
             expected_texts[name, choice] = expected(prompt, params, choice, 96)

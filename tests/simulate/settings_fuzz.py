@@ -20,11 +20,11 @@ from streamserve.baselines.speculation import NAMES
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import Drafter
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Deliver, Edit, Open, Refuse
+from streamserve.fleet.events import ClientEdit, Close, Deliver, Open, Refuse
 from streamserve.fleet.worker_state import mixed, pairs, pools, unified
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import Eviction
-from streamserve.protocol.messages import Finished, Token, Withdrawn
+from streamserve.protocol.messages import Finished, OutputWithdrawn, Token
 from streamserve.protocol.sampling import SamplingParams, Slo, SpeculationLimits
 from streamserve.simulate.drafter import SimulatedDrafter
 from streamserve.simulate.executor import CostExecutor
@@ -263,7 +263,7 @@ def _submit(
         new = [rng.randrange(90) for _ in range(rng.randint(1, 12))]
         prompt = (prompt[:retained] + new)[: MAX_MODEL_LEN - 4]
         streaming = rng.random() < 0.6
-        simulation.at(at, Edit(name, version, retained, prompt[retained:], finish=not streaming))
+        simulation.at(at, ClientEdit(name, version, retained, prompt[retained:], finish=not streaming))
     cancelled = rng.random() < drawn["cancelling"]
     if cancelled:
         simulation.at(at + rng.expovariate(2), Close(name))
@@ -285,7 +285,7 @@ def _open_idle(simulation: Simulation, rng: random.Random, name: str) -> None:
         retained = rng.randint(0, len(prompt))
         added = [rng.randrange(90) for _ in range(rng.randint(0, MAX_MODEL_LEN - 4 - retained))]
         prompt = prompt[:retained] + added
-        simulation.at(at, Edit(name, version, retained, added))
+        simulation.at(at, ClientEdit(name, version, retained, added))
 
 
 def _run(simulation: Simulation, idle: Collection[str]) -> list[ClientEvent]:
@@ -316,7 +316,7 @@ def _check(
                 refused.add(request)
             case Deliver(request=request, events=events, last=last):
                 _append(texts, request, events)
-                withdrawn += sum(isinstance(event, Withdrawn) for event in events)
+                withdrawn += sum(isinstance(event, OutputWithdrawn) for event in events)
                 for event in events:
                     if isinstance(event, Finished) and event.error:
                         assert event.status in (429, 503), f"{request}: {event.error}"
@@ -365,6 +365,6 @@ def _append(texts: dict[tuple[str, int], list[int]], request: str, events: list[
     for event in events:
         if isinstance(event, Token):
             texts.setdefault((event.request, event.choice), []).append(event.token)
-        elif isinstance(event, Withdrawn):
+        elif isinstance(event, OutputWithdrawn):
             for key in [key for key in texts if key[0] == request]:
                 del texts[key]

@@ -1,7 +1,7 @@
 """The texts and events of simulated prompt streams."""
 
 from streamserve.fleet.events import Deliver
-from streamserve.protocol.messages import Progress, Token, Withdrawn
+from streamserve.protocol.messages import OutputWithdrawn, Progress, Token
 
 
 def texts(received) -> tuple[dict[tuple[str, int], list[int]], int, int]:
@@ -12,7 +12,7 @@ def texts(received) -> tuple[dict[tuple[str, int], list[int]], int, int]:
         for event in item.message.events:
             if isinstance(event, Token):
                 tokens.setdefault((event.request, event.choice), []).append(event.token)
-            elif isinstance(event, Withdrawn):
+            elif isinstance(event, OutputWithdrawn):
                 withdrawn += 1
                 for key in [key for key in tokens if key[0] == event.request]:
                     del tokens[key]

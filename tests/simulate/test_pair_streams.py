@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from streamserve.baselines.routers import parse_router
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Close, Edit, Open
+from streamserve.fleet.events import ClientEdit, Close, Open
 from streamserve.fleet.worker_state import pairs, pools
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.drafter import SimulatedDrafter
@@ -93,7 +93,9 @@ def submit(trial: Trial, rng: random.Random, name: str, shared: list[int], strea
         before, prompt = prompt, context + tail
         kept = next((i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b), None)
         kept = min(len(before), len(prompt)) if kept is None else kept
-        simulation.at(at, Edit(name, version, kept, prompt[kept:], finish=version == edits, tail=len(tail)))
+        simulation.at(
+            at, ClientEdit(name, version, kept, prompt[kept:], finish=version == edits, tail=len(tail))
+        )
     if rng.random() < 0.1:
         simulation.at(at - rng.uniform(-0.3, 0.3), Close(name))
         trial.cancelled.add(name)

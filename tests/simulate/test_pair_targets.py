@@ -5,7 +5,7 @@ import pytest
 from streamserve.baselines.routers import parse_router
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Deliver, Edit, Open
+from streamserve.fleet.events import ClientEdit, Deliver, Open
 from streamserve.fleet.worker_state import Topology, pairs, pools
 from streamserve.protocol.config import Order
 from streamserve.protocol.messages import Finished, Token
@@ -47,7 +47,7 @@ def submit(
     name = f"r{number}"
     if streaming:
         simulation.at(at - 0.2, Open(name, prompt[:16], params, open=True))
-        simulation.at(at, Edit(name, 1, 16, prompt[16:], finish=True))
+        simulation.at(at, ClientEdit(name, 1, 16, prompt[16:], finish=True))
     else:
         simulation.at(at, Open(name, prompt, params))
     return expected(prompt, params, 0, 160)

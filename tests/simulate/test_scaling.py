@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import AddWorkers, Edit, Open, RemoveWorkers
+from streamserve.fleet.events import AddWorkers, ClientEdit, Open, RemoveWorkers
 from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
@@ -56,7 +56,7 @@ class Scaled:
             opened = Open(f"s{number}", first, SamplingParams(seed=number, max_tokens=8), open=True)
             since = self.rng.uniform(1, 2)
             self.simulation.at(since, opened)
-            self.simulation.at(since + 3, Edit(opened.request, 1, len(first), rest, finish=True))
+            self.simulation.at(since + 3, ClientEdit(opened.request, 1, len(first), rest, finish=True))
             self.streams.append((opened, first + rest))
 
     def add(self, role: str, count: int = 1) -> None:

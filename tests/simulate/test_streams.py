@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.events import ClientEdit, Open
 from streamserve.fleet.worker_state import Topology, mixed, pairs, pools, unified
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.simulate.simulation import Simulation
@@ -45,7 +45,7 @@ def run_simulation(seed: int, kills: int, topology: Topology):
             if not prompt[:retained] + new:
                 new = [7]
             prompt = prompt[:retained] + new
-            simulation.at(time, Edit(name, version, retained, new, finish=version == edits))
+            simulation.at(time, ClientEdit(name, version, retained, new, finish=version == edits))
         streams[name] = (prompt, params)
     for _ in range(kills):
         simulation.kill(rng.uniform(1.2, 4), rng.choice(topology.names))

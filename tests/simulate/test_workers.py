@@ -8,7 +8,7 @@ import pytest
 from streamserve.baselines.routers import ROUTERS, parse_router
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.fleet.config import FleetConfig
-from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.events import ClientEdit, Open
 from streamserve.fleet.worker_state import Topology, mixed, unified
 from streamserve.protocol.sampling import SamplingParams, Slo
 from streamserve.simulate.simulation import Simulation
@@ -119,7 +119,7 @@ def test_prompt_streams_are_placed_on_all_kinds_of_workers(topology: Topology) -
         simulation.at(1.1 + number * 0.01, Open(name, [], params, open=True))
         for version in range(1, 5):
             chunk = prompt[5 * (version - 1) : 5 * version]
-            edit = Edit(name, version, 5 * (version - 1), chunk, finish=version == 4)
+            edit = ClientEdit(name, version, 5 * (version - 1), chunk, finish=version == 4)
             simulation.at(1.2 + version * 0.3, edit)
     received = texts(simulation.run())
     for name, prompt in prompts.items():

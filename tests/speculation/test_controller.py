@@ -8,26 +8,26 @@ from streamserve.speculation.controller import (
     CATCH_UP,
     FLAT,
     NO_CANDIDATES,
-    DecodeBatch,
     MeasuredStep,
     Round,
     Speculation,
+    SpeculationBatch,
 )
 from streamserve.speculation.level_acceptance import INITIAL_ACCEPTANCE
 from streamserve.speculation.outlook import Candidate, Outlook
 from streamserve.speculation.policies import GOODPUT, SpeculationPolicy
-from streamserve.speculation.shapes import PLAIN, Shape
+from streamserve.speculation.shapes import PLAIN, TreeShape
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 
 CHAIN = TokenTree((7, 3, 5), (-1, 0, 1), (1.0, 0.9, 0.9), (1.0, 0.9, 0.8))
-BATCH = DecodeBatch([Candidate(4, 16, id=1)], {1: NO_REQUIREMENT}, 1, 0, 16, 64)
+BATCH = SpeculationBatch([Candidate(4, 16, id=1)], {1: NO_REQUIREMENT}, 1, 0, 16, 64)
 
 
 def speculation() -> Speculation:
     return Speculation(parse_policy("fixed:4"), lambda query_tokens, kv_tokens: 1.0)
 
 
-def draft(controller: Speculation, tree: TokenTree, requested: Shape) -> tuple[Round, TokenTree]:
+def draft(controller: Speculation, tree: TokenTree, requested: TreeShape) -> tuple[Round, TokenTree]:
     """A round in which the tree of one request arrives, and what is verified of it."""
     current = controller.begin(BATCH)
     return current, current.select({1: tree}, [requested], 0, 0.0)[1]
@@ -37,7 +37,7 @@ def verify(current: Round, tree: TokenTree, tokens: list[int]) -> None:
     current.learn(MeasuredStep(len(tree), 0, 1.0, len(tokens), [(1, tree, tokens)]))
 
 
-def learn(tree: TokenTree, requested: Shape, tokens: list[int], times: int = 50) -> list[list[float]]:
+def learn(tree: TokenTree, requested: TreeShape, tokens: list[int], times: int = 50) -> list[list[float]]:
     controller = speculation()
     for _ in range(times):
         verify(*draft(controller, tree, requested), tokens)
@@ -45,7 +45,7 @@ def learn(tree: TokenTree, requested: Shape, tokens: list[int], times: int = 50)
 
 
 def test_levels_are_learned_separately() -> None:
-    level_acceptance = learn(CHAIN, Shape(2, 1), [3, 9])
+    level_acceptance = learn(CHAIN, TreeShape(2, 1), [3, 9])
     assert level_acceptance[0][0] > 0.9, "always accepted"
     assert level_acceptance[0][1] < 0.35, "always rejected"
     assert level_acceptance[0][2] == pytest.approx(level_acceptance[0][1]), (
@@ -54,21 +54,24 @@ def test_levels_are_learned_separately() -> None:
 
 
 def test_requested_nodes_that_were_not_drafted_count_as_rejected() -> None:
-    not_requested, requested = learn(CHAIN, Shape(2, 1), [3, 5, 9]), learn(CHAIN, Shape(3, 1), [3, 5, 9])
+    not_requested, requested = (
+        learn(CHAIN, TreeShape(2, 1), [3, 5, 9]),
+        learn(CHAIN, TreeShape(3, 1), [3, 5, 9]),
+    )
     assert not_requested[0][2] > INITIAL_ACCEPTANCE[0]
     assert requested[0][2] < 0.35
 
 
 def test_a_sibling_is_counted_separately() -> None:
     tree = TokenTree((7, 3, 5), (-1, 0, 0), (1.0, 0.9, 0.4), (1.0, 0.9, 0.4))
-    level_acceptance = learn(tree, Shape(1, 2), [5])
+    level_acceptance = learn(tree, TreeShape(1, 2), [5])
     assert level_acceptance[0][0] < 0.35
     assert level_acceptance[1][0] - level_acceptance[0][0] > 0.6
 
 
 def test_trees_that_were_not_verified_are_learned_from() -> None:
     controller = speculation()
-    current, _ = draft(controller, CHAIN, Shape(2, 1))
+    current, _ = draft(controller, CHAIN, TreeShape(2, 1))
     verify(current, root(7), [8])
     assert controller.level_acceptance.by_width()[0][0] < INITIAL_ACCEPTANCE[0]
     assert controller.counters.verified == 0
@@ -76,7 +79,7 @@ def test_trees_that_were_not_verified_are_learned_from() -> None:
 
 def test_a_round_knows_only_the_trees_of_its_own_step() -> None:
     controller = speculation()
-    draft(controller, CHAIN, Shape(2, 1))
+    draft(controller, CHAIN, TreeShape(2, 1))
     later = controller.begin(BATCH)
     assert not later.drafted
     later.learn(MeasuredStep(1, 0, 1.0, 1))
@@ -95,10 +98,10 @@ def test_a_round_without_candidates_only_times_its_step() -> None:
 
 def test_a_round_that_is_not_executed_leaves_no_trace_of_its_drafting_time() -> None:
     controller = speculation()
-    current, _ = draft(controller, CHAIN, Shape(2, 1))
+    current, _ = draft(controller, CHAIN, TreeShape(2, 1))
     assert current.drafting_seconds == 0.0
     slow = controller.begin(BATCH)
-    slow.select({1: CHAIN}, [Shape(2, 1)], 0, 9.0)
+    slow.select({1: CHAIN}, [TreeShape(2, 1)], 0, 9.0)
     assert slow.drafting_seconds == 9.0
     assert controller.begin(BATCH).drafting_seconds == 0.0
 
@@ -108,7 +111,7 @@ def test_drafting_that_first_read_many_tokens_is_no_measurement_of_its_cost(
     catch_up: int, measured: bool
 ) -> None:
     controller = speculation()
-    controller.begin(BATCH).select({1: CHAIN}, [Shape(2, 1)], catch_up, 1.0)
+    controller.begin(BATCH).select({1: CHAIN}, [TreeShape(2, 1)], catch_up, 1.0)
     assert bool(controller.pass_cost.observed) == measured
 
 
@@ -138,12 +141,12 @@ def test_draft_tokens_after_a_rejected_one_were_not_tested(
 ) -> None:
     outlooks: list[Outlook] = []
 
-    def shapes(seen: Outlook, state: None) -> tuple[list[Shape], None]:
+    def shapes(seen: Outlook, state: None) -> tuple[list[TreeShape], None]:
         outlooks.append(seen)
         return [PLAIN] * len(seen.candidates), state
 
     controller = Speculation(SpeculationPolicy("recording", shapes), lambda query_tokens, kv_tokens: 1.0)
-    current, _ = draft(controller, CHAIN, Shape(2, 1))
+    current, _ = draft(controller, CHAIN, TreeShape(2, 1))
     verify(current, CHAIN, tokens)
     controller.begin(BATCH)
     assert (outlooks[-1].accepted, outlooks[-1].tested) == (accepted, tested)
@@ -152,7 +155,9 @@ def test_draft_tokens_after_a_rejected_one_were_not_tested(
 
 def test_a_policys_state_is_kept_from_step_to_step_and_not_shared() -> None:
     counting = SpeculationPolicy(
-        "counting", lambda outlook, state: ([Shape(state, 1)] * len(outlook.candidates), state + 1), state=1
+        "counting",
+        lambda outlook, state: ([TreeShape(state, 1)] * len(outlook.candidates), state + 1),
+        state=1,
     )
     one, other = (Speculation(counting, lambda query_tokens, kv_tokens: 1.0) for _ in range(2))
     assert [one.begin(BATCH).shapes[0].depth for _ in range(3)] == [1, 2, 3]
@@ -173,4 +178,4 @@ def test_trees_are_verified_unseen_where_none_of_their_nodes_would_be_left_out(
 ) -> None:
     controller = Speculation(parse_policy(policy), lambda query_tokens, kv_tokens: 1 + slope * query_tokens)
     batch = BATCH._replace(requirements={1: LatencyRequirement(tpot)})
-    assert controller.begin(batch).verifies_all([Shape(4, 1)]) == whole
+    assert controller.begin(batch).verifies_all([TreeShape(4, 1)]) == whole

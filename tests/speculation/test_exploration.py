@@ -4,10 +4,10 @@ import pytest
 
 from streamserve.speculation.exploration import DRAFT_TRIAL, PROBE, PROBE_EVERY, TRIAL_LEVELS, Exploration
 from streamserve.speculation.outlook import Candidate, Outlook
-from streamserve.speculation.shapes import PLAIN, Shape
+from streamserve.speculation.shapes import PLAIN, TreeShape
 from streamserve.speculation.trials import FIRST
 
-DEEP = Shape(TRIAL_LEVELS + 1, 1)
+DEEP = TreeShape(TRIAL_LEVELS + 1, 1)
 
 
 def outlook(step=lambda query_tokens: 1.0, acceptance: float = 0.5, count: int = 2) -> Outlook:
@@ -21,7 +21,7 @@ def outlook(step=lambda query_tokens: 1.0, acceptance: float = 0.5, count: int =
     )
 
 
-def explored(exploration: Exploration, proposed: Shape, steps: int, view: Outlook) -> list[int]:
+def explored(exploration: Exploration, proposed: TreeShape, steps: int, view: Outlook) -> list[int]:
     """The steps whose shapes differ from the proposed ones."""
     shapes = [proposed] * len(view.candidates)
     return [

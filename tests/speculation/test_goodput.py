@@ -17,7 +17,7 @@ from streamserve.speculation.goodput import (
     with_catch_up,
 )
 from streamserve.speculation.outlook import Candidate, DraftedStep, Outlook
-from streamserve.speculation.shapes import PLAIN, Shape, expected_by_level, expected_tokens
+from streamserve.speculation.shapes import PLAIN, TreeShape, expected_by_level, expected_tokens
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 from tests.speculation.strategies import connected, curves, expected, requirements, subtrees, targets, trees
 
@@ -85,7 +85,7 @@ def test_a_free_query_token_is_always_used():
     shape = best_shape(
         1, 0, [[0.8], [0.9]], lambda query_tokens: 1.0 if query_tokens <= 6 else 9.0, lambda shape: 0.0, 8, 16
     )
-    assert shape == Shape(5, 1)
+    assert shape == TreeShape(5, 1)
 
 
 def test_expensive_drafting_is_avoided():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.text.harmony import HarmonyParser
-from streamserve.text.message import Part
+from streamserve.text.message import MessagePart
 
 THOUGHT = "<|channel|>analysis<|message|>Hm, 1 < 2.<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
@@ -42,9 +42,11 @@ CASES: list[tuple[str, Parsed]] = [
 
 
 def read(pieces: list[str], parallel: bool = True) -> Parsed:
-    parser, whole = HarmonyParser({"f": {}}, parallel), Part()
+    parser, whole = HarmonyParser({"f": {}}, parallel), MessagePart()
     for part in [*(parser.read(piece, False) for piece in pieces), parser.read("", True)]:
-        whole = Part(whole.reasoning + part.reasoning, whole.content + part.content, whole.calls + part.calls)
+        whole = MessagePart(
+            whole.reasoning + part.reasoning, whole.content + part.content, whole.calls + part.calls
+        )
     heads = [call for call in whole.calls if call.id]
     assert [head.index for head in heads] == list(range(len(heads)))
     assert parser.called == bool(heads)

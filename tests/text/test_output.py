@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.protocol.messages import FinishReason, Token, TopLogprob
+from streamserve.protocol.messages import FinishReason, LikelyToken, Token
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import ChoiceText, Delta
+from streamserve.text.output import ChoiceDelta, ChoiceText
 from streamserve.text.tokenizer import Tokenizer
 
 TEXT = "the quick brown 🙃 fox"
@@ -16,14 +16,14 @@ TEXT = "the quick brown 🙃 fox"
 
 def events(ids: list[int], finish: FinishReason | None = None, logprobs: bool = False) -> list[Token]:
     last = len(ids) - 1
-    top = [TopLogprob(5, -0.5), TopLogprob(6, -1.5)] if logprobs else None
+    top = [LikelyToken(5, -0.5), LikelyToken(6, -1.5)] if logprobs else None
     return [
         Token("r", 0, 0, i, token, -0.5 if logprobs else None, top, finish if i == last else None)
         for i, token in enumerate(ids)
     ]
 
 
-def feed(choice: ChoiceText, tokens: list[Token]) -> list[Delta]:
+def feed(choice: ChoiceText, tokens: list[Token]) -> list[ChoiceDelta]:
     deltas = [choice.feed(token) for token in tokens]
     return [delta for delta in deltas if delta is not None]
 
@@ -47,7 +47,7 @@ def test_the_token_that_stops_is_counted_but_not_text(bpe: Tokenizer) -> None:
     ids = [*bpe.encode(TEXT, add_special_tokens=False), 20]
     deltas = feed(ChoiceText(bpe, params()), events(ids, "stop"))
     assert "".join(delta.text for delta in deltas) == TEXT
-    assert deltas[-1] == Delta(0, tokens=(20,), finish="stop")
+    assert deltas[-1] == ChoiceDelta(0, tokens=(20,), finish="stop")
 
 
 def test_a_stop_token_of_the_request_is_named(bpe: Tokenizer) -> None:
@@ -103,7 +103,7 @@ def test_an_unfinished_character_at_the_end_may_complete_a_stop_string(bpe: Toke
 def test_an_end_without_a_token_brings_what_was_held_back(bpe: Tokenizer) -> None:
     choice = ChoiceText(bpe, params(stop=("STOP",)), choice=3)
     sent = feed(choice, events(bpe.encode("one ST", add_special_tokens=False)))
-    assert choice.finish("abort") == Delta(3, "ST", finish="abort")
+    assert choice.finish("abort") == ChoiceDelta(3, "ST", finish="abort")
     assert "".join(delta.text for delta in sent) == "one "
 
 

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from streamserve.protocol.errors import RequestError
 from streamserve.text import prompt_chunks
-from streamserve.text.prompt_chunks import ContextVersion, Operation, StaleVersionError, Template
+from streamserve.text.prompt_chunks import ChunkOperation, ContextVersion, StaleVersionError, Template
 
 
 def texts(context: ContextVersion) -> list[str]:
     return [chunk.text for chunk in context.chunks]
 
 
-def append(*texts: str) -> list[Operation]:
-    return [Operation(op="append", text=text) for text in texts]
+def append(*texts: str) -> list[ChunkOperation]:
+    return [ChunkOperation(op="append", text=text) for text in texts]
 
 
 def test_the_four_operations() -> None:
@@ -22,11 +22,11 @@ def test_the_four_operations() -> None:
     assert (texts(first), first.version, ids) == (["a", "b", "c"], 1, ["chunk-1", "chunk-2", "chunk-3"])
     second, touched = first.edited(
         [
-            Operation(op="insert", text="x", index=0),
-            Operation(op="insert", text="y", chunk="chunk-3"),
-            Operation(op="replace", text="A", chunk="chunk-1"),
-            Operation(op="remove", index=2),
-            Operation(op="insert", text="z", index=4),
+            ChunkOperation(op="insert", text="x", index=0),
+            ChunkOperation(op="insert", text="y", chunk="chunk-3"),
+            ChunkOperation(op="replace", text="A", chunk="chunk-1"),
+            ChunkOperation(op="remove", index=2),
+            ChunkOperation(op="insert", text="z", index=4),
         ]
     )
     assert texts(second) == ["x", "A", "y", "c", "z"]
@@ -46,16 +46,16 @@ def test_chunks_are_as_a_list_that_is_edited(script: list[tuple[str, int, str]])
     for op, number, text in script:
         if op == "append" or not model:
             model.append(text)
-            operation = Operation(op="append", text=text)
+            operation = ChunkOperation(op="append", text=text)
         else:
             index = number % len(model)
             place = {"chunk": context.chunks[index].id} if number % 2 else {"index": index}
             if op == "remove":
                 model.pop(index)
-                operation = Operation(op="remove", **place)
+                operation = ChunkOperation(op="remove", **place)
             else:
                 model[index : index + (op == "replace")] = [text]
-                operation = Operation(op=op, text=text, **place)  # type: ignore[arg-type]
+                operation = ChunkOperation(op=op, text=text, **place)  # type: ignore[arg-type]
         context, _ = context.edited([operation])
     assert texts(context) == model
     assert context.version == len(script)
@@ -65,19 +65,19 @@ def test_chunks_are_as_a_list_that_is_edited(script: list[tuple[str, int, str]])
 @pytest.mark.parametrize(
     ("operation", "message"),
     [
-        (Operation(op="append"), "needs a text"),
-        (Operation(op="append", text="a", index=0), "neither index nor chunk"),
-        (Operation(op="insert", text="a"), "either index or chunk"),
-        (Operation(op="insert", text="a", index=0, chunk="chunk-1"), "either index or chunk"),
-        (Operation(op="insert", text="a", index=4), "index 4, but there are 3"),
-        (Operation(op="replace", text="a", index=3), "index 3, but there are 3"),
-        (Operation(op="replace", text="a", index=-1), "index -1"),
-        (Operation(op="replace", text="a", chunk="chunk-9"), "'chunk-9', which does not exist"),
-        (Operation(op="remove", text="a", index=0), "takes no text"),
-        (Operation(op="append", text="a\ud800"), "not Unicode"),
+        (ChunkOperation(op="append"), "needs a text"),
+        (ChunkOperation(op="append", text="a", index=0), "neither index nor chunk"),
+        (ChunkOperation(op="insert", text="a"), "either index or chunk"),
+        (ChunkOperation(op="insert", text="a", index=0, chunk="chunk-1"), "either index or chunk"),
+        (ChunkOperation(op="insert", text="a", index=4), "index 4, but there are 3"),
+        (ChunkOperation(op="replace", text="a", index=3), "index 3, but there are 3"),
+        (ChunkOperation(op="replace", text="a", index=-1), "index -1"),
+        (ChunkOperation(op="replace", text="a", chunk="chunk-9"), "'chunk-9', which does not exist"),
+        (ChunkOperation(op="remove", text="a", index=0), "takes no text"),
+        (ChunkOperation(op="append", text="a\ud800"), "not Unicode"),
     ],
 )
-def test_an_invalid_operation_changes_nothing(operation: Operation, message: str) -> None:
+def test_an_invalid_operation_changes_nothing(operation: ChunkOperation, message: str) -> None:
     context, _ = ContextVersion().edited(append("a", "b"))
     with pytest.raises(RequestError, match=rf"operations\[1\].*{message}") as caught:
         context.edited([*append("c"), operation])

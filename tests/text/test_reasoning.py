@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.text.message import MessageParser, Part
+from streamserve.text.message import MessageParser, MessagePart
 from streamserve.text.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,
@@ -102,10 +102,12 @@ def test_calls_are_parsed_after_the_reasoning() -> None:
     reader = MessageParser(
         ReasoningParser(ReasoningFormat(always=False), "user"), ToolCallParser(FORMATS["hermes"], {"f": {}})
     )
-    whole = Part()
+    whole = MessagePart()
     for sign in f"<think>\n{call}?\n</think>\nWell. {call}":
         part = reader.read(sign, False)
-        whole = Part(whole.reasoning + part.reasoning, whole.content + part.content, whole.calls + part.calls)
+        whole = MessagePart(
+            whole.reasoning + part.reasoning, whole.content + part.content, whole.calls + part.calls
+        )
     last = reader.read("", True)
     assert not last
     assert (whole.reasoning, whole.content) == (f"{call}?", "Well.")

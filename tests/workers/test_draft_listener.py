@@ -24,7 +24,7 @@ from streamserve.workers.draft_listener import (
     Disconnected,
     DraftListener,
     Failure,
-    Received,
+    ReceivedMessage,
 )
 from streamserve.workers.draft_worker import listen
 from streamserve.workers.plain_listener import MAX_HELD_BYTES, PlainListener
@@ -73,7 +73,7 @@ def connect_and_send(listener: DraftListener, data: bytes) -> socket.socket:
     return connection
 
 
-def messages(listener: DraftListener, seconds: float = 10.0) -> list[Received]:
+def messages(listener: DraftListener, seconds: float = 10.0) -> list[ReceivedMessage]:
     """Return the messages that arrive first, within `seconds`."""
     deadline = time.monotonic() + seconds
     while not (heard := list(listener.receive())):
@@ -107,13 +107,13 @@ def send_while(listener: DraftListener, connection: socket.socket, data: bytes, 
     return sent
 
 
-def receive_until_honest(listener: DraftListener, seconds: float = 10.0) -> list[Received]:
+def receive_until_honest(listener: DraftListener, seconds: float = 10.0) -> list[ReceivedMessage]:
     """Return all messages until an honest client's arrives, which must be within `seconds`."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as honest:
         honest.setsockopt(zmq.LINGER, 0)
         honest.connect(listener.address)
         honest.send(HELLO)
-        heard: list[Received] = []
+        heard: list[ReceivedMessage] = []
         deadline = time.monotonic() + seconds
         while not any(message.data == HELLO for message in heard):
             heard += listener.receive()

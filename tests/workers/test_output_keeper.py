@@ -5,9 +5,9 @@ from streamserve.protocol.messages import (
     Events,
     Finished,
     KeptToken,
+    LikelyToken,
     Submit,
     Token,
-    TopLogprob,
     decode_from_worker,
     encode,
 )
@@ -31,7 +31,7 @@ def test_tokens_are_kept_with_their_log_probabilities_until_a_request_is_cancell
     keeper = OutputKeeper()
     keeper.apply(submit())
     keeper.apply(submit("without", b""))
-    top = [TopLogprob(5, -0.1)]
+    top = [LikelyToken(5, -0.1)]
     keeper.sent([Token("r", 1, 0, 0, 5, -0.1, top), Token("without", 1, 0, 0, 9)])
     keeper.sent([Token("r", 1, 0, 1, 6, -0.2, finish="stop")])
     assert kept(keeper) == {DIGEST: {0: [KeptToken(5, -0.1, top), KeptToken(6, -0.2, finish="stop")]}}

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from streamserve.contracts.plan import DraftRequest
-from streamserve.draft_service.target.client import Identity
+from streamserve.draft_service.target.client import TargetIdentity
 from streamserve.execution.drafters.ngram import NGramDrafter
 from streamserve.protocol.curve import parse_endpoints
 from streamserve.protocol.drafting import (
@@ -37,7 +37,7 @@ def endpoint() -> Iterator[tuple[zmq.Socket, str]]:
 
 
 def make(address: str, seed: int = 1) -> RemoteDrafter:
-    identity = Identity("t", "v", "me", 320)
+    identity = TargetIdentity("t", "v", "me", 320)
     return RemoteDrafter(identity, parse_endpoints(address), None, seed, (), NGramDrafter())
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.workers.zmtp import COMMAND, GREETING, ProtocolError, Reader, frame, ready
+from streamserve.workers.zmtp import COMMAND, GREETING, FrameReader, ProtocolError, frame, ready
 from tests.fuzz.zmtp import INVALID_OPENINGS, handshakes
 
 HANDSHAKE = handshakes()["ZMTP 3.1"].removesuffix(b"\x00\x03abc")
@@ -12,7 +12,7 @@ HANDSHAKE = handshakes()["ZMTP 3.1"].removesuffix(b"\x00\x03abc")
 
 def read(data: bytes, cuts: list[int], max_bytes: int = 1000) -> tuple[list[bytes], bytes]:
     """Return the messages in `data`, fed in parts, and the bytes to answer."""
-    reader, messages, start = Reader(max_bytes), [], 0
+    reader, messages, start = FrameReader(max_bytes), [], 0
     for end in [*sorted(cuts), len(data)]:
         reader.feed(data[start:end])
         start = end
@@ -39,7 +39,7 @@ def test_messages_are_the_same_however_the_bytes_are_cut(
 
 @given(data=st.binary(max_size=200), greeted=st.booleans())
 def test_any_bytes_are_messages_or_an_error_of_the_protocol(data: bytes, greeted: bool) -> None:
-    reader = Reader(1000)
+    reader = FrameReader(1000)
     reader.feed((HANDSHAKE if greeted else b"") + data)
     try:
         messages = list(reader.messages())

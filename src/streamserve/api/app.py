@@ -47,7 +47,7 @@ from streamserve.api.prompt_streams.context import stream_context
 from streamserve.api.prompt_streams.routes import STREAM_ROUTES
 from streamserve.api.prompt_streams.socket import socket
 from streamserve.api.response_store import ResponseStore
-from streamserve.api.routes import Endpoint, bound
+from streamserve.api.routes import BoundRoute, bound
 from streamserve.api.settings import ApiSettings
 from streamserve.api.unsupported_routes import unsupported_endpoints
 from streamserve.protocol.sampling import SamplingParams
@@ -152,7 +152,7 @@ async def _lifespan(context: AppContext, batches: BatchContext, app: Starlette) 
 def _router_entries(context: AppContext, batches: BatchContext) -> list[BaseRoute]:
     """Return all routes. The first one that matches a request serves it."""
     streams = stream_context(context)
-    endpoints: list[Endpoint] = [
+    endpoints: list[BoundRoute] = [
         *bound((*COMPLETION_ROUTES, *CHAT_ROUTES), context),
         *bound((*RESPONSE_ROUTES, *STORED_RESPONSE_ROUTES, *MESSAGE_ROUTES), context),
         *bound((*EMBEDDING_ROUTES, *RERANK_ROUTES, *ADAPTER_ROUTES), context),

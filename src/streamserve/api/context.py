@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from streamserve.api.generator import Generator
 from streamserve.api.http.descriptors import Descriptors, client_descriptors
-from streamserve.api.http.drain import Drain
+from streamserve.api.http.drain import RequestGate
 from streamserve.api.http.json_scan import MAX_VALUES, MIN_CHARACTERS
 from streamserve.api.http.memory import MemoryAccount
 from streamserve.api.http.side_thread import SideThread
@@ -31,7 +31,7 @@ class AppContext:
     memory: MemoryAccount
     descriptors: Descriptors = field(default_factory=client_descriptors)
     stored: ResponseStore = field(default_factory=ResponseStore)
-    drain: Drain = field(default_factory=Drain)
+    drain: RequestGate = field(default_factory=RequestGate)
     side_thread: SideThread = field(default_factory=SideThread)
     grammar_thread: SideThread = field(default_factory=SideThread)
 

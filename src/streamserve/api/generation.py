@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from streamserve.api.context import AppContext
 from streamserve.api.generator import EnginePromptStream, Item
 from streamserve.api.http.limits import check_choices
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class GenerationTask:
 
     number: int
     request_id: str
-    prompt: Prompt
+    prompt: EncodedPrompt
     params: SamplingParams
     priority: int
     cache_salt: str
@@ -87,7 +87,7 @@ async def _generate_one(context: AppContext, task: GenerationTask, sink: Sink) -
     with context.metrics.request(length, task.params.n, limit, created) as recorder:
         async with aclosing(_items(context, task)) as stream:
             async for item in stream:
-                if isinstance(item, Delta):
+                if isinstance(item, ChoiceDelta):
                     recorder.delta(item)
                     _check(item)
                 elif isinstance(item, Usage):
@@ -109,7 +109,7 @@ def _items(context: AppContext, task: GenerationTask) -> AsyncGenerator[Item, No
     )
 
 
-def _check(delta: Delta) -> None:
+def _check(delta: ChoiceDelta) -> None:
     """Raise RequestError (503) for finish reasons that OpenAI's API lacks: they are server errors."""
     if delta.finish in ("abort", "error"):
         raise RequestError("the server ended this request before it was complete", status=503)

@@ -13,11 +13,11 @@ from streamserve.protocol.messages import ModelInfo, Pooled, PromptLogprobs
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import Renderer
-from streamserve.text.output import Delta, Usage
-from streamserve.text.reranker import Scoring
+from streamserve.text.output import ChoiceDelta, Usage
+from streamserve.text.reranker import RerankScoring
 from streamserve.text.tokenizer import Tokenizer
 
-Item = Delta | PromptLogprobs | Pooled | Usage
+Item = ChoiceDelta | PromptLogprobs | Pooled | Usage
 
 
 class Health(Protocol):
@@ -101,7 +101,7 @@ class Generator(Protocol):
         ...
 
     @property
-    def scoring(self) -> Scoring | None:
+    def scoring(self) -> RerankScoring | None:
         """Settings of scoring; None if the task is not to score."""
         ...
 

@@ -16,14 +16,14 @@ from streamserve.protocol.errors import RequestError
 _HELD = "held_models"
 
 
-class Lease(NamedTuple):
+class ModelLease(NamedTuple):
     """The context of a model, which stays loaded until `release` is called."""
 
     context: AppContext
     release: Callable[[], None]
 
 
-async def lease_of(context: AppContext, requested: str | None, patient: bool = False) -> Lease:
+async def lease_of(context: AppContext, requested: str | None, patient: bool = False) -> ModelLease:
     """Return the context of the model that a request names. The model stays loaded until the lease is
     released.
 
@@ -33,7 +33,7 @@ async def lease_of(context: AppContext, requested: str | None, patient: bool = F
     models = context.models
     name = models.find(requested)
     await models.acquire(name, context.drain, patient)
-    return Lease(context.of(name), partial(models.pool.release, name))
+    return ModelLease(context.of(name), partial(models.pool.release, name))
 
 
 async def routed(context: AppContext, request: Request, requested: str | None) -> AppContext:

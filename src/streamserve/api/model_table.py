@@ -9,7 +9,7 @@ from typing import Protocol
 from prometheus_client.registry import Collector
 
 from streamserve.api.generator import Generator, Health
-from streamserve.api.http.drain import Drain
+from streamserve.api.http.drain import RequestGate
 from streamserve.api.metrics.metrics import Metrics
 from streamserve.api.metrics.pool_metrics import ModelState, exposition_of_all
 from streamserve.api.settings import ApiSettings
@@ -70,7 +70,7 @@ class AlwaysLoaded:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingHealth:
     """The health of a server that serves requests."""
 
     ready: bool = True
@@ -136,7 +136,7 @@ class ModelTable:
             return self.entries[first].llm.health()
         healths = [entry.llm.health() for name, entry in self.entries.items() if self.loaded(name)]
         missing = "; ".join(health.missing for health in healths if health.missing)
-        return next((health for health in healths if not health.ready), Serving(missing=missing))
+        return next((health for health in healths if not health.ready), ServingHealth(missing=missing))
 
     def states(self) -> dict[str, str]:
         """Return the state of each model that is loaded on demand."""
@@ -152,7 +152,7 @@ class ModelTable:
         metrics = [entry.metrics.collector for entry in self.entries.values()]
         return exposition_of_all([*metrics, *self.collectors])
 
-    async def acquire(self, name: str, drain: Drain, patient: bool = False) -> None:
+    async def acquire(self, name: str, drain: RequestGate, patient: bool = False) -> None:
         """Wait until a model is loaded, and keep it loaded until the pool's `release`.
 
         Raises RequestError (503) if the model cannot be loaded, or not in time (unless `patient`), or if the
@@ -163,7 +163,7 @@ class ModelTable:
         else:
             await self._load(name, drain, patient)
 
-    async def _load(self, name: str, drain: Drain, patient: bool) -> None:
+    async def _load(self, name: str, drain: RequestGate, patient: bool) -> None:
         """Acquire a model. Raises RequestError (503) as soon as the server drains."""
         loading = asyncio.ensure_future(self.pool.acquire(name, patient))
         drained = asyncio.ensure_future(drain.begun())

@@ -8,7 +8,7 @@ from streamserve.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EncodedPrompt:
     """Token ids, and the text they were encoded from, if any."""
 
     ids: list[int]
@@ -18,11 +18,13 @@ class Prompt:
         """Return the prompt as text."""
         return tokenizer.decode(self.ids, skip_special_tokens) if self.text is None else self.text
 
-    def truncated(self, truncate_to: int | None) -> "Prompt":
+    def truncated(self, truncate_to: int | None) -> "EncodedPrompt":
         """Return the last `truncate_to` tokens, without text. If `truncate_to` is None, or the prompt is no
         longer than that, return the prompt itself."""
         return (
-            self if truncate_to is None or len(self.ids) <= truncate_to else Prompt(self.ids[-truncate_to:])
+            self
+            if truncate_to is None or len(self.ids) <= truncate_to
+            else EncodedPrompt(self.ids[-truncate_to:])
         )
 
     def offsets(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> Iterator[int]:

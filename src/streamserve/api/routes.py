@@ -63,7 +63,7 @@ class Route(Generic[C]):
     also: tuple[str, ...] = ()
 
 
-class Endpoint(NamedTuple):
+class BoundRoute(NamedTuple):
     """A route, and its handler with the context bound."""
 
     route: Route[Any]
@@ -76,10 +76,10 @@ class Endpoint(NamedTuple):
         return entry
 
 
-def bound(routes: Iterable[Route[C]], context: C) -> list[Endpoint]:
+def bound(routes: Iterable[Route[C]], context: C) -> list[BoundRoute]:
     """Return the endpoints of `routes` for `context`. Routes with an operation check their query
     parameters."""
-    return [Endpoint(route, _checked(route, partial(route.handler, context))) for route in routes]
+    return [BoundRoute(route, _checked(route, partial(route.handler, context))) for route in routes]
 
 
 def _checked(route: Route[Any], handler: Handler) -> Handler:

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.api.routes import Endpoint, Route, bound
+from streamserve.api.routes import BoundRoute, Route, bound
 from streamserve.protocol.errors import RequestError
 
 _GENERATES = "this server only generates and embeds text"
@@ -43,7 +43,7 @@ async def refuse(reason: str, request: Request) -> Response:
     raise RequestError(f"{request.url.path} is not supported: {reason}", status=404)
 
 
-def unsupported_endpoints() -> list[Endpoint]:
+def unsupported_endpoints() -> list[BoundRoute]:
     """Return the endpoints of unsupported routes.
 
     They must come after the supported routes: a path below a supported one may be listed here.

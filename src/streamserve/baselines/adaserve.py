@@ -12,7 +12,7 @@ from math import ceil
 from streamserve.contracts.tree import TokenTree, likeliest
 from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
 from streamserve.speculation.policies import SpeculationPolicy, stateless
-from streamserve.speculation.shapes import Seconds, Shape
+from streamserve.speculation.shapes import Seconds, TreeShape
 from streamserve.speculation.slo import LatencyRequirement
 
 MAX_DEPTH, MAX_WIDTH = 8, 4
@@ -33,9 +33,11 @@ def token_budget(step: Seconds) -> int:
     return max(1, min(round(step(1) / marginal), high)) if marginal > 0 else high
 
 
-def beam(budget: int, requests: int) -> Shape:
+def beam(budget: int, requests: int) -> TreeShape:
     """Return the shape of the candidate trees for `requests` requests (equations 8 and 9)."""
-    return Shape(max(1, min(MAX_DEPTH, ceil(budget / requests))), max(1, min(MAX_WIDTH, budget // requests)))
+    return TreeShape(
+        max(1, min(MAX_DEPTH, ceil(budget / requests))), max(1, min(MAX_WIDTH, budget // requests))
+    )
 
 
 def optimal(trees: Sequence[TokenTree], requirements: Sequence[float], budget: int) -> Selection | None:
@@ -129,7 +131,7 @@ def _first(nodes: Iterator[int], count: int) -> list[int]:
     return [node for node, _ in zip(nodes, range(count), strict=False)]
 
 
-def shapes(outlook: Outlook) -> list[Shape]:
+def shapes(outlook: Outlook) -> list[TreeShape]:
     """Return the shape of the candidate trees, one equal shape for each request."""
     count = len(outlook.candidates)
     return [beam(token_budget(outlook.step), max(count + len(outlook.undrafted), 1))] * count

@@ -17,7 +17,7 @@ from functools import partial
 
 from streamserve.speculation.outlook import Outlook
 from streamserve.speculation.policies import SpeculationPolicy
-from streamserve.speculation.shapes import PLAIN, Shape
+from streamserve.speculation.shapes import PLAIN, TreeShape
 
 HISTORY = 10
 BASE_DEPTH, GAIN = 5, 5.0
@@ -48,7 +48,7 @@ class Flow:
     accepted: int = 0
 
 
-def as_published(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[Shape], Flow]:
+def as_published(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple[list[TreeShape], Flow]:
     """Run Algorithm 4. A request keeps the depth of its first step. A pass verifies draft tokens of at most
     `micro_batch` sequences, the highest-ranked ones; the others decode in the same batch without draft
     tokens."""
@@ -63,7 +63,7 @@ def as_published(outlook: Outlook, flow: Flow, equations: bool = False) -> tuple
                 flow, outlook.acceptance or 0.0, outlook.load, outlook.throughput, equations
             )
     shapes = [
-        Shape(known[candidate.id], 1) if position < flow.micro_batch else PLAIN
+        TreeShape(known[candidate.id], 1) if position < flow.micro_batch else PLAIN
         for position, candidate in enumerate(outlook.candidates)
     ]
     return shapes, replace(flow, depths=known)
@@ -91,7 +91,7 @@ def adapt(
     return after, depth
 
 
-def corrected(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
+def corrected(outlook: Outlook, flow: Flow) -> tuple[list[TreeShape], Flow]:
     """Run the corrected algorithm. With the mean m of the flow vector's rates and their mean deviation v, the
     depth is d = clip(round((base + gain (2 max(0, m - 2v) - 1) min(2, scale)) (1 - min(load, 0.9))))."""
     flow = replace(flow, tested=flow.tested + outlook.tested, accepted=flow.accepted + outlook.accepted)
@@ -100,7 +100,9 @@ def corrected(outlook: Outlook, flow: Flow) -> tuple[list[Shape], Flow]:
         values = list(flow.values or (rate,) * HISTORY)
         values[flow.turn] = rate
         flow = replace(flow, values=tuple(values), turn=(flow.turn + 1) % HISTORY, tested=0, accepted=0)
-    return [Shape(corrected_depth(flow, outlook.load, outlook.throughput), 1)] * len(outlook.candidates), flow
+    return [TreeShape(corrected_depth(flow, outlook.load, outlook.throughput), 1)] * len(
+        outlook.candidates
+    ), flow
 
 
 def corrected_depth(flow: Flow, load: float, throughput: float) -> int:

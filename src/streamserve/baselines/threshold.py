@@ -2,7 +2,7 @@
 
 from streamserve.speculation.outlook import Outlook
 from streamserve.speculation.policies import SpeculationPolicy, stateless
-from streamserve.speculation.shapes import PLAIN, Shape
+from streamserve.speculation.shapes import PLAIN, TreeShape
 
 DEPTH = 4
 SMALL_BATCH, LARGE_BATCH = 8, 32
@@ -10,12 +10,14 @@ SMALL_BATCH, LARGE_BATCH = 8, 32
 urgent ones."""
 
 
-def shapes(outlook: Outlook) -> list[Shape]:
+def shapes(outlook: Outlook) -> list[TreeShape]:
     """Return a chain or none for each candidate, depending on the number of decoding requests and its
     priority."""
     batch = len(outlook.candidates) + len(outlook.undrafted)
     return [
-        Shape(DEPTH, 1) if batch <= SMALL_BATCH or (batch < LARGE_BATCH and candidate.priority < 0) else PLAIN
+        TreeShape(DEPTH, 1)
+        if batch <= SMALL_BATCH or (batch < LARGE_BATCH and candidate.priority < 0)
+        else PLAIN
         for candidate in outlook.candidates
     ]
 

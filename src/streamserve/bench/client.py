@@ -13,7 +13,7 @@ from streamserve.bench.errors import BenchError
 from streamserve.bench.events import DONE, Event, EventSplitter, parse_event
 from streamserve.bench.options import Endpoint
 from streamserve.bench.statistics import Outcome
-from streamserve.bench.workloads import Prompt
+from streamserve.bench.workloads import WorkloadPrompt
 
 ROUTES: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -37,7 +37,7 @@ class Target:
         """The URL of requests. A base URL that ends in /v1 works too."""
         return self.base_url.rstrip("/").removesuffix("/v1") + ROUTES[self.endpoint]
 
-    def body(self, prompt: Prompt) -> bytes:
+    def body(self, prompt: WorkloadPrompt) -> bytes:
         """Return the request body for `prompt`. Raises BenchError if the endpoint does not accept this kind
         of prompt."""
         body: dict[str, Any] = {"model": self.model, "stream": True}

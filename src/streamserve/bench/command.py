@@ -20,7 +20,7 @@ from streamserve.bench.errors import BenchError
 from streamserve.bench.load import Run, run_load
 from streamserve.bench.options import BenchOptions, Endpoint, LoadOptions, ServerOptions, WorkloadOptions
 from streamserve.bench.statistics import Outcome, parse_metrics, parse_targets, summarize
-from streamserve.bench.workloads import Prompt
+from streamserve.bench.workloads import WorkloadPrompt
 
 
 def run(options: BenchOptions) -> None:
@@ -66,7 +66,7 @@ def saved_settings(options: BenchOptions, model: str) -> dict[str, Any]:
     return {name: str(value) if value == math.inf else value for name, value in values.items()}
 
 
-def _prompts(options: WorkloadOptions, endpoint: Endpoint, rng: np.random.Generator) -> list[Prompt]:
+def _prompts(options: WorkloadOptions, endpoint: Endpoint, rng: np.random.Generator) -> list[WorkloadPrompt]:
     count = options.num_prompts
     if options.dataset == "random":
         lengths = workloads.RandomLengths(
@@ -108,7 +108,7 @@ async def _first_model(server: ServerOptions) -> str:
 
 async def _with_progress(
     target: Target,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[WorkloadPrompt],
     arrivals: Sequence[float],
     api_key: str | None,
     max_concurrency: int | None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from streamserve.bench.client import Target, open_session, send
 from streamserve.bench.statistics import Outcome
-from streamserve.bench.workloads import Prompt
+from streamserve.bench.workloads import WorkloadPrompt
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Run:
 
 async def run_load(
     target: Target,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[WorkloadPrompt],
     arrivals: Sequence[float],
     *,
     api_key: str | None = None,

@@ -22,7 +22,7 @@ _WORDS = tuple(_COMMON.split())
 
 
 @dataclass(frozen=True)
-class Prompt:
+class WorkloadPrompt:
     """A prompt. `content` is a text, token ids, or the messages of a chat.
 
     `output_tokens` is the number of tokens to request.
@@ -59,23 +59,26 @@ class RandomLengths:
 
 def random_tokens(
     count: int, lengths: RandomLengths, vocab_size: int, rng: np.random.Generator
-) -> list[Prompt]:
+) -> list[WorkloadPrompt]:
     """Return prompts of token ids below `vocab_size`, with exact lengths and no common prefixes."""
     return [
-        Prompt(tuple(int(token) for token in rng.integers(0, vocab_size, inputs)), outputs)
+        WorkloadPrompt(tuple(int(token) for token in rng.integers(0, vocab_size, inputs)), outputs)
         for inputs, outputs in lengths.draw(count, rng)
     ]
 
 
-def random_words(count: int, lengths: RandomLengths, rng: np.random.Generator) -> list[Prompt]:
+def random_words(count: int, lengths: RandomLengths, rng: np.random.Generator) -> list[WorkloadPrompt]:
     """Return prompts of common words, one word per requested token. Their lengths in tokens are approximate;
     for routes that accept texts."""
     return [
-        Prompt(" ".join(rng.choice(_WORDS, inputs)), outputs) for inputs, outputs in lengths.draw(count, rng)
+        WorkloadPrompt(" ".join(rng.choice(_WORDS, inputs)), outputs)
+        for inputs, outputs in lengths.draw(count, rng)
     ]
 
 
-def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Generator) -> list[Prompt]:
+def sharegpt(
+    path: Path, count: int, output_len: int | None, rng: np.random.Generator
+) -> list[WorkloadPrompt]:
     """Return the first questions of `count` ShareGPT conversations in random order.
 
     Outputs have `output_len` tokens; None: the length of the recorded answer at four characters per token.
@@ -90,12 +93,14 @@ def sharegpt(path: Path, count: int, output_len: int | None, rng: np.random.Gene
     usable = [(question, answer) for question, answer in pairs if question and answer]
     chosen = _choose(len(usable), count, path, rng)
     return [
-        Prompt(usable[index][0], output_len or math.ceil(len(usable[index][1]) / CHARACTERS_PER_TOKEN))
+        WorkloadPrompt(
+            usable[index][0], output_len or math.ceil(len(usable[index][1]) / CHARACTERS_PER_TOKEN)
+        )
         for index in chosen
     ]
 
 
-def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> list[Prompt]:
+def jsonl(path: Path, count: int, output_len: int, rng: np.random.Generator) -> list[WorkloadPrompt]:
     """Return the prompts of `count` lines in random order. Each line is {"prompt": text or token ids} or
     {"messages": [...]}.
 
@@ -120,7 +125,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 raise BenchError(f"{path}:{number} is not JSON: {error}") from error
 
 
-def _from_line(entry: Any, output_len: int, where: str) -> Prompt:
+def _from_line(entry: Any, output_len: int, where: str) -> WorkloadPrompt:
     match entry:
         case {"messages": [_, *_] as messages} if all(isinstance(m, dict) for m in messages):
             content: Any = tuple(messages)
@@ -135,7 +140,7 @@ def _from_line(entry: Any, output_len: int, where: str) -> Prompt:
     output_tokens = entry.get("output_tokens", output_len)
     if type(output_tokens) is not int or output_tokens < 1:
         raise BenchError(f"{where}: output_tokens must be a whole number from 1, got {output_tokens!r}")
-    return Prompt(content, output_tokens)
+    return WorkloadPrompt(content, output_tokens)
 
 
 def _choose(available: int, count: int, path: Path, rng: np.random.Generator) -> list[int]:

@@ -46,9 +46,9 @@ def inflate_model(
     For benchmarks: a step takes as long as with any other model of the larger shape, and the text is the
     text that SOURCE generates.
     """
-    from streamserve.execution.inflate import Shape, inflate
+    from streamserve.execution.inflate import ModelShape, inflate
 
-    shape = Shape(hidden, layers, heads, kv_heads, intermediate)
+    shape = ModelShape(hidden, layers, heads, kv_heads, intermediate)
     with _progress(f"inflating {source}") as show:
         inflate(_folder(source), out, shape, show)
     _print_size(out)

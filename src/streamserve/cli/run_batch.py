@@ -18,7 +18,7 @@ from streamserve.api.batches.caller import Caller
 from streamserve.api.batches.lines import (
     ENDPOINTS,
     LineError,
-    Place,
+    LinePosition,
     RequestLine,
     ResultLine,
     append_line,
@@ -78,7 +78,7 @@ def _checked(requests: BinaryIO, max_bytes: int) -> list[str]:
     return names
 
 
-def _line(requests: BinaryIO, place: Place) -> RequestLine:
+def _line(requests: BinaryIO, place: LinePosition) -> RequestLine:
     return parse_line(place.read(requests), place.number, ENDPOINTS)
 
 
@@ -115,7 +115,7 @@ async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done:
         rest = _rest(requests, settings.server.max_body_bytes, done)
         width = settings.server.batch_concurrency
 
-        async def work(place: Place) -> ResultLine:
+        async def work(place: LinePosition) -> ResultLine:
             line = _line(requests, place)
             return result_of(line.custom_id, await caller.answer(line, ""))
 
@@ -133,7 +133,7 @@ async def _answer(settings: Settings, requests: BinaryIO, results: FileIO, done:
     return failed
 
 
-async def _rest(requests: BinaryIO, max_bytes: int, done: int) -> AsyncIterator[Place]:
+async def _rest(requests: BinaryIO, max_bytes: int, done: int) -> AsyncIterator[LinePosition]:
     """Yield the positions of all requests except the first `done`."""
     for place in islice(places(requests, max_bytes), done, None):
         yield place

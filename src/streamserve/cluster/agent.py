@@ -21,16 +21,16 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from streamserve.cluster.head_socket import FAILED, connect
-from streamserve.cluster.membership import Begun, Command, Lost, Membership
+from streamserve.cluster.membership import Begun, Command, Membership, SessionLost
 from streamserve.cluster.worker_host import LaunchLeased, WorkerHost
 from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.fleet.worker_process import prepared_fork_server, start_worker
 from streamserve.protocol.cluster import (
     End,
-    Forward,
+    ForwardedMessage,
     FromAgent,
     FromMachine,
-    Launch,
+    LaunchWorker,
     Machine,
     decode_from_head,
     decode_to_machine,
@@ -161,18 +161,18 @@ class Agent:
                     self._config.own.public.hex(),
                 )
 
-    async def _apply(self, effects: Iterable[FromAgent | Begun | Command | Lost]) -> None:
+    async def _apply(self, effects: Iterable[FromAgent | Begun | Command | SessionLost]) -> None:
         for effect in list(effects):
             match effect:
                 case Begun(epoch):
                     self.joined_heads += 1
                     logger.warning("joined the head at %s (epoch %d)", self._config.head.address, epoch)
-                case Lost() if self._config.keep:
+                case SessionLost() if self._config.keep:
                     logger.error(
                         "the session with the head has ended: %s: keeping the workers", effect.reason
                     )
                     self._host.leave(effect)
-                case Lost(reason):
+                case SessionLost(reason):
                     logger.error("the session with the head has ended: %s: ending the workers", reason)
                     await self._host.end_all()
                 case Command(data):
@@ -186,9 +186,9 @@ class Agent:
 
     async def _execute(self, data: bytes) -> None:
         match decode_to_machine(data):
-            case Launch(config):
+            case LaunchWorker(config):
                 self._host.launch(config)
-            case Forward(worker, message):
+            case ForwardedMessage(worker, message):
                 await self._host.forward(worker, message)
             case End() as end:
                 self._host.end(end)

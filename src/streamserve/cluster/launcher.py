@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from streamserve.cluster.listener import ClusterListener, Received
-from streamserve.cluster.placement import Place, choose, without_kept
-from streamserve.cluster.registry import Agent, Body, Effect, Joined, Left, Registry, Reply
+from streamserve.cluster.listener import ClusterListener, ClusterMessage
+from streamserve.cluster.placement import AgentCandidate, choose, without_kept
+from streamserve.cluster.registry import AgentLeft, Body, Effect, Joined, RegisteredAgent, Registry, Reply
 from streamserve.cluster.remote_worker import RemoteWorker
 from streamserve.fleet.launcher import MachineState
 from streamserve.fleet.process_state import ProcessState
@@ -28,12 +28,12 @@ from streamserve.fleet.tasks import TaskSupervisor
 from streamserve.protocol.cluster import (
     MAX_SMALL_BYTES,
     Beat,
-    Ended,
-    Forward,
+    ForwardedMessage,
     FromMachine,
-    Launch,
+    LaunchWorker,
     Started,
     ToMachine,
+    WorkerEnded,
     decode_from_agent,
     decode_from_machine,
     encode,
@@ -97,7 +97,7 @@ class JoinLauncher:
         agent.kept = without_kept(agent.kept, config.worker.rpartition("/")[0])
         worker = RemoteWorker(config.worker, agent, self._command, self._config.lease)
         self.remote[config.worker] = worker
-        await self._command(agent, Launch(config))
+        await self._command(agent, LaunchWorker(config))
         logger.info("worker %s: on machine %s", config.worker, agent.name)
         try:
             await worker.until_started()
@@ -111,7 +111,7 @@ class JoinLauncher:
         state = self._workers.get(worker)
         remote = self.remote.get(f"{worker}/{state.incarnation}") if state else None
         if remote and not remote.over:
-            await self._command(remote.agent, Forward(remote.name, data))
+            await self._command(remote.agent, ForwardedMessage(remote.name, data))
 
     async def receive(self) -> tuple[str, int, bytes]:
         """Return the next message of a worker's present process. Raises the error that ended this launcher's
@@ -152,7 +152,7 @@ class JoinLauncher:
         for agent in [a for a in self.registry.agents.values() if a.name.endswith(ending)]:
             await self._apply(self.registry.end(agent, reason))
 
-    def _places(self) -> list[tuple[Agent, Place]]:
+    def _places(self) -> list[tuple[RegisteredAgent, AgentCandidate]]:
         running: dict[bytes, set[str]] = {token: set() for token in self.registry.agents}
         for worker in self.remote.values():
             if not worker.over and worker.agent.token in running:
@@ -160,7 +160,7 @@ class JoinLauncher:
         return [
             (
                 agent,
-                Place(
+                AgentCandidate(
                     agent.machine.identity, agent.machine.slots, running[token], agent.kept,
                     made_for=agent.name.rpartition(".")[2],
                 ),
@@ -168,12 +168,12 @@ class JoinLauncher:
             for token, agent in self.registry.agents.items()
         ]  # fmt: skip
 
-    def _free(self, worker: str) -> Agent | None:
+    def _free(self, worker: str) -> RegisteredAgent | None:
         places = self._places()
         chosen = choose(worker, [place for _, place in places], +self._waiting)
         return None if chosen is None else places[chosen][0]
 
-    async def _agent_for(self, started: str) -> Agent:
+    async def _agent_for(self, started: str) -> RegisteredAgent:
         """Wait for an agent with a free slot for NAME/INCARNATION. Raises OSError if there is none in time,
         or if the worker is removed meanwhile."""
         worker, _, incarnation = started.rpartition("/")
@@ -198,7 +198,7 @@ class JoinLauncher:
         finally:
             self._waiting[worker] -= 1
 
-    async def _command(self, agent: Agent, command: ToMachine) -> None:
+    async def _command(self, agent: RegisteredAgent, command: ToMachine) -> None:
         await self._apply(self.registry.send(agent, encode(command)))
 
     async def _receive(self) -> None:
@@ -207,7 +207,7 @@ class JoinLauncher:
             now = time.monotonic()
             await self._apply(self._heard(received, now))
 
-    def _heard(self, received: Received, now: float) -> Iterable[Effect]:
+    def _heard(self, received: ClusterMessage, now: float) -> Iterable[Effect]:
         """Charge for a message, decode it, and process it."""
         registry, peer = self.registry, received.peer
         size = len(received.data) if received.data else 0
@@ -234,12 +234,12 @@ class JoinLauncher:
                     await self._changed()
                 case Body(agent, data):
                     await self._take(agent, data)
-                case Left(agent, reason):
+                case AgentLeft(agent, reason):
                     logger.error("machine %s has left: %s", agent.name, reason)
                     for worker in [w for w in self.remote.values() if w.agent is agent]:
                         worker.lose(reason)
 
-    async def _take(self, agent: Agent, data: bytes) -> None:
+    async def _take(self, agent: RegisteredAgent, data: bytes) -> None:
         """Process a message of an agent. If it cannot be decoded, the agent's session is ended."""
         try:
             message = decode_from_machine(data)
@@ -254,7 +254,7 @@ class JoinLauncher:
 
     async def _hear(self, worker: RemoteWorker, message: FromMachine) -> None:
         match message:
-            case Forward(_, data):
+            case ForwardedMessage(_, data):
                 name, _, incarnation = worker.name.rpartition("/")
                 state = self._workers.get(name)
                 if state is not None and incarnation == str(state.incarnation):
@@ -263,7 +263,7 @@ class JoinLauncher:
                 worker.started(pid)
             case Beat():
                 worker.heard(message, time.monotonic())
-            case Ended():
+            case WorkerEnded():
                 worker.ended(message)
                 await self._changed()
 

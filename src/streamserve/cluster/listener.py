@@ -40,7 +40,7 @@ FAILURES: dict[int, str] = {
 
 
 @dataclass(frozen=True)
-class Received:
+class ClusterMessage:
     """A message of the connection `peer`, whose `key` is allowed. `data` is None unless the message has
     exactly one part."""
 
@@ -95,7 +95,7 @@ class ClusterListener:
             logger.warning("refused a connection: its key %s… is not allowed", digits[:8])
         return digits in self._allowed
 
-    async def receive(self) -> Received:
+    async def receive(self) -> ClusterMessage:
         """Return the next message."""
         while True:
             peer, *parts = await self.socket.recv_multipart(copy=False)
@@ -103,7 +103,7 @@ class ClusterListener:
                 key = z85.decode(str(parts[0].get("User-Id"))).hex() if parts else ""
             except (zmq.ZMQError, ValueError):
                 continue  # impossible, as the socket requires keys: no authenticated connection
-            return Received(peer.bytes, key, parts[0].buffer if len(parts) == 1 else None)
+            return ClusterMessage(peer.bytes, key, parts[0].buffer if len(parts) == 1 else None)
 
     async def send(self, peer: bytes, data: bytes) -> None:
         """Send a message to a peer. It is dropped if the peer is gone or does not read."""

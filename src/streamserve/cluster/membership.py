@@ -13,20 +13,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streamserve import __version__
-from streamserve.cluster.session import Session, SessionError
+from streamserve.cluster.session import PacketSession, SessionError
 from streamserve.protocol.cluster import (
     CLUSTER_VERSION,
+    AgentWelcome,
     Alive,
     Challenge,
+    ClusterRefused,
     FromAgent,
     FromHead,
     Knock,
     Machine,
     Packet,
-    Refused,
     Register,
     Resume,
-    Welcome,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Lost:
+class SessionLost:
     """The session is over, for a `reason`. By the time `until`, workers must have left the head, or ended.
     Blocks of other workers that they could write are used again a `lease` later."""
 
@@ -80,7 +80,7 @@ class Membership:
         self.expires = 0.0
         self.offset = 0.0
         """Difference of the head's clock and this machine's, from the quickest answer so far."""
-        self.session: Session | None = None
+        self.session: PacketSession | None = None
         self._quickest = float("inf")
         self._token = b""
         self._lease = 0.0
@@ -93,7 +93,7 @@ class Membership:
         """Whether there is a session."""
         return self.session is not None
 
-    def tick(self, now: float) -> Iterator[FromAgent | Lost]:
+    def tick(self, now: float) -> Iterator[FromAgent | SessionLost]:
         """Yield the events that are due: a Knock, an Alive, or the end of the lease."""
         if self.session is None:
             if now - self._acted >= KNOCK_SECONDS:
@@ -105,7 +105,7 @@ class Membership:
         elif now - self._acted >= min(max(self._lease / RENEWALS, FASTEST_RENEWAL), SLOWEST_RENEWAL):
             yield self._alive(now)
 
-    def heard(self, message: FromHead, now: float) -> Iterator[FromAgent | Begun | Command | Lost]:
+    def heard(self, message: FromHead, now: float) -> Iterator[FromAgent | Begun | Command | SessionLost]:
         """Process a message of the head. Raises JoinError if the head refuses this agent for good."""
         match message:
             case Challenge() if self.session is None:
@@ -118,14 +118,14 @@ class Membership:
                 self._epoch = self._highest_epoch = message.epoch
                 self._acted = now
                 yield Register(message.nonce, self.machine)
-            case Welcome() if self.session is None:
+            case AgentWelcome() if self.session is None:
                 self._token, self._lease = message.session, message.lease
                 # The lease began when the head processed the registration, which was sent after `_acted`.
-                self.session, self.expires = Session(), self._acted + message.lease
+                self.session, self.expires = PacketSession(), self._acted + message.lease
                 self._quickest = float("inf")
                 yield Begun(self._epoch)
                 yield self._alive(now)
-            case Refused():
+            case ClusterRefused():
                 yield from self._refused(message, now)
             case Packet() if self.session:
                 body = self.session.accept(message)
@@ -145,7 +145,7 @@ class Membership:
         yield Resume(self._token)
         yield self._alive(now, missing=True)
 
-    def send(self, body: bytes) -> Iterator[FromAgent | Lost]:
+    def send(self, body: bytes) -> Iterator[FromAgent | SessionLost]:
         """Send a message to the head. It is dropped if there is no session."""
         if self.session is None:
             return
@@ -159,7 +159,7 @@ class Membership:
         self._acted = now
         return Alive(self.session.sent, self.session.received, now, missing=missing)
 
-    def _renewed(self, session: Session, alive: Alive, now: float) -> Iterator[FromAgent | Lost]:
+    def _renewed(self, session: PacketSession, alive: Alive, now: float) -> Iterator[FromAgent | SessionLost]:
         try:
             again = session.answer(alive)
         except SessionError as error:
@@ -175,7 +175,7 @@ class Membership:
         if session.lacks(alive):
             yield self._alive(now, missing=True)
 
-    def _refused(self, refused: Refused, now: float) -> Iterator[FromAgent | Lost]:
+    def _refused(self, refused: ClusterRefused, now: float) -> Iterator[FromAgent | SessionLost]:
         if refused.reason == "version":
             raise JoinError(f"the head refuses this machine: {refused.text}")
         if self.session is None:
@@ -194,7 +194,7 @@ class Membership:
     def _leaving_seconds(self) -> float:
         return min(LEAVING_SHARE * self._lease, LEAVING_SECONDS) if self._leave else 0.0
 
-    def _lose(self, reason: str) -> Lost:
-        lost = Lost(reason, self.expires, self._lease)
+    def _lose(self, reason: str) -> SessionLost:
+        lost = SessionLost(reason, self.expires, self._lease)
         self.session, self._acted, self.expires = None, float("-inf"), 0.0
         return lost

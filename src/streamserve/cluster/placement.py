@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class AgentCandidate:
     """An agent of a `machine` with `slots` for workers, of which it runs `workers`. `kept` are workers of
     another head that it still runs. `made_for` is the worker for which it was created, or ""."""
 
@@ -42,7 +42,7 @@ def partner(worker: str) -> str:
     return f"{other}-{number}" if other else ""
 
 
-def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) -> int | None:
+def choose(worker: str, places: Sequence[AgentCandidate], waiting: Iterable[str] = ()) -> int | None:
     """Return the index of the place for a worker; None if there is no free slot.
 
     - First comes a place with a kept worker of the same name or role, then a place that was made for the
@@ -72,7 +72,7 @@ def choose(worker: str, places: Sequence[Place], waiting: Iterable[str] = ()) ->
     )
 
 
-def _has_space(worker: str, place: Place, others: Sequence[str]) -> bool:
+def _has_space(worker: str, place: AgentCandidate, others: Sequence[str]) -> bool:
     """Return whether a place has a free slot for a worker. Slots that are reserved for the `others` do not
     count: slots of kept workers with their roles, and a place that was made for one of them."""
     kept, roles = Counter(map(role_of, place.kept)), Counter(map(role_of, others))

@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from streamserve import __version__
-from streamserve.cluster.session import Session, SessionError
+from streamserve.cluster.session import PacketSession, SessionError
 from streamserve.protocol.cluster import (
     CLUSTER_VERSION,
+    AgentWelcome,
     Alive,
     Challenge,
+    ClusterRefused,
     FromAgent,
     FromHead,
     Knock,
     Machine,
     Packet,
     Reason,
-    Refused,
     Register,
     Resume,
-    Welcome,
 )
 from streamserve.protocol.numbers import plain
 from streamserve.system.token_bucket import TokenBucket
@@ -49,7 +49,7 @@ BYTE_RATE, BYTE_BURST = float(256 << 20), float(512 << 20)
 
 
 @dataclass(eq=False)
-class Agent:
+class RegisteredAgent:
     """An agent that joined at `joined_at`. `peer` is its present connection. It was last heard at
     `seen_at`."""
 
@@ -61,7 +61,7 @@ class Agent:
     joined_at: float = 0.0
     kept: list[str] = field(default_factory=list)
     """Workers of another head that it has kept, and that were not started for this head yet."""
-    session: Session = field(default_factory=Session)
+    session: PacketSession = field(default_factory=PacketSession)
     messages: TokenBucket = field(default_factory=lambda: TokenBucket(RATE, BURST))
     size: TokenBucket = field(default_factory=lambda: TokenBucket(BYTE_RATE, BYTE_BURST))
 
@@ -82,27 +82,27 @@ class Reply:
 class Joined:
     """An agent has joined."""
 
-    agent: Agent
+    agent: RegisteredAgent
 
 
 @dataclass(frozen=True)
 class Body:
     """A message of an agent, still encoded."""
 
-    agent: Agent
+    agent: RegisteredAgent
     data: bytes
 
 
 @dataclass(frozen=True)
-class Left:
+class AgentLeft:
     """An agent's session is over. Its workers may still run until its lease and the grace period have
     passed."""
 
-    agent: Agent
+    agent: RegisteredAgent
     reason: str
 
 
-Effect = Reply | Joined | Body | Left
+Effect = Reply | Joined | Body | AgentLeft
 
 
 class Registry:
@@ -111,12 +111,12 @@ class Registry:
 
     def __init__(self, epoch: int, lease: float, tokens: Callable[[int], bytes]) -> None:
         self.epoch, self.lease = epoch, lease
-        self.agents: dict[bytes, Agent] = {}
+        self.agents: dict[bytes, RegisteredAgent] = {}
         """The agents by session."""
         self.refused: dict[Reason, int] = {}
         self.challenged = 0
         self._tokens = tokens
-        self._by_peer: dict[bytes, Agent] = {}
+        self._by_peer: dict[bytes, RegisteredAgent] = {}
         self._challenges: dict[bytes, tuple[bytes, float]] = {}
         self._buckets: dict[str, TokenBucket] = {}
 
@@ -155,7 +155,7 @@ class Registry:
             case Resume():
                 yield from self._resume(peer, key, message, now)
             case Packet() | Alive() if agent is None:
-                yield Reply(peer, Refused("connection", "this connection has no session: join first"))
+                yield Reply(peer, ClusterRefused("connection", "this connection has no session: join first"))
             case Packet() if agent:
                 body = agent.session.accept(message)
                 if body is not None:
@@ -165,7 +165,7 @@ class Registry:
             case _:
                 yield self.refuse(peer, "unexpected", "this connection already has a session")
 
-    def send(self, agent: Agent, body: bytes) -> Iterator[Effect]:
+    def send(self, agent: RegisteredAgent, body: bytes) -> Iterator[Effect]:
         """Send a message to an agent."""
         if agent.token not in self.agents:
             return
@@ -181,18 +181,18 @@ class Registry:
                 yield from self.end(agent, f"no message from its machine for {self.lease:g} s")
         self._challenges = {p: c for p, c in self._challenges.items() if now - c[1] < CHALLENGE_SECONDS}
 
-    def end(self, agent: Agent, reason: str) -> Iterator[Effect]:
+    def end(self, agent: RegisteredAgent, reason: str) -> Iterator[Effect]:
         """End an agent's session."""
         if self.agents.pop(agent.token, None) is not None:
             self._by_peer.pop(agent.peer, None)
-            yield Reply(agent.peer, Refused("session", reason))
-            yield Left(agent, reason)
+            yield Reply(agent.peer, ClusterRefused("session", reason))
+            yield AgentLeft(agent, reason)
 
     def refuse(self, peer: bytes, reason: Reason, text: str) -> Reply:
         """Count, log and return a refusal."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
         logger.warning("refused a machine that wants to join: %s", text)
-        return Reply(peer, Refused(reason, text))
+        return Reply(peer, ClusterRefused(reason, text))
 
     def _challenge(self, peer: bytes, knock: Knock, now: float) -> Effect:
         if knock.version != CLUSTER_VERSION or knock.release != __version__:
@@ -217,9 +217,11 @@ class Registry:
         if len(self.agents) >= MAX_AGENTS:
             yield self.refuse(peer, "rate", f"at most {MAX_AGENTS} machines can join")
             return
-        agent = Agent(self._tokens(16), key, message.machine, peer, now, now, list(message.machine.kept))
+        agent = RegisteredAgent(
+            self._tokens(16), key, message.machine, peer, now, now, list(message.machine.kept)
+        )
         self.agents[agent.token] = self._by_peer[peer] = agent
-        yield Reply(peer, Welcome(agent.token, self.lease))
+        yield Reply(peer, AgentWelcome(agent.token, self.lease))
         yield Joined(agent)
 
     def _resume(self, peer: bytes, key: str, message: Resume, now: float) -> Iterator[Effect]:
@@ -232,7 +234,7 @@ class Registry:
         agent.seen_at = now
         self._by_peer[peer] = agent
 
-    def _alive(self, agent: Agent, alive: Alive, now: float) -> Iterator[Effect]:
+    def _alive(self, agent: RegisteredAgent, alive: Alive, now: float) -> Iterator[Effect]:
         session = agent.session
         try:
             again = session.answer(alive)

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from streamserve.cluster.registry import Agent
+from streamserve.cluster.registry import RegisteredAgent
 from streamserve.fleet.events import Heartbeat, WorkerLost
 from streamserve.fleet.worker_process import STOP_SECONDS
-from streamserve.protocol.cluster import Beat, End, Ended, ToMachine
+from streamserve.protocol.cluster import Beat, End, ToMachine, WorkerEnded
 
 
 class RemoteWorker:
@@ -16,14 +16,18 @@ class RemoteWorker:
     A lost worker counts as dead after `grace` seconds."""
 
     def __init__(
-        self, name: str, agent: Agent, command: Callable[[Agent, ToMachine], Awaitable[None]], grace: float
+        self,
+        name: str,
+        agent: RegisteredAgent,
+        command: Callable[[RegisteredAgent, ToMachine], Awaitable[None]],
+        grace: float,
     ) -> None:
         self.name = name
         self.agent = agent
         self._command = command
         self._grace = grace
         self._pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._end: asyncio.Future[Ended | str] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[WorkerEnded | str] = asyncio.get_running_loop().create_future()
         self._dead = asyncio.Event()
         self._beat: Heartbeat | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +63,7 @@ class RemoteWorker:
         """Record a sign of life."""
         self._beat = Heartbeat(now - beat.age, beat.phase, now - beat.still, beat.predicted)
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: WorkerEnded) -> None:
         """Record that the worker's process has ended."""
         self._dead.set()
         if not self._end.done():

@@ -21,7 +21,7 @@ class SessionError(Exception):
     """The session cannot continue: the other side does not acknowledge, or makes an impossible claim."""
 
 
-class Session:
+class PacketSession:
     """The packets of one session in both directions."""
 
     def __init__(self) -> None:

@@ -18,13 +18,21 @@ from typing import Any
 import msgspec
 
 from streamserve.cluster.hosted import Files, Hosted, LeasedWorker, State, files_of, fits, nearest
-from streamserve.cluster.membership import Lost, Membership
-from streamserve.cluster.session import Session
+from streamserve.cluster.membership import Membership, SessionLost
+from streamserve.cluster.session import PacketSession
 from streamserve.fleet.control_socket import ControlSocket
 from streamserve.fleet.events import WorkerLost
 from streamserve.fleet.process_state import ProcessState
 from streamserve.fleet.tasks import TaskSupervisor
-from streamserve.protocol.cluster import Beat, End, Ended, Forward, FromMachine, Machine, Started
+from streamserve.protocol.cluster import (
+    Beat,
+    End,
+    ForwardedMessage,
+    FromMachine,
+    Machine,
+    Started,
+    WorkerEnded,
+)
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.messages import Adopt, Leave, Left, encode
 
@@ -90,7 +98,7 @@ class WorkerHost:
                     hosted.state = State.SERVES
                     hosted.served.set()
                     await self._tell(Started(hosted.name, hosted.process.pid))
-                await self._tell(Forward(hosted.name, data))
+                await self._tell(ForwardedMessage(hosted.name, data))
 
     def launch(self, config: WorkerConfig) -> None:
         """Make a kept worker serve the head, or start a new process."""
@@ -109,7 +117,7 @@ class WorkerHost:
         elif hosted:
             self._tasks.spawn(hosted.process.stop(end.grace))
 
-    def leave(self, lost: Lost) -> None:
+    def leave(self, lost: SessionLost) -> None:
         """Let all workers leave the head, whose session is over."""
         self.leaving = True
         self._tasks.spawn(self._keep_workers(lost))
@@ -162,7 +170,7 @@ class WorkerHost:
         """Return the head's worker NAME/INCARNATION, if it runs."""
         return next((h for h in self._hosted.values() if h.of_head and h.name == worker), None)
 
-    async def _run(self, session: Session | None, config: WorkerConfig) -> None:
+    async def _run(self, session: PacketSession | None, config: WorkerConfig) -> None:
         """Make a kept worker serve the head with this session, or start a new process. If the kept worker
         ends before it serves, another worker is used."""
         try:
@@ -181,9 +189,9 @@ class WorkerHost:
                 await self._start(session, config, files)
         except OSError as error:
             if session is self._membership.session:
-                await self._tell(Ended(config.worker, str(error), []))
+                await self._tell(WorkerEnded(config.worker, str(error), []))
 
-    async def _start(self, session: Session | None, config: WorkerConfig, files: Files) -> None:
+    async def _start(self, session: PacketSession | None, config: WorkerConfig, files: Files) -> None:
         """Start a process. Raises OSError if that is not possible now."""
         peer = f"worker-{next(self._numbers)}"
         slot = next(slot for slot in itertools.count() if slot not in self._slots)
@@ -208,7 +216,7 @@ class WorkerHost:
             return
         await self._tell(Started(config.worker, process.pid))
 
-    async def _adopt(self, session: Session | None, hosted: Hosted, config: WorkerConfig) -> None:
+    async def _adopt(self, session: PacketSession | None, hosted: Hosted, config: WorkerConfig) -> None:
         """Let a kept worker serve the head. If it does not, it is ended. If the head is lost meanwhile, it is
         kept for the next."""
         logger.warning("worker %s: adopted from the previous head, as %s", hosted.name, config.worker)
@@ -248,7 +256,7 @@ class WorkerHost:
         if hosted.state is State.SERVES:
             await self._tell(_ended(hosted.name, ended))
 
-    async def _keep_workers(self, lost: Lost) -> None:
+    async def _keep_workers(self, lost: SessionLost) -> None:
         """Let all workers leave the head. Workers that may write to other workers' memory must leave before
         the lease ends, or are killed."""
         leaving = [hosted for hosted in self._hosted.values() if hosted.of_head]
@@ -297,6 +305,6 @@ class WorkerHost:
         self._membership.machine = msgspec.structs.replace(self._machine, kept=kept)
 
 
-def _ended(worker: str, lost: WorkerLost) -> Ended:
+def _ended(worker: str, lost: WorkerLost) -> WorkerEnded:
     suspects = None if lost.suspects is None else sorted(lost.suspects)
-    return Ended(worker, lost.reason[:2000], suspects, lost.phase, lost.report[:256], lost.ending)
+    return WorkerEnded(worker, lost.reason[:2000], suspects, lost.phase, lost.report[:256], lost.ending)

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from streamserve.contracts.tree import TokenTree
-from streamserve.protocol.messages import PromptLogprob, TopLogprob
+from streamserve.protocol.messages import LikelyToken, PromptLogprob
 from streamserve.protocol.sampling import SamplingParams
 
 TARGET = 0
@@ -106,7 +106,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
     token: int
     logprob: float | None = None
-    top: list[TopLogprob] | None = None
+    top: list[LikelyToken] | None = None
     ends: bool = False
 
 

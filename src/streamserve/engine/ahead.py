@@ -13,8 +13,7 @@ is allocated again, its new owner's step is launched later on the same device, w
 Nothing else is planned ahead: new requests, edits, and steps for which memory is short wait for the results.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as List
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -22,7 +21,7 @@ from itertools import compress
 from streamserve.contracts.plan import TARGET, UNKNOWN_TOKEN, Span, StepPlan
 from streamserve.contracts.tree import root
 from streamserve.engine.scheduler import Proposal, Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import TransferRole
 from streamserve.speculation.controller import Round
 
@@ -42,8 +41,8 @@ class Flight:
 
     plan: StepPlan
     round: Round
-    proposals: List[Proposal]
-    members: List[Sequence]
+    proposals: Sequence[Proposal]
+    members: Sequence[EngineSequence]
     began: float
     ahead: int = 0
 
@@ -56,7 +55,7 @@ class Flight:
     def kv_tokens(self) -> int:
         return sum(span.start for span in self.plan.spans)
 
-    def standing(self, live: Mapping[int, Sequence]) -> list[bool]:
+    def standing(self, live: Mapping[int, EngineSequence]) -> list[bool]:
         """Return, for each span, whether its result is still valid: its sequence is `live` and has not been
         edited meanwhile."""
         pairs, get = zip(self.plan.spans, self.members, strict=True), live.get
@@ -71,7 +70,7 @@ class Flight:
 
 def plan_ahead(
     flight: Flight, scheduler: Scheduler, limit: int = MAX_AHEAD
-) -> tuple[StepPlan, list[Sequence]] | None:
+) -> tuple[StepPlan, list[EngineSequence]] | None:
     """Return the plan of the step after `flight`, whose results are not known yet, and its sequences. Returns
     None if the step depends on these results, or `limit` steps in a row were planned ahead. Allocates the
     blocks that the step needs."""
@@ -108,7 +107,7 @@ def plan_ahead(
     return StepPlan(scheduler.steps, [], [], [], spans), [sequence for _, sequence in going]
 
 
-def _only_goes_on(span: Span, sequence: Sequence) -> bool:
+def _only_goes_on(span: Span, sequence: EngineSequence) -> bool:
     """Whether a sequence gets exactly one new token in the step of `span`, and goes on with it unless it
     ends."""
     return (

@@ -1,7 +1,6 @@
 """Batch candidates of a step: the service order, and the maximum query tokens of each sequence."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -11,11 +10,11 @@ from msgspec.structs import replace
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.reservations import may_fail_to_start
-from streamserve.engine.sequence import MemoryClaim, Sequence
+from streamserve.engine.sequence import EngineSequence, MemoryClaim
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.scheduling.feasibility import Load
 from streamserve.scheduling.ordering import BatchCap, Order, rank, service_order
-from streamserve.scheduling.prefill import Chunk, DecodeBatch, chunks
+from streamserve.scheduling.prefill import DecodeBatch, PrefillChunk, chunks
 from streamserve.scheduling.request import RequestView
 from streamserve.scheduling.slo_admission import admit, aging_in, has_begun, needs_admission
 from streamserve.speculation.controller import Speculation
@@ -31,7 +30,7 @@ hundreds of streams."""
 RECENT_WEIGHT = 0.05
 """Weight of the latest observation in a running average."""
 
-Prefilling = tuple[Sequence, RequestView]
+Prefilling = tuple[EngineSequence, RequestView]
 """A sequence that does not decode yet, and its view."""
 
 
@@ -82,23 +81,23 @@ class BatchCandidates:
       would miss their latency targets if these sequences decoded here.
     """
 
-    ranked: list[Sequence]
-    service_order: list[Sequence]
+    ranked: list[EngineSequence]
+    service_order: list[EngineSequence]
     budget: int
-    chunks: dict[int, Chunk]
+    chunks: dict[int, PrefillChunk]
     exclusive: bool = False
     defer_streams: bool = False
     idle: bool = False
-    deferred_handovers: List[Sequence] = ()
+    deferred_handovers: Sequence[EngineSequence] = ()
 
-    def deferred(self, sequence: Sequence) -> bool:
+    def deferred(self, sequence: EngineSequence) -> bool:
         """Whether the sequence is deferred: it is served only after complete prompts."""
         return self.defer_streams and sequence.stream.open
 
 
 def batch_candidates(
-    sequences: List[Sequence],
-    expected: List[Sequence],
+    sequences: Sequence[EngineSequence],
+    expected: Sequence[EngineSequence],
     config: EngineConfig,
     order: Order,
     now: float,
@@ -130,7 +129,7 @@ def batch_candidates(
         ranked=[sequences[i] for i in ranking],
         service_order=[sequences[i] for i in serving],
         budget=budget,
-        chunks=limits | {sequence.id: Chunk(0, 0) for sequence in deferred},
+        chunks=limits | {sequence.id: PrefillChunk(0, 0) for sequence in deferred},
         exclusive=order.exclusive,
         defer_streams=order.complete_first,
         idle=idle,
@@ -144,7 +143,7 @@ def _deferred_handovers(
     now: float,
     speculation: Speculation,
     averages: RunningAverages,
-) -> list[Sequence]:
+) -> list[EngineSequence]:
     """Return the sequences in `prefilling` whose KV another worker computes, and that SLO admission does not
     let decode here yet. `views` has the views of all sequences of the engine."""
     handovers = [
@@ -170,14 +169,14 @@ def _chunk_limits(
     now: float,
     speculation: Speculation,
     averages: RunningAverages,
-) -> dict[int, Chunk]:
+) -> dict[int, PrefillChunk]:
     """Return the chunks that an order gives the sequences in `prefilling`, by sequence id."""
     startable = [
         (sequence, view)
         for sequence, view in prefilling
         if not sequence.passed_over and sequence.transfer.role is not TransferRole.RECEIVER
     ]
-    limits: dict[int, Chunk] = {}
+    limits: dict[int, PrefillChunk] = {}
     if order.by_targets and prefilling:
         if startable:
             limits = _slo_chunks(startable, views, config, now, speculation, averages)
@@ -187,7 +186,7 @@ def _chunk_limits(
     return limits
 
 
-def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float) -> RequestView:
+def request_view(sequence: EngineSequence, todo: int, now: float, token_seconds: float) -> RequestView:
     """Return the view of a sequence that has `todo` tokens to compute, each in about `token_seconds`. There
     may be hundreds of sequences in a step, so properties are read only where they can differ from their
     defaults."""
@@ -222,7 +221,7 @@ def request_view(sequence: Sequence, todo: int, now: float, token_seconds: float
     )
 
 
-def _idle_view(sequence: Sequence, now: float) -> RequestView:
+def _idle_view(sequence: EngineSequence, now: float) -> RequestView:
     """Return the view of a sequence with nothing to compute now. Idle prompt streams are the first to lose
     their memory."""
     return RequestView(
@@ -258,7 +257,7 @@ def _slo_chunks(
     now: float,
     speculation: Speculation,
     averages: RunningAverages,
-) -> dict[int, Chunk]:
+) -> dict[int, PrefillChunk]:
     """Return the chunks of `prompts` that latency targets allow, by sequence id. `views` has the views of all
     sequences of the engine."""
     decoding = [view for view in views if view.decoding and view.running]
@@ -282,7 +281,7 @@ def _slo_chunks(
     streams = _first_prompts(
         [entry for entry in admitted if not entry[1].complete], STREAM_BUDGETS * config.max_num_batched_tokens
     )
-    limits = {sequence.id: Chunk(0, 0) for sequence, _ in prompts}
+    limits = {sequence.id: PrefillChunk(0, 0) for sequence, _ in prompts}
     for group in filter(None, (complete, streams)):
         planned = chunks([view for _, view in group], decode_batch, averages.output, config.prefill_share)
         limits |= {sequence.id: chunk for (sequence, _), chunk in zip(group, planned, strict=True)}
@@ -323,31 +322,31 @@ def _admitted_prompts(
     return [entry for entry in prompts if entry[0].id not in rejected]
 
 
-def _tentative_chunks(prefilling: list[Prefilling]) -> dict[int, Chunk]:
+def _tentative_chunks(prefilling: list[Prefilling]) -> dict[int, PrefillChunk]:
     """Return chunks of one token for the sequences that may fail to start, by sequence id. The tokens of a
     larger chunk would be lost to the sequences that they wait for."""
-    return {sequence.id: Chunk(1, 1) for sequence, _ in prefilling if may_fail_to_start(sequence)}
+    return {sequence.id: PrefillChunk(1, 1) for sequence, _ in prefilling if may_fail_to_start(sequence)}
 
 
 def _edit_stable_chunks(
-    prompts: list[Prefilling], limits: dict[int, Chunk], max_chunk: int
-) -> dict[int, Chunk]:
+    prompts: list[Prefilling], limits: dict[int, PrefillChunk], max_chunk: int
+) -> dict[int, PrefillChunk]:
     """Return chunks for the prompt streams among `prompts`, by sequence id: within `limits`, and without
     tokens that are less edit-stable than the first one."""
     stable = {}
     for sequence, view in prompts:
         if not view.complete:
-            chunk = limits.get(sequence.id) or Chunk(max_chunk, 1)
+            chunk = limits.get(sequence.id) or PrefillChunk(max_chunk, 1)
             tokens = min(chunk.tokens, sequence.edit_stable_tokens)
-            stable[sequence.id] = Chunk(tokens, min(tokens, chunk.due))
+            stable[sequence.id] = PrefillChunk(tokens, min(tokens, chunk.due))
     return stable
 
 
 def workload(
-    sequences: List[Sequence],
+    sequences: Sequence[EngineSequence],
     config: EngineConfig,
     order: Order,
-    arriving: Sequence,
+    arriving: EngineSequence,
     speculation: Speculation,
     averages: RunningAverages,
 ) -> Load:
@@ -371,7 +370,7 @@ def workload(
     )
 
 
-def _decodes_now(sequence: Sequence) -> bool:
+def _decodes_now(sequence: EngineSequence) -> bool:
     """Whether a sequence decodes on this worker, or will when its KV has landed."""
     expected = sequence.status is SequenceStatus.AWAITING_KV and sequence.decodes
     return bool(sequence.kv.blocks) and (sequence.outputs > 0 or expected)

@@ -8,7 +8,7 @@ A block is written only while exactly one sequence holds it and no lookup can fi
 
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_pool import BlockPool
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import TransferRole
 from streamserve.scheduling.prefix import extend_hashes
 
@@ -30,7 +30,7 @@ class BlockTables:
         """Return the number of blocks for `length` positions."""
         return -(-length // self.block_size)
 
-    def match(self, sequence: Sequence) -> list[int]:
+    def match(self, sequence: EngineSequence) -> list[int]:
         """Return the cached blocks of a waiting sequence's longest known prefix, without taking references.
         The last token is left out if its logits are needed. While prompt log-probabilities are due, the whole
         prompt must be computed, and no blocks are returned. Stores the cached prefix length in
@@ -48,17 +48,17 @@ class BlockTables:
         sequence.kv.cached = len(cached) * self.block_size
         return cached
 
-    def next_hash(self, sequence: Sequence) -> bytes | None:
+    def next_hash(self, sequence: EngineSequence) -> bytes | None:
         """Return the hash of the first full block that a waiting sequence has to compute; None if it has no
         full block to compute."""
         known = len(self.match(sequence))
         return sequence.kv.hashes[known] if known < len(sequence.kv.hashes) else None
 
-    def pending_hashes(self, sequence: Sequence) -> set[bytes]:
+    def pending_hashes(self, sequence: EngineSequence) -> set[bytes]:
         """Return the hashes of the full blocks that a running sequence is about to compute."""
         return set(sequence.kv.hashes[sequence.kv.computed[TARGET] // self.block_size :])
 
-    def attach(self, sequence: Sequence, blocks: list[int]) -> None:
+    def attach(self, sequence: EngineSequence, blocks: list[int]) -> None:
         """Give a waiting sequence references to the cached `blocks` that `match` returned."""
         for block in blocks:
             self.pool.share(block)
@@ -69,23 +69,23 @@ class BlockTables:
                 whole += 1
             sequence.kv.computed[group] = whole * self.block_size
 
-    def writable(self, sequence: Sequence, tokens: int) -> bool:
+    def writable(self, sequence: EngineSequence, tokens: int) -> bool:
         """Whether the next `tokens` positions can be written without allocating or copying."""
         held = len(sequence.kv.blocks) * self.block_size
         return sequence.kv.computed[TARGET] + tokens <= held and not self._copy_needed(sequence)
 
-    def shortage(self, sequence: Sequence, tokens: int) -> int:
+    def shortage(self, sequence: EngineSequence, tokens: int) -> int:
         """Return the number of free blocks that are missing to write the next `tokens` positions."""
         length = sequence.kv.computed[TARGET] + tokens
         needed = self.blocks_for(length) - len(sequence.kv.blocks) + self._copy_needed(sequence)
         return max(0, needed - self.pool.free)
 
-    def free_slots(self, sequence: Sequence) -> int:
+    def free_slots(self, sequence: EngineSequence) -> int:
         """Return how many next positions could be written with the blocks that are free now."""
         blocks = len(sequence.kv.blocks) + self.pool.free - self._copy_needed(sequence)
         return max(0, blocks * self.block_size - sequence.kv.computed[TARGET])
 
-    def grow(self, sequence: Sequence, tokens: int) -> None:
+    def grow(self, sequence: EngineSequence, tokens: int) -> None:
         """Make the next `tokens` positions writable. There must be no shortage."""
         if self._copy_needed(sequence):
             index = sequence.kv.computed[TARGET] // self.block_size
@@ -101,11 +101,11 @@ class BlockTables:
         while len(sequence.kv.blocks) < self.blocks_for(sequence.kv.computed[TARGET] + tokens):
             sequence.kv.blocks.append(self.pool.allocate())
 
-    def trim(self, sequence: Sequence, tokens: int) -> None:
+    def trim(self, sequence: EngineSequence, tokens: int) -> None:
         """Free the blocks beyond the next `tokens` positions."""
         self.trim_to(sequence, sequence.kv.computed[TARGET] + tokens)
 
-    def trim_to(self, sequence: Sequence, length: int) -> None:
+    def trim_to(self, sequence: EngineSequence, length: int) -> None:
         """Free the blocks beyond the first `length` positions, with the KV of all KV cache groups in them. A
         draft model may have computed more tokens than the target."""
         keep = self.blocks_for(length)
@@ -123,7 +123,7 @@ class BlockTables:
         self._sources = []
         return copies
 
-    def fork(self, source: Sequence, target: Sequence) -> None:
+    def fork(self, source: EngineSequence, target: EngineSequence) -> None:
         """Let `target` share all blocks of `source`."""
         for block in source.kv.blocks:
             self.pool.share(block)
@@ -131,7 +131,7 @@ class BlockTables:
         target.kv.hashes = list(source.kv.hashes)
         target.kv.computed = list(source.kv.computed)
 
-    def register(self, sequence: Sequence) -> None:
+    def register(self, sequence: EngineSequence) -> None:
         """Add a sequence's full computed blocks to the prefix index."""
         if not self.prefix_caching:
             return
@@ -148,12 +148,12 @@ class BlockTables:
             for index in range(first + 1, full):
                 self.pool.register(sequence.kv.blocks[index], sequence.kv.hashes[index], 1 << group)
 
-    def unregister(self, sequence: Sequence) -> None:
+    def unregister(self, sequence: EngineSequence) -> None:
         """Remove the sequence's blocks, whose KV may be wrong, from the prefix index."""
         for block in sequence.kv.blocks:
             self.pool.forget(block)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: EngineSequence) -> None:
         """Release all of the sequence's blocks. Lookups still find those in the prefix index."""
         self.pool.release(sequence.kv.blocks)
         sequence.kv.blocks = []
@@ -168,7 +168,7 @@ class BlockTables:
         else:
             self.pool.release([source])
 
-    def _copy_needed(self, sequence: Sequence) -> bool:
+    def _copy_needed(self, sequence: EngineSequence) -> bool:
         """Whether the block of the next token is shared or cached, and must be copied before it is
         written."""
         index = sequence.kv.computed[TARGET] // self.block_size

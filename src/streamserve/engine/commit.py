@@ -8,7 +8,7 @@ from streamserve.engine.batch import RunningAverages
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.observer import Observer
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus
 from streamserve.protocol.messages import (
     DraftVerified,
@@ -20,7 +20,7 @@ from streamserve.protocol.messages import (
     Token,
 )
 from streamserve.protocol.reports import STEP_TOKENS, StepTokens
-from streamserve.speculation.controller import Counters
+from streamserve.speculation.controller import SpeculationCounters
 
 _NO_STEPS = StepTokens(counts=[0] * (len(STEP_TOKENS) + 1), total=0)
 NOT_FINITE = "the model gave numbers that are not finite (NaN or infinite) for this request"
@@ -37,7 +37,7 @@ class StepCommitter:
         transfers: KVTransferManager,
         averages: RunningAverages,
         observer: Observer,
-        speculation: Counters,
+        speculation: SpeculationCounters,
         eos: frozenset[int],
         max_model_len: int,
     ) -> None:
@@ -53,7 +53,7 @@ class StepCommitter:
         self.step_tokens = _NO_STEPS
         self._generated_before = 0
 
-    def count_step(self, spans: Iterable[tuple[Span, Sequence]]) -> None:
+    def count_step(self, spans: Iterable[tuple[Span, EngineSequence]]) -> None:
         """Count the tokens of a committed step: the prompt tokens that its `spans` computed, and the
         generated tokens."""
         prompts = sum(
@@ -98,7 +98,7 @@ class StepCommitter:
             events += self._extend(branch, sampled)
         return events
 
-    def commit_next(self, span: Span, sequence: Sequence, outcome: SpanResult) -> list[Event]:
+    def commit_next(self, span: Span, sequence: EngineSequence, outcome: SpanResult) -> list[Event]:
         """Commit the result of a span in a step planned ahead (engine/ahead.py): exactly one next token. The
         short form of `commit`, for speed."""
         if outcome.not_finite or outcome.error:
@@ -117,7 +117,7 @@ class StepCommitter:
             self._transfers.remove(sequence)
         return [_token(sequence, sequence.choices[0], token, finish)]
 
-    def _extend_by_draft(self, sequence: Sequence, drafted: int, sampled: list[Sampled]) -> list[Event]:
+    def _extend_by_draft(self, sequence: EngineSequence, drafted: int, sampled: list[Sampled]) -> list[Event]:
         """Append the accepted draft tokens out of `drafted`, and the target's further token. Tokens after a
         token that ends the sequence are dropped, and do not count as accepted."""
         choice, outputs = sequence.choices[0], sequence.outputs
@@ -126,7 +126,7 @@ class StepCommitter:
         self._speculation.accept(accepted)
         return [DraftVerified(sequence.request, sequence.attempt, choice, drafted, accepted), *tokens]
 
-    def _corrupted(self, sequence: Sequence) -> list[Event]:
+    def _corrupted(self, sequence: EngineSequence) -> list[Event]:
         """End a sequence whose logits are not finite, and remove its KV from the prefix index."""
         self.corrupted_requests += 1
         self._scheduler.tables.unregister(sequence)
@@ -136,7 +136,7 @@ class StepCommitter:
             for choice in sequence.choices
         ]
 
-    def _end_pooled(self, sequence: Sequence, vector: bytes) -> list[Event]:
+    def _end_pooled(self, sequence: EngineSequence, vector: bytes) -> list[Event]:
         """End a sequence whose result is the pooled `vector`."""
         request, attempt = sequence.request, sequence.attempt
         self._scheduler.tables.register(sequence)
@@ -145,7 +145,7 @@ class StepCommitter:
         self._transfers.remove(sequence)
         return [Pooled(request, attempt, vector), Finished(request, attempt, sequence.choices[0], "stop")]
 
-    def _hand_over(self, sequence: Sequence, outcome: SpanResult) -> list[Event]:
+    def _hand_over(self, sequence: EngineSequence, outcome: SpanResult) -> list[Event]:
         """Emit the first token of each choice. The sequence keeps its blocks until its KV has landed on the
         decode worker."""
         events: list[Event] = []
@@ -174,7 +174,7 @@ class StepCommitter:
             self._transfers.remove(sequence)
         return events
 
-    def _extend(self, sequence: Sequence, sampled: list[Sampled]) -> list[Event]:
+    def _extend(self, sequence: EngineSequence, sampled: list[Sampled]) -> list[Event]:
         """Append the `sampled` tokens up to the first one that ends the sequence. The step has computed KV
         for all of them but the last."""
         events: list[Event] = []
@@ -203,7 +203,7 @@ class StepCommitter:
         return events
 
 
-def _prompt_logprobs(sequence: Sequence, span: Span, outcome: SpanResult) -> list[Event]:
+def _prompt_logprobs(sequence: EngineSequence, span: Span, outcome: SpanResult) -> list[Event]:
     """Return the event with this chunk's prompt log-probabilities. After a preemption the chunk may repeat
     positions; these were sent before and are left out."""
     start = span.start + 1
@@ -221,11 +221,11 @@ def _last(events: list[Event]) -> Token | Finished:
     return last
 
 
-def _refused(sequence: Sequence, choice: int, error: str) -> Finished:
+def _refused(sequence: EngineSequence, choice: int, error: str) -> Finished:
     return Finished(sequence.request, sequence.attempt, choice, "error", error)
 
 
-def _token(sequence: Sequence, choice: int, sampled: Sampled, finish: FinishReason | None) -> Token:
+def _token(sequence: EngineSequence, choice: int, sampled: Sampled, finish: FinishReason | None) -> Token:
     return Token(
         sequence.request,
         sequence.attempt,

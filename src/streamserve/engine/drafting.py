@@ -19,22 +19,22 @@ from streamserve.contracts.tree import TokenTree
 from streamserve.engine.batch import RunningAverages
 from streamserve.engine.observer import Journal, Observer
 from streamserve.engine.scheduler import Proposal, Scheduler
-from streamserve.engine.sequence import Sequence
-from streamserve.speculation.controller import NO_CANDIDATES, DecodeBatch, Round, Speculation
+from streamserve.engine.sequence import EngineSequence
+from streamserve.speculation.controller import NO_CANDIDATES, Round, Speculation, SpeculationBatch
 from streamserve.speculation.outlook import Candidate
-from streamserve.speculation.shapes import PLAIN, Shape, fit
+from streamserve.speculation.shapes import PLAIN, TreeShape, fit
 
 DRAFT_AHEAD = True
 """Whether a device drafts for the next step before the host knows the results of the present one."""
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingTrees:
     """Trees that a step verifies before the host knows them: their requests and shapes, the number of tokens
     that the draft model had to read first (`catch_up`), and when drafting began."""
 
     requests: dict[int, DraftRequest]
-    shapes: list[Shape]
+    shapes: list[TreeShape]
     catch_up: int
     started: float
 
@@ -64,7 +64,7 @@ class Drafting:
         self._observer = observer
         self._averages = averages
         self._journal = journal
-        self._pending: _Pending | None = None
+        self._pending: _PendingTrees | None = None
         self._collected = 0.0
         """When the last step with pending trees ended. Drafting ahead of its results began then."""
         self._read: dict[int, tuple[int, int]] = {}
@@ -98,7 +98,7 @@ class Drafting:
         if pending := self._pending_trees(proposals, round, shapes):
             ahead = self._device_drafter is not None and self._device_drafter.began_ahead
             began = self._collected if ahead else started
-            self._pending = _Pending(requests, shapes, catch_up, began)
+            self._pending = _PendingTrees(requests, shapes, catch_up, began)
             return round, pending
         trees = self._collect(requests, started)
         spent = self._clock() - started
@@ -111,7 +111,7 @@ class Drafting:
         return isinstance(self._drafter, CompilingDrafter) and self._drafter.compiled
 
     def _pending_trees(
-        self, proposals: list[Proposal], round: Round, shapes: list[Shape]
+        self, proposals: list[Proposal], round: Round, shapes: list[TreeShape]
     ) -> dict[int, TokenTree]:
         """Return the trees that the device is drafting, if they are to be verified as a whole in a step
         without prompts. That step can be launched right after the drafting. Otherwise return none."""
@@ -162,7 +162,7 @@ class Drafting:
         eligible = [p for p in proposals if p.nodes and self._worth_catching_up(p.sequence, worth)]
         eligible_ids = {proposal.sequence.id for proposal in eligible}
         budget = self._config.max_num_batched_tokens - len(eligible)
-        batch = DecodeBatch(
+        batch = SpeculationBatch(
             candidates=[_candidate(proposal) for proposal in eligible],
             requirements={
                 p.sequence.id: p.sequence.requirement
@@ -188,7 +188,7 @@ class Drafting:
                 self._scheduler.sequences[id].kv.computed[DRAFT] = requests[id].length
         return trees
 
-    def foresee(self, sequences: Iterable[Sequence]) -> None:
+    def foresee(self, sequences: Iterable[EngineSequence]) -> None:
         """Let a remote drafter read the prompts of new or edited sequences, so that it has read them before
         the target has computed them."""
         if isinstance(self._drafter, RemoteDraft) and self.speculation.is_drafting:
@@ -214,7 +214,7 @@ class Drafting:
             ends = [(s, span.start + len(span.tokens)) for s, span in spans if s.transfer.role.sends]
             self._catch_up(ends, sum(end for _, end in ends))
 
-    def _catch_up(self, ends: list[tuple[Sequence, int]], left: int) -> None:
+    def _catch_up(self, ends: list[tuple[EngineSequence, int]], left: int) -> None:
         """Let the draft model read each sequence up to its end in `ends`, at most `left` tokens in all."""
         requests = []
         for sequence, last in ends:
@@ -253,7 +253,7 @@ class Drafting:
         """Whether there is a draft model with its own KV, and it should read prompts."""
         return self._drafter is not None and self._drafter.group == DRAFT and self.speculation.is_drafting
 
-    def _worth_catching_up(self, sequence: Sequence, worth: Callable[[int, float], bool]) -> bool:
+    def _worth_catching_up(self, sequence: EngineSequence, worth: Callable[[int, float], bool]) -> bool:
         """Whether the draft model should read the part of the text that it has not read, in order to draft
         for the expected output."""
         if self._drafter is None or self._drafter.group != DRAFT:
@@ -261,19 +261,19 @@ class Drafting:
         left = min(sequence.outputs_left(self._config.max_model_len), self._averages.output)
         return worth(len(sequence.tokens) - sequence.kv.computed[DRAFT], left)
 
-    def _allocate(self, proposal: Proposal, shape: Shape) -> Shape:
+    def _allocate(self, proposal: Proposal, shape: TreeShape) -> TreeShape:
         """Allocate slots for the shape's nodes; returns the shape, truncated to the allocated slots."""
         if shape == PLAIN:
             return PLAIN
         return fit(shape, shape.depth, self._scheduler.allocate_draft_slots(proposal, shape.nodes))
 
-    def _latency_sensitive(self, sequence: Sequence) -> bool:
+    def _latency_sensitive(self, sequence: EngineSequence) -> bool:
         """Whether the sequence decodes, and the seconds of this step matter to it. They do not matter to a
         sequence without a target that gets its last token: it does not limit other requests' draft tokens."""
         goes_on = sequence.outputs_left(self._config.max_model_len) > 1
         return sequence.pending == 1 and (goes_on or sequence.params.slo.tpot_ms is not None)
 
-    def _request(self, sequence: Sequence, shape: Shape, end: int | None = None) -> DraftRequest:
+    def _request(self, sequence: EngineSequence, shape: TreeShape, end: int | None = None) -> DraftRequest:
         """Return a request for a tree after all tokens, or for reading the tokens before `end`."""
         group = self._drafter.group if self._drafter else None
         return DraftRequest(
@@ -317,7 +317,7 @@ def _candidate(proposal: Proposal) -> Candidate:
     )
 
 
-def _seconds_to_next_token(sequence: Sequence) -> float | None:
+def _seconds_to_next_token(sequence: EngineSequence) -> float | None:
     """Return the seconds until the next token is due for its target; None without a target."""
     slack = sequence.requirement.slack(1.0)
     return None if slack == inf else max(0.0, slack)

@@ -20,9 +20,9 @@ from streamserve.engine.observer import ClientObserver, NoObserver, NullJournal,
 from streamserve.engine.pipeline import StepPipeline
 from streamserve.engine.ports import NO_PORTS, EnginePorts
 from streamserve.engine.progress import Standstill
-from streamserve.engine.prompt_edits import Streams
+from streamserve.engine.prompt_edits import StreamEdits
 from streamserve.engine.scheduler import Proposal, Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import TransferRole
 from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.engine.validation import (
@@ -90,7 +90,7 @@ class Engine:
             drafter, speculation, self.scheduler, clock, ports.draft_wait, self._observer,
             self.averages, self._journal,
         )  # fmt: skip
-        self.streams = Streams(self.scheduler, config, model)
+        self.streams = StreamEdits(self.scheduler, config, model)
         self.stalled = False
         """Whether the last step could do nothing, because all sequences wait for memory."""
         self._standstill = Standstill()
@@ -373,7 +373,7 @@ class Engine:
             self._prompt_tokens += len(message.prompt)
         return []
 
-    def _infeasible(self, sequence: Sequence) -> list[Event]:
+    def _infeasible(self, sequence: EngineSequence) -> list[Event]:
         """Remove a sequence whose latency targets cannot be met, if `slo_admission` is set; returns its final
         events. Before the first timed step nothing is refused, because costs are not known."""
         if not (self.config.slo_admission and self.speculation.step_cost.observed):
@@ -419,7 +419,7 @@ class Engine:
         self.adapters.unload(message)
         return events
 
-    def _remove_choice(self, sequence: Sequence, choice: int) -> None:
+    def _remove_choice(self, sequence: EngineSequence, choice: int) -> None:
         """Remove one choice of a sequence, and the sequence with its last choice."""
         sequence.choices = tuple(other for other in sequence.choices if other != choice)
         if not sequence.choices:

@@ -17,7 +17,7 @@ from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.progress import could_compute
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 
 
@@ -44,7 +44,7 @@ def check_advance(scheduler: Scheduler, transfers: KVTransferManager) -> None:
         raise InvariantError(f"a step computed nothing, though {numbers} could be computed: {described}")
 
 
-def _described(sequence: Sequence) -> str:
+def _described(sequence: EngineSequence) -> str:
     return (
         f"{sequence.id} of {sequence.request}: {sequence.status.label}, priority {sequence.priority}, "
         f"{len(sequence.kv.blocks)} blocks, {sequence.pending} of {len(sequence.tokens)} tokens pending"
@@ -93,7 +93,7 @@ def _state_faults(scheduler: Scheduler, transfers: KVTransferManager) -> Iterato
     yield from (f"{key} is computed by {count} sequences" for key, count in taken.items() if count > 1)
 
 
-def _sequence_faults(sequence: Sequence, tables: BlockTables) -> Iterator[str]:
+def _sequence_faults(sequence: EngineSequence, tables: BlockTables) -> Iterator[str]:
     size, computed = tables.block_size, sequence.kv.computed
     if len(computed) != tables.groups:
         yield f"it counts {len(computed)} KV groups of {tables.groups}"
@@ -109,7 +109,7 @@ def _sequence_faults(sequence: Sequence, tables: BlockTables) -> Iterator[str]:
     yield from _status_faults(sequence, size)
 
 
-def _status_faults(sequence: Sequence, block_size: int) -> Iterator[str]:
+def _status_faults(sequence: EngineSequence, block_size: int) -> Iterator[str]:
     """Yield the contradictions between the status and the blocks, host blocks, role and reservation."""
     status, role, kv = sequence.status, sequence.transfer.role, sequence.kv
     if bool(kv.blocks) != status.holds_blocks:

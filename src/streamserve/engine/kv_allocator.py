@@ -15,7 +15,7 @@ from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import TARGET, StepPlan
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.reservations import evictable, outranks, status_when_dropped
-from streamserve.engine.sequence import MemoryClaim, Sequence
+from streamserve.engine.sequence import EngineSequence, MemoryClaim
 from streamserve.engine.status import SequenceStatus
 from streamserve.engine.swap import SwapSpace
 from streamserve.scheduling.eviction import decide
@@ -44,7 +44,7 @@ class KVAllocator:
         costs: CostModel,
         tables: BlockTables,
         swap: SwapSpace,
-        sequences: Mapping[int, Sequence],
+        sequences: Mapping[int, EngineSequence],
     ) -> None:
         self.evictions = EvictionCounters()
         self.preemptions = 0
@@ -54,17 +54,17 @@ class KVAllocator:
         self._swap = swap
         self._sequences = sequences
         self._recomputing: dict[int, int] = {}
-        self._ranked: list[Sequence] = []
+        self._ranked: list[EngineSequence] = []
         self._proposed: Container[int] = ()
         self._idle = False
 
-    def begin(self, ranked: list[Sequence], proposed: Container[int], idle: bool) -> None:
+    def begin(self, ranked: list[EngineSequence], proposed: Container[int], idle: bool) -> None:
         """Begin a step. `ranked` has the sequences, highest rank first. The caller adds the ids of sequences
         that become part of the step to `proposed`. In an `idle` step the tails of prompt streams count as
         work."""
         self._ranked, self._proposed, self._idle = ranked, proposed, idle
 
-    def admit(self, sequence: Sequence) -> int | None:
+    def admit(self, sequence: EngineSequence) -> int | None:
         """Admit a waiting sequence if all its tokens fit into free blocks and the blocks of sequences that
         may be evicted for it. Returns the number of its cached tokens; None if it must wait."""
         cached = self._tables.match(sequence)
@@ -76,7 +76,7 @@ class KVAllocator:
         self._tables.attach(sequence, cached)
         return len(cached) * self._config.block_size
 
-    def reserve(self, sequence: Sequence) -> bool:
+    def reserve(self, sequence: EngineSequence) -> bool:
         """Allocate blocks for all tokens of an admitted sequence and for its next one, before another worker
         sends the KV. Returns False, with nothing allocated, if there are not enough."""
         tokens = sequence.pending + 1
@@ -87,7 +87,7 @@ class KVAllocator:
         self._tables.drop(sequence)
         return False
 
-    def grow(self, sequence: Sequence, tokens: int) -> int:
+    def grow(self, sequence: EngineSequence, tokens: int) -> int:
         """Allocate slots for up to `tokens` next tokens; returns the number of tokens that have slots."""
         if self._tables.writable(sequence, tokens):
             return tokens
@@ -97,7 +97,7 @@ class KVAllocator:
             self._tables.grow(sequence, tokens)
         return tokens
 
-    def swap_in(self, sequence: Sequence) -> bool:
+    def swap_in(self, sequence: EngineSequence) -> bool:
         """Swap a sequence in if there are enough blocks now; returns whether it was swapped in. It can be
         computed from the next step on."""
         cached = self._tables.match(sequence)
@@ -112,7 +112,7 @@ class KVAllocator:
         self.evictions.blocks_back += self._swap.back(sequence, cached)
         return True
 
-    def must_yield(self, sequence: Sequence) -> bool:
+    def must_yield(self, sequence: EngineSequence) -> bool:
         """Whether a swapped sequence must leave the free blocks to waiting sequences that outrank it.
 
         These would evict it for the blocks. As the service order may change from step to step, the sequence
@@ -136,7 +136,7 @@ class KVAllocator:
                     return True
         return False
 
-    def drop_if_cached(self, sequence: Sequence) -> bool:
+    def drop_if_cached(self, sequence: EngineSequence) -> bool:
         """Free a swapped sequence's host blocks if the prefix index has all the KV that they hold; returns
         whether it has."""
         known = len(self._tables.match(sequence)) * self._config.block_size
@@ -147,7 +147,7 @@ class KVAllocator:
             return True
         return False
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: EngineSequence) -> None:
         """Free a sequence's blocks. The policy decides whether its KV is swapped to the host pool or
         recomputed; KV that stays in the prefix index is not recomputed. A SENDING sequence is always
         recomputed, because no step would swap it in."""
@@ -211,17 +211,17 @@ class KVAllocator:
             if again <= len(span.tokens):
                 self._recomputing.pop(span.sequence, None)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: EngineSequence) -> None:
         """Free all blocks and host blocks of a sequence."""
         self._tables.drop(sequence)
         self._swap.forget(sequence)
         self._recomputing.pop(sequence.id, None)
 
-    def running(self) -> list[Sequence]:
+    def running(self) -> list[EngineSequence]:
         """Return the sequences that hold blocks."""
         return [sequence for sequence in self._sequences.values() if sequence.kv.blocks]
 
-    def _claim_slots(self, sequence: Sequence) -> bool:
+    def _claim_slots(self, sequence: EngineSequence) -> bool:
         """Whether there are sequence slots for `sequence`, in addition to the running sequences that have
         something to compute. Frees slots by preempting lower-ranked sequences, but only if that suffices."""
         if _slots(self._sequences.values()) <= self._config.max_num_seqs:
@@ -240,25 +240,25 @@ class KVAllocator:
         """Return the number of free blocks that remain when the blocks `cached` have been taken."""
         return self._tables.pool.free - sum(self._tables.pool.is_free(block) for block in cached)
 
-    def _free_and_below(self, sequence: Sequence, cached: list[int]) -> int:
+    def _free_and_below(self, sequence: EngineSequence, cached: list[int]) -> int:
         """Return the maximum number of blocks that a sequence could get in addition to the blocks `cached`:
         free blocks, and blocks of sequences that may be evicted for it."""
         below = sum(len(other.kv.blocks) for other in self._evictable(sequence))
         return self._free_after(cached) + self._swap.pending_free + below
 
-    def _missing(self, sequence: Sequence, cached: list[int]) -> int:
+    def _missing(self, sequence: EngineSequence, cached: list[int]) -> int:
         """Return the number of blocks that a waiting sequence needs in addition to the blocks `cached`, for
         its tokens and its next one. It is limited to the pool: a prompt that fills the pool can still be
         computed."""
         return min(self._tables.blocks_for(len(sequence.tokens) + 1), self._tables.pool.size) - len(cached)
 
-    def _blocks_to_resume(self, sequence: Sequence, cached: list[int]) -> int:
+    def _blocks_to_resume(self, sequence: EngineSequence, cached: list[int]) -> int:
         """Return the number of blocks that a swapped sequence needs in addition to the blocks `cached`: for
         its KV, and one for its next tokens, or it would soon be evicted again. A sequence that fills the
         whole pool has slots for them in its last block."""
         return min(self._swap.blocks_needed(sequence, cached) + 1, self._tables.pool.size - len(cached))
 
-    def _evictable(self, sequence: Sequence) -> list[Sequence]:
+    def _evictable(self, sequence: EngineSequence) -> list[EngineSequence]:
         """Return the sequences with blocks that may be evicted for this one and are not part of the step yet.
         The last one is evicted first."""
         if sequence.stream.claim is not MemoryClaim.ANY:
@@ -268,7 +268,7 @@ class KVAllocator:
             s for s in below if s.kv.blocks and s.id not in self._proposed and s.id not in self._swap.moving
         ]
 
-    def _evict_for(self, sequence: Sequence, tokens: int) -> bool:
+    def _evict_for(self, sequence: EngineSequence, tokens: int) -> bool:
         """Evict lower-ranked sequences until the next `tokens` tokens of a sequence fit, counting blocks that
         become free at the end of the step; returns False if they cannot fit."""
         while (missing := self._tables.shortage(sequence, tokens) - self._swap.pending_free) > 0:
@@ -276,7 +276,7 @@ class KVAllocator:
                 return False
         return True
 
-    def _evict_one(self, sequence: Sequence, missing: int) -> bool:
+    def _evict_one(self, sequence: EngineSequence, missing: int) -> bool:
         """Evict one lower-ranked sequence because `missing` blocks are missing; returns False if there is
         none. Idle prompt streams are evicted first."""
         below = self._evictable(sequence)
@@ -286,12 +286,12 @@ class KVAllocator:
         return bool(below)
 
 
-def _slots(sequences: Iterable[Sequence]) -> int:
+def _slots(sequences: Iterable[EngineSequence]) -> int:
     """Return the number of sequence slots that these sequences take: one for each choice."""
     return sum(len(sequence.choices) for sequence in sequences)
 
 
-def _best_fit(idle: list[Sequence], missing: int) -> Sequence:
+def _best_fit(idle: list[EngineSequence], missing: int) -> EngineSequence:
     """Return the smallest sequence with at least `missing` blocks, so that few are copied out; if all are
     smaller, the largest one."""
     enough = [sequence for sequence in idle if len(sequence.kv.blocks) >= missing]

@@ -9,7 +9,7 @@ from streamserve.contracts.plan import TARGET
 from streamserve.contracts.transport import Transport
 from streamserve.engine.observer import Observer
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.transport import Incoming, Outgoing
 from streamserve.protocol.messages import Deferred, Phase, Pushed, Reserved, TransferUpdate
@@ -46,7 +46,7 @@ class KVTransferManager:
         landed."""
         return bool(self._updates) or (self._outgoing is not None and self._outgoing.busy)
 
-    def moving(self) -> list[Sequence]:
+    def moving(self) -> list[EngineSequence]:
         """Return the sequences whose KV may be in transfer to other workers."""
         if self._outgoing is None:
             return []
@@ -62,11 +62,11 @@ class KVTransferManager:
             return True
         return (self._incoming if phase == "decode" else self._outgoing) is not None
 
-    def expected(self) -> list[Sequence]:
+    def expected(self) -> list[EngineSequence]:
         """Return the sequences that will decode here when their KV has landed."""
         return [s for s in self._incoming.sequences() if s.decodes] if self._incoming else []
 
-    def defer(self, sequences: Iterable[Sequence]) -> None:
+    def defer(self, sequences: Iterable[EngineSequence]) -> None:
         """Report the sequences whose reservation is deferred, each sequence once."""
         for sequence in sequences:
             if not sequence.transfer.deferred:
@@ -103,13 +103,13 @@ class KVTransferManager:
             for sequence in taken:
                 self._observer.on_event("reserved", sequence.request)
 
-    def advance(self, sequence: Sequence, coming: int = 0) -> None:
+    def advance(self, sequence: EngineSequence, coming: int = 0) -> None:
         """Send the computed and unsent KV of a sequence, and the KV of the next `coming` tokens, which the
         step about to run computes."""
         if self._outgoing and sequence.transfer.role.sends and self._outgoing.advance(sequence, coming):
             self._observer.on_event("mid-layer push", sequence.request)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: EngineSequence) -> None:
         """Forget a sequence. Blocks that other workers still read or write are kept until they no longer
         do."""
         if self._outgoing and sequence.transfer.role.sends:

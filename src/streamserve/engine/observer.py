@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from streamserve.contracts.plan import StepPlan
-from streamserve.engine.sequence import Sequence as Running
+from streamserve.engine.sequence import EngineSequence
 from streamserve.protocol.messages import COPY, ToEngine
 
 LifecycleEvent = Literal[
@@ -44,7 +44,7 @@ class Journal(Protocol):
     def enter(
         self,
         phase: StepPhase,
-        members: Sequence[Running] | None,
+        members: Sequence[EngineSequence] | None,
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class Journal(Protocol):
         predicted to take `predicted` seconds. `plan` is the executed step."""
         ...
 
-    def leave(self, moving: Sequence[Running]) -> None:
+    def leave(self, moving: Sequence[EngineSequence]) -> None:
         """Record that the step or the message is done. Only the KV transfers of the sequences in `moving`
         continue."""
         ...
@@ -67,13 +67,13 @@ class NullJournal:
     def enter(
         self,
         phase: StepPhase,
-        members: Sequence[Running] | None,
+        members: Sequence[EngineSequence] | None,
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
         """Do nothing."""
 
-    def leave(self, moving: Sequence[Running]) -> None:
+    def leave(self, moving: Sequence[EngineSequence]) -> None:
         """Do nothing."""
 
 

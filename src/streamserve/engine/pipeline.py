@@ -1,8 +1,7 @@
 """Launch and finish steps in the executor, and measure their seconds. If the executor allows it, the next
 step is launched before the results of the running one are known."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 
 from streamserve.contracts.plan import AsyncExecutor, Executor, Span, StepPlan, StepResult
 from streamserve.engine.ahead import Flight, plan_ahead
@@ -138,7 +137,7 @@ class StepPipeline:
         self._decoded = {span.sequence for span in plan.spans} if decoding else set()
         return decoding and before >= self._decoded
 
-    def _enter(self, flights: List[Flight], cost: RefinedCost) -> None:
+    def _enter(self, flights: Sequence[Flight], cost: RefinedCost) -> None:
         """Record in the journal the sequences that the launched steps compute, copy or send from now on, and
         the predicted seconds of these steps."""
         plan, live = flights[0].plan, self._scheduler.sequences

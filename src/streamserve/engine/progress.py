@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from streamserve.engine.kv_transfer import KVTransferManager
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import TransferRole
 
 
-def could_compute(scheduler: Scheduler, transfers: KVTransferManager) -> list[Sequence]:
+def could_compute(scheduler: Scheduler, transfers: KVTransferManager) -> list[EngineSequence]:
     """Return the sequences that have tokens to compute and fit into memory alone. Returns none while another
     worker's part of a transfer holds blocks here: they may be the memory that is missing."""
     tables, sequences = scheduler.tables, scheduler.sequences.values()
@@ -28,7 +28,7 @@ def could_compute(scheduler: Scheduler, transfers: KVTransferManager) -> list[Se
     ]
 
 
-def _waits_for_worker(sequence: Sequence) -> bool:
+def _waits_for_worker(sequence: EngineSequence) -> bool:
     """Whether a sequence waits for another worker: to send its KV, to receive it, or to reserve blocks."""
     held_back = sequence.transfer.hold and not sequence.transfer.has_reservation
     return held_back or not sequence.status.schedulable

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from streamserve.contracts.engine_config import EngineConfig
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import DecodeClock, MemoryClaim, Sequence
+from streamserve.engine.sequence import DecodeClock, EngineSequence, MemoryClaim
 from streamserve.engine.status import TransferRole
-from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, Progress, Token, Withdrawn
+from streamserve.protocol.messages import Edit, Event, Finished, ModelInfo, OutputWithdrawn, Progress, Token
 from streamserve.scheduling.eviction import learn_survival
 
 PROGRESS_SECONDS = 0.25
@@ -23,7 +23,7 @@ PROGRESS_SECONDS = 0.25
 
 
 @dataclass
-class Counters:
+class StreamCounters:
     """Totals of prompt streams so far, as in StreamReport."""
 
     chunks: int = 0
@@ -34,11 +34,11 @@ class Counters:
     withdrawn: int = 0
 
 
-class Streams:
+class StreamEdits:
     """Applies the edits of one engine's prompt streams."""
 
     def __init__(self, scheduler: Scheduler, config: EngineConfig, model: ModelInfo) -> None:
-        self.counters = Counters()
+        self.counters = StreamCounters()
         self.survival = 1.0
         """The share of a prompt that survives an edit, learned from all streams so far: the expectation for
         new streams."""
@@ -62,7 +62,7 @@ class Streams:
             self._change(sequence, message)
             branches = [sequence]
             if sequence.stream.early:
-                events.append(Withdrawn(sequence.request, sequence.attempt, message.version))
+                events.append(OutputWithdrawn(sequence.request, sequence.attempt, message.version))
         for branch in branches:
             stream = branch.stream
             stream.version, stream.tail, stream.open = message.version, message.tail, not message.finish
@@ -87,7 +87,7 @@ class Streams:
         sequence.stream.progress_at = now
         return [_progress(sequence)]
 
-    def _branches(self, message: Edit) -> list[Sequence]:
+    def _branches(self, message: Edit) -> list[EngineSequence]:
         """Return the open sequences of a request. Until a first token is sampled, one sequence has all
         choices."""
         return [
@@ -97,7 +97,7 @@ class Streams:
             and sequence.stream.open
         ]
 
-    def _refusal(self, message: Edit, sequence: Sequence) -> str:
+    def _refusal(self, message: Edit, sequence: EngineSequence) -> str:
         length = message.retained + len(message.tokens)
         if not 0 <= message.retained <= sequence.prompt_length:
             return f"an edit keeps {message.retained} of {sequence.prompt_length} tokens"
@@ -109,14 +109,14 @@ class Streams:
             return f"the prompt holds a token outside the vocabulary of {self._model.vocab_size}"
         return ""
 
-    def _refuse(self, sequence: Sequence, error: str) -> list[Event]:
+    def _refuse(self, sequence: EngineSequence, error: str) -> list[Event]:
         self._scheduler.remove(sequence)
         return [
             Finished(sequence.request, sequence.attempt, choice, "error", error)
             for choice in sequence.choices
         ]
 
-    def _merge(self, sequence: Sequence, others: list[Sequence]) -> None:
+    def _merge(self, sequence: EngineSequence, others: list[EngineSequence]) -> None:
         """Merge the choices of a withdrawn early answer into one sequence again: without their outputs, all
         have the same tokens."""
         self.counters.withdrawn += sum(branch.outputs for branch in (sequence, *others))
@@ -124,7 +124,7 @@ class Streams:
         for branch in others:
             self._scheduler.remove(branch)
 
-    def _change(self, sequence: Sequence, message: Edit) -> None:
+    def _change(self, sequence: EngineSequence, message: Edit) -> None:
         """Apply an edit to the sequence's tokens and KV. A new epoch and `state_stale` tell drafter and
         executor that their state after the retained prefix is void."""
         before = sequence.prompt_length - sequence.stream.tail
@@ -146,12 +146,12 @@ class Streams:
         sequence.stream.last_chunk_at = message.arrival
         sequence.stream.claim = MemoryClaim.ANY
 
-    def _finish(self, sequence: Sequence) -> None:
+    def _finish(self, sequence: EngineSequence) -> None:
         self.counters.finished += 1
         self.counters.tokens += sequence.prompt_length
         self.counters.computed_before += min(sequence.kv.computed[TARGET], sequence.prompt_length)
 
-    def _release(self, sequence: Sequence) -> list[Event]:
+    def _release(self, sequence: EngineSequence) -> list[Event]:
         """Return the final event of an early answer that was held back until the prompt was finished, and
         remove the sequence. Returns no event if the answer goes on."""
         event: Token | Finished | None = sequence.stream.final_event
@@ -161,14 +161,14 @@ class Streams:
         return [event]
 
 
-def _changes(message: Edit, sequence: Sequence) -> bool:
+def _changes(message: Edit, sequence: EngineSequence) -> bool:
     """Whether the edit changes the prompt or its sampling parameters."""
     prompt = sequence.tokens[: sequence.prompt_length]
     params = message.params or sequence.params
     return prompt[: message.retained] + message.tokens != prompt or params != sequence.params
 
 
-def _progress(sequence: Sequence) -> Progress:
+def _progress(sequence: EngineSequence) -> Progress:
     computed = min(sequence.kv.computed[TARGET], sequence.prompt_length)
     return Progress(
         sequence.request, sequence.attempt, sequence.stream.version, computed, sequence.prompt_length

@@ -24,19 +24,20 @@ A sequence that only needs blocks for KV from another worker (TransferRole.RECEI
 Once reserved, its blocks are not evicted (SequenceStatus.AWAITING_KV).
 """
 
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 
 
-def is_holder(sequence: Sequence) -> bool:
+def is_holder(sequence: EngineSequence) -> bool:
     """Whether another worker keeps blocks for the sequence's KV, and a request waits for that KV."""
     return sequence.transfer.has_reservation and sequence.transfer.role is not TransferRole.COPY
 
 
-def evictable(sequence: Sequence, ranked: List[Sequence], sequences: Iterable[Sequence]) -> list[Sequence]:
+def evictable(
+    sequence: EngineSequence, ranked: Sequence[EngineSequence], sequences: Iterable[EngineSequence]
+) -> list[EngineSequence]:
     """Return the sequences that may be evicted for `sequence`; the last one is evicted first. A holder may
     evict all sequences except higher-ranked holders. Any other sequence may evict lower-ranked sequences that
     are no holders. `ranked` has the schedulable sequences, highest rank first; `sequences` are all of the
@@ -53,27 +54,27 @@ def evictable(sequence: Sequence, ranked: List[Sequence], sequences: Iterable[Se
     return below
 
 
-def outranks(other: Sequence, sequence: Sequence, ranks_higher: bool) -> bool:
+def outranks(other: EngineSequence, sequence: EngineSequence, ranks_higher: bool) -> bool:
     """Whether `other` gets blocks before `sequence`. Holders come before sequences that are none; among
     equals `ranks_higher` says whether `other` ranks higher."""
     holds = is_holder(other)
     return holds if holds != is_holder(sequence) else ranks_higher
 
 
-def is_admitted_first(sequence: Sequence) -> bool:
+def is_admitted_first(sequence: EngineSequence) -> bool:
     """Whether the sequence may start even if a sequence that must not be overtaken has to wait. Sequences
     with a transfer reservation may: others may be waiting for the blocks reserved for them."""
     return sequence.transfer.has_reservation
 
 
-def waits_for_prefix(sequence: Sequence) -> bool:
+def waits_for_prefix(sequence: EngineSequence) -> bool:
     """Whether the sequence waits if another sequence is about to compute its next block. A sequence with a
     reservation waits for no other, and a sequence that receives its KV computes nothing."""
     transfer = sequence.transfer
     return not transfer.has_reservation and transfer.role is not TransferRole.RECEIVER
 
 
-def may_fail_to_start(sequence: Sequence) -> bool:
+def may_fail_to_start(sequence: EngineSequence) -> bool:
     """Whether a sequence that has query tokens in the plan may fail to start, so that the tokens would be
     lost. It could not start last time, or it has a reservation, with which it tries to start even while
     others have to wait."""
@@ -83,7 +84,7 @@ def may_fail_to_start(sequence: Sequence) -> bool:
     return sequence.passed_over or (has_reservation and sequence.status is not SequenceStatus.RUNNING)
 
 
-def status_when_dropped(sequence: Sequence) -> SequenceStatus:
+def status_when_dropped(sequence: EngineSequence) -> SequenceStatus:
     """Return the new status of a sequence whose KV is evicted and dropped. A SENDING sequence, whose first
     token is out, is computed again only when it has its transfer reservation."""
     if sequence.status is SequenceStatus.SENDING:
@@ -91,7 +92,7 @@ def status_when_dropped(sequence: Sequence) -> SequenceStatus:
     return SequenceStatus.WAITING
 
 
-def take_reservation(sequence: Sequence) -> None:
+def take_reservation(sequence: EngineSequence) -> None:
     """Give a sequence its transfer reservation. If its KV was dropped, it is computed again from now on."""
     sequence.transfer.has_reservation = True
     if sequence.status is SequenceStatus.AWAITING_RESERVATION:
@@ -99,6 +100,6 @@ def take_reservation(sequence: Sequence) -> None:
         sequence.state_stale = True
 
 
-def _awaits_reservation(sequence: Sequence) -> bool:
+def _awaits_reservation(sequence: EngineSequence) -> bool:
     sending = sequence.status is SequenceStatus.SENDING and not sequence.transfer.has_reservation
     return sending and sequence.transfer.role is not TransferRole.COPY

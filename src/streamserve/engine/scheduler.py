@@ -21,11 +21,11 @@ from streamserve.engine.batch import BatchCandidates
 from streamserve.engine.block_tables import BlockTables
 from streamserve.engine.kv_allocator import KVAllocator
 from streamserve.engine.reservations import is_admitted_first, waits_for_prefix
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus, TransferRole
 from streamserve.engine.swap import SwapSpace, truncate
 from streamserve.scheduling.budget import divide
-from streamserve.scheduling.prefill import Chunk
+from streamserve.scheduling.prefill import PrefillChunk
 
 MAX_PROMPT_TAIL = 64
 """Maximum number of uncomputed prompt tokens after which draft tokens may follow in the same step. The draft
@@ -37,7 +37,7 @@ class Proposal(msgspec.Struct, frozen=True):
     `due` of them are computed. Up to `nodes` draft tokens may follow, if there is headroom. `cached` is set
     if the sequence has just been admitted: the number of its tokens found in the prefix index."""
 
-    sequence: Sequence
+    sequence: EngineSequence
     slots: int
     due: int
     nodes: int
@@ -81,10 +81,10 @@ class Scheduler:
             config.num_blocks, config.block_size, groups, prefix_caching=config.enable_prefix_caching
         )
         self.swap = SwapSpace(self.tables, config.swap_blocks)
-        self.sequences: dict[int, Sequence] = {}
+        self.sequences: dict[int, EngineSequence] = {}
         self.allocator = KVAllocator(config, costs, self.tables, self.swap, self.sequences)
         self.released: list[int] = []
-        self.reserved: list[Sequence] = []
+        self.reserved: list[EngineSequence] = []
         self._last_id = 0
         self.steps = 0
         self.prefix_queries = 0
@@ -97,16 +97,16 @@ class Scheduler:
         sequences = self.sequences.values()
         return bool(self.released) or any(s.status.schedulable and s.todo(idle=True) for s in sequences)
 
-    def of(self, request: str) -> list[Sequence]:
+    def of(self, request: str) -> list[EngineSequence]:
         """Return the sequences of a request."""
         return [sequence for sequence in self.sequences.values() if sequence.request == request]
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: EngineSequence) -> None:
         """Add a sequence, and look up its cached prefix."""
         self.sequences[sequence.id] = sequence
         self.tables.match(sequence)  # sets kv.cached: policies rank the sequence by its uncached tokens
 
-    def attach_copy(self, sequence: Sequence) -> bool:
+    def attach_copy(self, sequence: EngineSequence) -> bool:
         """Give a cache copy, which is only sent, the cached blocks of all its tokens. Returns False, with
         nothing attached, if a block is missing."""
         cached = self.tables.match(sequence)
@@ -122,7 +122,7 @@ class Scheduler:
         self._last_id += 1
         return self._last_id
 
-    def fork(self, sequence: Sequence) -> list[Sequence]:
+    def fork(self, sequence: EngineSequence) -> list[EngineSequence]:
         """Fork a sequence at the end of its prompt into one sequence for each choice; returns them. They
         share all its blocks."""
         first, *others = sequence.choices
@@ -134,7 +134,7 @@ class Scheduler:
             self.add(branch)
         return [sequence, *branches]
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: EngineSequence) -> None:
         """Forget a sequence, and free its blocks and host blocks."""
         self.allocator.forget(sequence)
         del self.sequences[sequence.id]
@@ -185,7 +185,7 @@ class Scheduler:
                     step.pending_hashes[candidates.deferred(other)].update(self.tables.pending_hashes(other))
         return step
 
-    def _chunk(self, sequence: Sequence, step: "_Step") -> Chunk | None:
+    def _chunk(self, sequence: EngineSequence, step: "_Step") -> PrefillChunk | None:
         """Return how many tokens of a sequence may be part of the step, without regard to memory; None if it
         is not computed in this step."""
         candidates = step.candidates
@@ -196,10 +196,10 @@ class Scheduler:
             return None  # evicted in this step for a higher rank, or the order decodes nothing with prompts
         if step.has_complete_prompt and candidates.deferred(sequence):
             return None  # deferred: no client waits for its output yet
-        chunk = candidates.chunks.get(sequence.id) or Chunk(self.config.max_chunk, 1)
+        chunk = candidates.chunks.get(sequence.id) or PrefillChunk(self.config.max_chunk, 1)
         return chunk if chunk.tokens and step.free_slots >= len(sequence.choices) else None
 
-    def _start(self, sequence: Sequence, step: "_Step") -> int | None:
+    def _start(self, sequence: EngineSequence, step: "_Step") -> int | None:
         """Admit a waiting sequence. Returns the number of its cached tokens; None if it computes nothing in
         this step."""
         if not (step.admission_open or is_admitted_first(sequence)):
@@ -225,7 +225,7 @@ class Scheduler:
             step.admission_open = False
         return None
 
-    def _next_block_is_pending(self, sequence: Sequence, step: "_Step") -> bool:
+    def _next_block_is_pending(self, sequence: EngineSequence, step: "_Step") -> bool:
         """Whether a sequence waits because another sequence computes its next block, which will soon be a
         prefix hit. Sequences that are not deferred do not wait for deferred ones."""
         if not waits_for_prefix(sequence):
@@ -234,7 +234,7 @@ class Scheduler:
         return any(head in hashes for hashes in step.pending_hashes[: 1 + deferred])
 
     def _propose(
-        self, sequence: Sequence, tokens: int, chunk: Chunk, cached: int | None, step: "_Step"
+        self, sequence: EngineSequence, tokens: int, chunk: PrefillChunk, cached: int | None, step: "_Step"
     ) -> None:
         """Add a sequence to the step, with `tokens` query tokens."""
         step.has_complete_prompt = step.has_complete_prompt or not (
@@ -252,7 +252,7 @@ class Scheduler:
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += cached
 
-    def _run(self, sequence: Sequence, cached: int | None = None) -> None:
+    def _run(self, sequence: EngineSequence, cached: int | None = None) -> None:
         """Start an admitted sequence. If its first step is a later one, `cached` is remembered for it."""
         sequence.passed_over, sequence.cached_at_start = False, cached
         sequence.become(SequenceStatus.RUNNING)
@@ -284,12 +284,12 @@ class Scheduler:
             self.steps, admitted, released, self.tables.take_copies(), spans, copies_out, copies_in
         )
 
-    def take_reserved(self) -> list[Sequence]:
+    def take_reserved(self) -> list[EngineSequence]:
         """Return the sequences that got blocks for another worker's KV since the last call."""
         reserved, self.reserved = self.reserved, []
         return reserved
 
-    def truncate(self, sequence: Sequence, retained: int) -> int:
+    def truncate(self, sequence: EngineSequence, retained: int) -> int:
         """Drop the KV after a sequence's first `retained` tokens; returns the number of dropped tokens."""
         return truncate(self.tables, self.swap, sequence, retained)
 
@@ -300,7 +300,7 @@ class Scheduler:
         self.tables.grow(proposal.sequence, proposal.slots + nodes)
         return nodes
 
-    def _nodes(self, sequence: Sequence, tokens: int) -> int:
+    def _nodes(self, sequence: EngineSequence, tokens: int) -> int:
         """Return the maximum number of draft tokens after `tokens` query tokens: 0 unless these include the
         last token, and fewer than the sequence may still output."""
         pending = sequence.pending
@@ -316,7 +316,7 @@ class Scheduler:
         return max(0, min(max_nodes, sequence.outputs_left(self.config.max_model_len) - 1))
 
 
-def _state(sequence: Sequence) -> SequenceState:
+def _state(sequence: EngineSequence) -> SequenceState:
     return SequenceState(
         sequence.id,
         sequence.choices[0],
@@ -326,7 +326,7 @@ def _state(sequence: Sequence) -> SequenceState:
     )
 
 
-def _span(sequence: Sequence, chunk: int, tree: TokenTree | None) -> Span:
+def _span(sequence: EngineSequence, chunk: int, tree: TokenTree | None) -> Span:
     start = sequence.kv.computed[TARGET]
     tokens = sequence.tokens[start : start + chunk]
     if chunk == sequence.pending:

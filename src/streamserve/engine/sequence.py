@@ -119,7 +119,7 @@ class Transfer:
 
 
 @dataclass(eq=False)
-class Sequence:
+class EngineSequence:
     """A sequence: the tokens of one output choice, prompt and outputs, and the state of their computation.
     engine/status.py describes its `status`.
 
@@ -325,9 +325,9 @@ class Sequence:
             return "length"
         return None
 
-    def branch(self, id: int, choice: int) -> "Sequence":
+    def branch(self, id: int, choice: int) -> "EngineSequence":
         """Return a copy of the sequence for another choice of the same request, without blocks."""
-        return Sequence(
+        return EngineSequence(
             id=id,
             request=self.request,
             attempt=self.attempt,

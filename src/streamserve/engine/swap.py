@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from streamserve.contracts.plan import TARGET
 from streamserve.engine.block_tables import BlockTables
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import SequenceStatus
 
 
@@ -39,7 +39,7 @@ class SwapSpace:
         """Number of KV blocks that become free when the step has ended, because their copies are complete."""
         return sum(self._tables.pool.sole(block) for blocks in self._pinned for block in blocks)
 
-    def out(self, sequence: Sequence) -> int:
+    def out(self, sequence: EngineSequence) -> int:
         """Swap a running sequence out; returns the number of its blocks. The pool must have that many free
         host blocks."""
         self._tables.trim_to(sequence, max(sequence.kv.computed))
@@ -51,12 +51,12 @@ class SwapSpace:
         self.moving.add(sequence.id)
         return len(blocks)
 
-    def blocks_needed(self, sequence: Sequence, cached: list[int]) -> int:
+    def blocks_needed(self, sequence: EngineSequence, cached: list[int]) -> int:
         """Return the number of KV blocks to allocate to swap a sequence in; its `cached` blocks are found in
         the prefix index."""
         return max(0, len(sequence.kv.host_blocks) - len(cached))
 
-    def back(self, sequence: Sequence, cached: list[int]) -> int:
+    def back(self, sequence: EngineSequence, cached: list[int]) -> int:
         """Swap a sequence in; returns the number of copies. The `cached` blocks are taken from the prefix
         index, the others are copied from the host. `cached` must hold fewer tokens than were computed."""
         computed = list(sequence.kv.computed)
@@ -74,7 +74,7 @@ class SwapSpace:
         sequence.kv.host_blocks = []
         return len(fresh)
 
-    def forget(self, sequence: Sequence, retained: int = 0) -> None:
+    def forget(self, sequence: EngineSequence, retained: int = 0) -> None:
         """Free a sequence's host blocks except the first `retained`. No copy of the present step may read
         them."""
         self._free += sequence.kv.host_blocks[retained:]
@@ -105,7 +105,7 @@ class SwapSpace:
         self.moving.clear()
 
 
-def truncate(tables: BlockTables, swap: SwapSpace, sequence: Sequence, retained: int) -> int:
+def truncate(tables: BlockTables, swap: SwapSpace, sequence: EngineSequence, retained: int) -> int:
     """Truncate a sequence's KV to its first `retained` tokens, on the device or the host; returns the number
     of dropped tokens of the target's KV. A partly retained block that other sequences hold too is copied when
     it is written to."""

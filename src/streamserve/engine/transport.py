@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from streamserve.contracts.transport import Gate, Landing, TransferError, Transport
 from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.reservations import take_reservation
-from streamserve.engine.sequence import Sequence as Running
+from streamserve.engine.sequence import EngineSequence
 from streamserve.engine.status import TransferRole
 from streamserve.protocol.messages import COPY, RETURN, STREAM, Pushed
 from streamserve.protocol.reports import TransferReport
@@ -28,7 +28,7 @@ class _Sending:
     whether a request decodes after the transfer. `error`: the transport's error, if any."""
 
     reservation: TransferReservation
-    sequence: Running | None
+    sequence: EngineSequence | None
     sent_tokens: int
     groups: int
     waited: bool
@@ -63,11 +63,11 @@ class Outgoing:
         sending = [*self._sending.values(), *self._closing]
         return [block for push in sending for blocks in push.in_flight.values() for block in blocks]
 
-    def sequences(self) -> list[Running]:
+    def sequences(self) -> list[EngineSequence]:
         """Return the sequences whose KV is being sent."""
         return [sending.sequence for sending in self._sending.values() if sending.sequence]
 
-    def grant(self, reservation: TransferReservation, sequence: Running | None) -> bool:
+    def grant(self, reservation: TransferReservation, sequence: EngineSequence | None) -> bool:
         """Accept a transfer reservation for `sequence` (None: no sequence matches it), or refuse it. Returns
         whether KV was sent at once."""
         served = [sending.reservation for sending in [*self._sending.values(), *self._closing]]
@@ -113,7 +113,7 @@ class Outgoing:
             and len(set(reservation.blocks)) == len(reservation.blocks) == needed
         )
 
-    def advance(self, sequence: Running, upcoming: int = 0) -> bool:
+    def advance(self, sequence: EngineSequence, upcoming: int = 0) -> bool:
         """Push the sequence's computed and unsent KV, and the KV of the next `upcoming` tokens, which the
         step about to run computes. Only whole blocks are sent, except for the last tokens. Nothing is sent
         while the KV is in the host pool. Returns whether KV was sent."""
@@ -148,7 +148,7 @@ class Outgoing:
         """Use another transport from now on."""
         self._transport = transport
 
-    def drop(self, sequence: Running) -> None:
+    def drop(self, sequence: EngineSequence) -> None:
         """Stop sending a sequence's KV. Its reservation is closed once no push is in flight."""
         sending = self._sending.pop(sequence.id, None)
         if sending is not None:
@@ -160,7 +160,7 @@ class Outgoing:
         """Whether `poll` has something to report, now or when pushes have landed."""
         return bool(self._refused or self._closing or any(s.in_flight for s in self._sending.values()))
 
-    def poll(self) -> tuple[list[Pushed], list[Running]]:
+    def poll(self) -> tuple[list[Pushed], list[EngineSequence]]:
         """Return the notifications of ended reservations, and the sequences that are no longer needed
         here."""
         owners = {job: s for s in [*self._sending.values(), *self._closing] for job in s.in_flight}
@@ -179,7 +179,7 @@ class Outgoing:
                 wire_seconds=counts.wire_seconds + landed.seconds,
             )
         closed, self._refused = self._refused, []
-        free: list[Running] = []
+        free: list[EngineSequence] = []
         done = [s for s in self._sending.values() if not s.in_flight and (s.error or _complete(s))]
         for sending in done:
             closed.append(self._closed(sending))
@@ -242,7 +242,7 @@ class Incoming:
         self._pool = pool
         self._block_size = block_size
         self._numbers = count()
-        self._waiting: dict[str, Running] = {}
+        self._waiting: dict[str, EngineSequence] = {}
         self._quarantine: dict[str, list[int]] = {}
         self._abandoned: list[int] = []
         """Blocks in quarantine from a fleet that this worker has left: no message releases them."""
@@ -279,11 +279,11 @@ class Incoming:
         """Return the blocks in quarantine."""
         return self._abandoned + [block for blocks in self._quarantine.values() for block in blocks]
 
-    def sequences(self) -> list[Running]:
+    def sequences(self) -> list[EngineSequence]:
         """Return the sequences that wait for KV."""
         return list(self._waiting.values())
 
-    def issue(self, sequence: Running) -> TransferReservation:
+    def issue(self, sequence: EngineSequence) -> TransferReservation:
         """Return a reservation for a sequence that holds blocks for all its tokens."""
         start = sequence.kv.computed[0]
         id = f"{self._name}/{next(self._numbers)}"
@@ -303,7 +303,7 @@ class Incoming:
             adapter=sequence.adapter,
         )
 
-    def joined(self, reservation_id: str) -> Running | None:
+    def joined(self, reservation_id: str) -> EngineSequence | None:
         """Close a reservation whose KV has landed, and return its sequence; None if it is not open here."""
         self._close(reservation_id)
         sequence = self._waiting.pop(reservation_id, None)
@@ -326,7 +326,7 @@ class Incoming:
                 )
         return sequence
 
-    def withdraw(self, sequence: Running) -> None:
+    def withdraw(self, sequence: EngineSequence) -> None:
         """Forget a sequence before its KV has landed. Its uncached blocks stay in quarantine until
         `release`."""
         for reservation_id, other in self._waiting.items():
@@ -338,14 +338,14 @@ class Incoming:
                 del self._waiting[reservation_id]
                 return
 
-    def release(self, reservation_id: str, doubtful: bool = False) -> Running | None:
+    def release(self, reservation_id: str, doubtful: bool = False) -> EngineSequence | None:
         """End a reservation to whose blocks no worker writes any more, and release its quarantine. If that is
         `doubtful`, bytes may still be on the network. Returns the sequence that waits for it, if any."""
         self._close(reservation_id, doubtful)
         self._pool.release(self._quarantine.pop(reservation_id, []))
         return self._waiting.pop(reservation_id, None)
 
-    def _uncached(self, sequence: Running) -> list[int]:
+    def _uncached(self, sequence: EngineSequence) -> list[int]:
         """Return the blocks of a waiting sequence that the sender writes."""
         first = sequence.kv.computed[0] // self._block_size
         return sequence.kv.blocks[first : -(-len(sequence.tokens) // self._block_size)]

@@ -1,7 +1,7 @@
 """Request validation: refuse a request, or make its initial sequence."""
 
 from streamserve.contracts.engine_config import EngineConfig
-from streamserve.engine.sequence import DecodeClock, KVState, PromptStreamState, Sequence, Transfer
+from streamserve.engine.sequence import DecodeClock, EngineSequence, KVState, PromptStreamState, Transfer
 from streamserve.engine.status import TransferRole
 from streamserve.protocol.messages import Event, Finished, ModelInfo, Phase, Submit
 from streamserve.scheduling.feasibility import Load, infeasible
@@ -43,7 +43,7 @@ def may_be_infeasible(message: Submit) -> bool:
     return not (any(message.outputs.values()) or message.phase == "return" or message.open)
 
 
-def infeasible_events(sequence: Sequence, load: Load) -> list[Event]:
+def infeasible_events(sequence: EngineSequence, load: Load) -> list[Event]:
     """Return the final events of a sequence without output whose latency targets are infeasible at this load;
     none if they are feasible. In a stream pair the prefill worker judges the target for the first token, the
     decode worker the target for further tokens."""
@@ -77,10 +77,10 @@ def make_sequence(
     groups: int,
     survival: float,
     check: bool = False,
-) -> Sequence:
+) -> EngineSequence:
     """Return the initial sequence of these choices of a request. `survival`: the share of a prompt stream
     that its edits are expected to retain. `check`: whether an illegal change of status raises."""
-    return Sequence(
+    return EngineSequence(
         id=id,
         request=message.request,
         attempt=message.attempt,

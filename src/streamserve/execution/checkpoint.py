@@ -30,7 +30,7 @@ MAPPED_PART, MAPPED_BYTES = 100, 4 << 20
 
 
 @dataclass(frozen=True)
-class Header:
+class ExpectedTensor:
     """The required shape of a tensor, and its allowed dtypes, in the names of safetensors. An `optional`
     tensor may be missing. A tensor that must be `zero` is checked, and not loaded."""
 
@@ -74,7 +74,7 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def check(self, headers: Mapping[str, Header], ignored: Iterable[str] = ()) -> None:
+    def check(self, headers: Mapping[str, ExpectedTensor], ignored: Iterable[str] = ()) -> None:
         """Raise CheckpointError unless the tensors are exactly those of `headers`. Further tensors are
         allowed if their names end in one of `ignored`."""
         for name, expected in headers.items():

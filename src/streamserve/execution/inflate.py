@@ -32,7 +32,7 @@ OUTPUTS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of the inflated model. Heads and MLP that are None grow by the same ratio as `hidden`."""
 
     hidden: int
@@ -43,7 +43,7 @@ class Shape:
 
 
 def inflate(
-    source: Path, target: Path, shape: Shape, show: Callable[[int, int], None] | None = None
+    source: Path, target: Path, shape: ModelShape, show: Callable[[int, int], None] | None = None
 ) -> dict[str, object]:
     """Write the checkpoint of `source`, inflated to `shape`, to the folder `target`; return its config.
     `show` is called with the number of files written so far, and the number of all files.
@@ -76,7 +76,7 @@ def _shown(
             show(done, files)
 
 
-def _config(source: Path, spec: ModelSpec, shape: Shape) -> dict[str, object]:
+def _config(source: Path, spec: ModelSpec, shape: ModelShape) -> dict[str, object]:
     """Return the inflated config. Raises CheckpointError unless its sizes are possible for the source."""
     if spec.stored:
         raise CheckpointError(f"{source}: its weights are quantized: inflate the 16-bit checkpoint")

@@ -38,7 +38,7 @@ class LoadedModels:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ModelPart:
     """A model to load. The matrices of its layers are rounded to `format` unless they are stored quantized;
     its head is stored in or rounded to the format `head`."""
 
@@ -54,7 +54,7 @@ def load_models(source: Source, pool: ThreadPool | None, arenas: Sequence[Weight
     """Load the target, and its draft model if it has one: for the kernels on `pool`, or without a pool for
     plain torch. With kernels the weights are put into `arenas` (the target's, the draft model's) if any are
     given."""
-    target = _Part(
+    target = _ModelPart(
         source.checkpoint, source.spec, source.dtype, source.fingerprint, source.format, source.head
     )
     own, drafts = arenas or (None, None)
@@ -62,11 +62,11 @@ def load_models(source: Source, pool: ThreadPool | None, arenas: Sequence[Weight
     if source.draft.spec is None:
         return LoadedModels(model, None, shared)
     checkpoint = open_checkpoint(source.draft.folder)[1]
-    draft = _Part(checkpoint, source.draft.spec, source.dtype, source.draft_fingerprint)
+    draft = _ModelPart(checkpoint, source.draft.spec, source.dtype, source.draft_fingerprint)
     return LoadedModels(model, _load(draft, pool, drafts)[0], shared)
 
 
-def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tuple[Model, bool]:
+def _load(part: _ModelPart, pool: ThreadPool | None, arena: WeightArena | None) -> tuple[Model, bool]:
     """Return the loaded model, and whether its weights are in the arena."""
     checkpoint, spec, dtype = part.checkpoint, part.spec, part.dtype
     if pool is None:
@@ -91,7 +91,7 @@ def _load(part: _Part, pool: ThreadPool | None, arena: WeightArena | None) -> tu
     return with_shared_weights(arena, _key(part, pool), limit, pool, load)
 
 
-def _key(part: _Part, pool: ThreadPool) -> str:
+def _key(part: _ModelPart, pool: ThreadPool) -> str:
     """Return a key of the packed weights in an arena. It differs between models, kernel paths and libraries,
     whose packed weights differ."""
     library = pool.library._name

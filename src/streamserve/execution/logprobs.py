@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.execution.sampling import highest
-from streamserve.protocol.messages import PromptLogprob, TopLogprob
+from streamserve.protocol.messages import LikelyToken, PromptLogprob
 
 _ROWS = 32  # rows converted at a time, so that float32 [rows, vocabulary] stays small
 
@@ -28,6 +28,6 @@ def token_logprobs(
 
 
 def _entry(logprobs: NDArray[np.float32], token: int, count: int) -> PromptLogprob:
-    top = [TopLogprob(int(other), float(logprobs[other])) for other in highest(logprobs, count)]
+    top = [LikelyToken(int(other), float(logprobs[other])) for other in highest(logprobs, count)]
     rank = int((logprobs > logprobs[token]).sum()) + 1
     return PromptLogprob(token, float(logprobs[token]), rank, top)

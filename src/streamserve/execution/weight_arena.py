@@ -30,7 +30,7 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 MAP_FIXED, MAP_NORESERVE, MADV_COLLAPSE = 0x10, 0x4000, 25
 
 
-class StoredTensor(msgspec.Struct, frozen=True):
+class ArenaTensor(msgspec.Struct, frozen=True):
     """A tensor in an arena, `offset` bytes after the arena's beginning."""
 
     dtype: str
@@ -68,7 +68,7 @@ class Region:
         """Return the `size` bytes from `offset` on, as uint8."""
         return self._bytes[offset : offset + size]
 
-    def tensor(self, stored: StoredTensor) -> Tensor:
+    def tensor(self, stored: ArenaTensor) -> Tensor:
         """Return a stored tensor as a view of the memory. It must not be written."""
         dtype: torch.dtype = getattr(torch, stored.dtype)
         content = self.memory(stored.offset, prod(stored.shape) * dtype.itemsize)
@@ -159,7 +159,7 @@ class ArenaWriter:
         self._end = offset + size
         return self._region.memory(offset, size)
 
-    def tensor(self, tensor: Tensor) -> StoredTensor:
+    def tensor(self, tensor: Tensor) -> ArenaTensor:
         """Write a tensor, unless it is in the arena already, and return its index entry. Raises OSError if
         there is no memory."""
         name = str(tensor.dtype).removeprefix("torch.")
@@ -169,9 +169,9 @@ class ArenaWriter:
             memory = self.memory(len(content))
             memory.copy_(content)
             offset = memory.data_ptr() - self._region.address
-        return StoredTensor(name, tuple(tensor.shape), offset)
+        return ArenaTensor(name, tuple(tensor.shape), offset)
 
-    def read(self, stored: StoredTensor) -> Tensor:
+    def read(self, stored: ArenaTensor) -> Tensor:
         """Return a written tensor as a view of the arena."""
         return self._region.tensor(stored)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from streamserve.execution.linear import LinearMap
 from streamserve.execution.native.library import ThreadPool
 from streamserve.execution.native.linear import NativeLinear, StoredLinear
-from streamserve.execution.weight_arena import ArenaWriter, Region, StoredTensor, WeightArena
+from streamserve.execution.weight_arena import ArenaTensor, ArenaWriter, Region, WeightArena
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class WeightIndex(msgspec.Struct, frozen=True):
     """The index of an arena: the weights of the model `key`, by name."""
 
     key: str
-    tensors: dict[str, StoredTensor]
+    tensors: dict[str, ArenaTensor]
     linears: dict[str, StoredLinear]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor
 from streamserve.execution.experts import Experts, in_halves, stack_of
 from streamserve.execution.gguf.checkpoint import GgufCheckpoint
 from streamserve.execution.linear import Linear, LinearMap
@@ -92,11 +92,11 @@ def check_weights(checkpoint: AnyCheckpoint, spec: ModelSpec) -> None:
         )
 
 
-def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Header]:
+def _headers(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, ExpectedTensor]:
     """Return the required header of each tensor of a checkpoint. Raises CheckpointError for a matrix with
     more inputs than can share a scale."""
-    plain = {name: Header(shape) for name, shape in weight_shapes(spec).items()}
-    stored = dict[str, Header]()
+    plain = {name: ExpectedTensor(shape) for name, shape in weight_shapes(spec).items()}
+    stored = dict[str, ExpectedTensor]()
     for module, shape in matrix_shapes(spec).items():
         format = spec.stored.of(module) if spec.stored else None
         if format is None:

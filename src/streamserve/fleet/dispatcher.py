@@ -14,7 +14,7 @@ from streamserve.fleet.admission import WaitingPrompts
 from streamserve.fleet.availability import Availability
 from streamserve.fleet.events import Command, Deliver, Open, Refuse, Send
 from streamserve.fleet.kept_outputs import NOTHING, Kept
-from streamserve.fleet.placement import Placement, Route
+from streamserve.fleet.placement import Placement, WorkerRoute
 from streamserve.fleet.prompt_queue import Queued
 from streamserve.fleet.quarantine import Quarantine
 from streamserve.fleet.requests import NO_CHOICES, OpenRequest, no_outputs
@@ -139,7 +139,7 @@ class Dispatcher:
 
     def _route(
         self, request: OpenRequest, now: float, stay: tuple[str, str | None] | None = None
-    ) -> Route | None:
+    ) -> WorkerRoute | None:
         """Return the router's choice, or None if no route is possible now. A prompt stream is routed once its
         first content has arrived."""
         trial = self._quarantine.trial
@@ -149,7 +149,7 @@ class Dispatcher:
             return None
         return self._placement.choose(request, now, without=self._quarantine.reserved(now), stay=stay)
 
-    def _assign(self, request: OpenRequest, route: Route, now: float) -> Iterator[Command]:
+    def _assign(self, request: OpenRequest, route: WorkerRoute, now: float) -> Iterator[Command]:
         """Send a request to its worker. If the first token waits for the decision of the decode worker, send
         the request there too. A request that ends with its first token is decoded by its first worker."""
         params = request.opened.params

@@ -45,7 +45,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Edit:
+class ClientEdit:
     """A client's edit of its prompt stream: the first `retained` tokens stay, and `tokens` follow them.
     `tail` is as in Submit. Versions ascend. With `finish`, the prompt is complete and is answered, with
     `params` if given."""
@@ -221,5 +221,5 @@ class Retire:
 
 
 Operation = Drain | AddWorkers | RemoveWorkers | AddAdapter | RemoveAdapter
-FleetEvent = Open | Edit | Close | Operation | WorkerMessage | WorkerLost | WorkerDead | Tick
+FleetEvent = Open | ClientEdit | Close | Operation | WorkerMessage | WorkerLost | WorkerDead | Tick
 Command = Send | Deliver | Refuse | Start | Kill | Retire

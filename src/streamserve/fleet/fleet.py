@@ -25,11 +25,11 @@ from streamserve.fleet.dispatcher import Dispatcher
 from streamserve.fleet.events import (
     AddAdapter,
     AddWorkers,
+    ClientEdit,
     Close,
     Command,
     Deliver,
     Drain,
-    Edit,
     FleetEvent,
     Kill,
     Open,
@@ -60,10 +60,10 @@ from streamserve.protocol.messages import (
     Events,
     Failed,
     KeptOutputs,
+    OutputWithdrawn,
     Pushed,
     Ready,
     Transfers,
-    Withdrawn,
 )
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.transfers import Hold
@@ -123,7 +123,7 @@ class Fleet:
         match event:
             case Open():
                 return list(self._open(event, now))
-            case Edit():
+            case ClientEdit():
                 return list(self._edit(event, now))
             case Close():
                 return list(self._close(event, now))
@@ -183,7 +183,7 @@ class Fleet:
         names = self.availability.topology.partners(worker)
         return sum(bool(names & request.workers) for request in self.requests.values())
 
-    def edit_refusal(self, event: Edit) -> RequestError | None:
+    def edit_refusal(self, event: ClientEdit) -> RequestError | None:
         """Return why an edit must be rejected, or None. `handle` ignores such an edit."""
         request = self.requests.get(event.request)
         if request is None:
@@ -207,7 +207,7 @@ class Fleet:
             kept = self.kept.find(ready.model.kv_name, event, now) if ready and event.keep else NOTHING
             yield from self.dispatcher.open(event, now, kept)
 
-    def _edit(self, event: Edit, now: float) -> Iterator[Command]:
+    def _edit(self, event: ClientEdit, now: float) -> Iterator[Command]:
         """Store the latest prompt for a next attempt. Output for an earlier version becomes void at once."""
         if self.edit_refusal(event):
             return
@@ -227,10 +227,10 @@ class Fleet:
             commands = list(self.dispatcher.reroute(request, now)) if moved else []
             yield from commands or self._forward_edit(request, event, now)
         if edited.withdrawn:
-            notice = Withdrawn(event.request, request.attempt, event.version)
+            notice = OutputWithdrawn(event.request, request.attempt, event.version)
             yield Deliver(event.request, [notice], last=False)
 
-    def _forward_edit(self, request: OpenRequest, event: Edit, now: float) -> Iterator[Command]:
+    def _forward_edit(self, request: OpenRequest, event: ClientEdit, now: float) -> Iterator[Command]:
         """Pass an edit on to the workers that have the prompt stream."""
         params = request.limited(event.params) if event.params else None
         message = messages.Edit(

@@ -25,10 +25,10 @@ from pathlib import Path
 import msgspec
 
 from streamserve.protocol.fork import (
-    Ended,
     Fork,
     Forked,
     Imported,
+    ProgramEnded,
     Reply,
     Request,
     Unable,
@@ -279,7 +279,7 @@ class ForkedProcess:
         unknown because its fork server has ended."""
         with contextlib.suppress(CannotFork):
             reply, _ = self._server.ask(Wait(self.pid))
-            return reply.status if isinstance(reply, Ended) else None
+            return reply.status if isinstance(reply, ProgramEnded) else None
         # After its fork server ended, the program may have become a child of this process.
         with contextlib.suppress(OSError):
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)

@@ -37,7 +37,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Route:
+class WorkerRoute:
     """Where a request goes: `worker` computes the prompt, and `decode` the output if it is another worker,
     else None. `tokens` is the number of prompt tokens to compute."""
 
@@ -129,7 +129,7 @@ class Placement:
         only: frozenset[str] | None = None,
         without: frozenset[str] = frozenset(),
         stay: tuple[str, str | None] | None = None,
-    ) -> Route | None:
+    ) -> WorkerRoute | None:
         """Return the route of a request; None if no worker can take it now. If `only` is given, just these
         workers are candidates; otherwise all except `without`. A prompt stream that is computed at `stay`
         (worker, decode worker) stays there unless the move to the router's choice is worth its cost."""
@@ -162,7 +162,7 @@ class Placement:
             self._overrule(steps, stay, "stays: moving costs more than it gains")
         known = self.view.cached(front, hashes) * self._availability.workers[front].block_size
         self._learn(front, hashes)
-        return Route(front, back, max(len(request.opened.prompt) - known, 1))
+        return WorkerRoute(front, back, max(len(request.opened.prompt) - known, 1))
 
     def _overrule(self, steps: int, taken: tuple[str, str | None], reason: str) -> None:
         """Record in the router's latest `steps` decisions that the request goes to `taken` instead."""

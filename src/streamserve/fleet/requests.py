@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.events import ClientEdit, Open
 from streamserve.fleet.kept_outputs import Kept
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import (
@@ -18,13 +18,13 @@ from streamserve.protocol.messages import (
     DraftVerified,
     Event,
     Finished,
+    OutputWithdrawn,
     Phase,
     Pooled,
     Progress,
     PromptLogprobs,
     Submit,
     Token,
-    Withdrawn,
 )
 from streamserve.protocol.sampling import MAX_CHOICES, SamplingParams, SpeculationLimits
 
@@ -212,7 +212,7 @@ class OpenRequest:
         self.awaited_version = None
         self.resumed = {choice: list(tokens) for choice, tokens in self.outputs.items() if tokens}
 
-    def edit_refusal(self, event: Edit) -> RequestError | None:
+    def edit_refusal(self, event: ClientEdit) -> RequestError | None:
         """Return the reason to reject an edit, or None."""
         opened = self.opened
         if not opened.open:
@@ -229,7 +229,7 @@ class OpenRequest:
             return RequestError("the number of choices (n) cannot change", status=400)
         return None
 
-    def edit(self, event: Edit, now: float) -> Edited:
+    def edit(self, event: ClientEdit, now: float) -> Edited:
         """Apply an edit of the prompt that arrived at `now`."""
         before = self.opened
         self.opened = replace(
@@ -296,7 +296,7 @@ class OpenRequest:
                 return None
             self.arriving.computed = event.computed
             return event
-        if isinstance(event, Withdrawn):  # the client was notified when the edit was processed
+        if isinstance(event, OutputWithdrawn):  # the client was notified when the edit was processed
             if self.awaited_version is not None and event.version >= self.awaited_version:
                 self.awaited_version = None
             return None

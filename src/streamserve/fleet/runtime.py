@@ -17,9 +17,9 @@ from streamserve.fleet.driver import FleetDriver, Hooks, WorkerSettings
 from streamserve.fleet.events import (
     AddAdapter,
     AddWorkers,
+    ClientEdit,
     Close,
     Drain,
-    Edit,
     Open,
     Refuse,
     RemoveAdapter,
@@ -163,7 +163,7 @@ class FleetRuntime:
             if not done:
                 await self.cancel(request.request)
 
-    async def edit(self, edit: Edit) -> None:
+    async def edit(self, edit: ClientEdit) -> None:
         """Edit the prompt of an open request; its events continue in its `submit`. Raises RequestError, and
         changes nothing, if there is no such request, if its prompt is complete, or if the edit does not fit
         the prompt."""

@@ -23,7 +23,7 @@ MIN_PUSH_BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class _Push:
+class _StreamPush:
     """A push for an attempt of `request`."""
 
     request: OpenRequest
@@ -40,7 +40,7 @@ class StreamPushes:
     def __init__(self, workers: Mapping[str, WorkerState], copies: CacheCopies) -> None:
         self._workers = workers
         self._copies = copies
-        self._pushes: dict[str, _Push] = {}
+        self._pushes: dict[str, _StreamPush] = {}
         self.landed = 0
         """Pushes that have landed."""
 
@@ -65,7 +65,7 @@ class StreamPushes:
             STREAM, prompt, request.cache_salt, writer, owner, now, request.opened.adapter
         )
         arriving.push, arriving.push_end = name, tokens
-        self._pushes[name] = _Push(request, request.attempt)
+        self._pushes[name] = _StreamPush(request, request.attempt)
         yield send
 
     def ended(self, name: str, landed: bool, now: float) -> Iterator[Send]:

@@ -82,7 +82,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class Header:
+class GGUFHeader:
     """A parsed header: the metadata by key and the tensors by name."""
 
     entries: dict[str, Any]
@@ -173,7 +173,7 @@ class _Cursor:
             self.refuse("has a string that is not UTF-8")
 
 
-def read_header(path: Path, data: bytes | memoryview, size: int) -> Header:
+def read_header(path: Path, data: bytes | memoryview, size: int) -> GGUFHeader:
     """Return the header of a file of `size` bytes; `data` are its first bytes, at most MAX_HEADER. Raises
     CheckpointError for a damaged header, and for tensors that are not within the file."""
     cursor = _Cursor(path, data)
@@ -188,7 +188,7 @@ def read_header(path: Path, data: bytes | memoryview, size: int) -> Header:
     start = -(-cursor.position // alignment) * alignment
     tensors = {name: TensorInfo(shape, type, start + offset) for name, (shape, type, offset) in infos.items()}
     _check_places(cursor, tensors, size, alignment, start)
-    return Header(entries, tensors)
+    return GGUFHeader(entries, tensors)
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from streamserve.fleet.worker_state import Topology, role, total
 from streamserve.llm.adapters import ServedAdapters
 from streamserve.llm.cluster import kv_network, make_launcher
 from streamserve.llm.items import Item, read_items
-from streamserve.llm.prompt_stream import EnginePromptStream
+from streamserve.llm.prompt_stream import LocalPromptStream
 from streamserve.protocol.adapters import Adapter
 from streamserve.protocol.config import ModelConfig, WorkerConfig, is_draft_model
 from streamserve.protocol.errors import RequestError
@@ -56,7 +56,7 @@ STEP_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk")
 
 
 @dataclass(frozen=True)
-class Health:
+class EngineHealth:
     """Whether requests are being served.
 
     If not, `detail` is the reason, and `retry_after` is the expected number of seconds until they are. If
@@ -153,7 +153,7 @@ class AsyncLLM:
         """The served model. Raises RequestError (503) while it is not loaded."""
         return self.ready.model
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         """Return whether requests are being served now."""
         fleet = self._runtime.fleet
         ready, detail = fleet.health()
@@ -161,8 +161,8 @@ class AsyncLLM:
         if waiting and not ready:
             detail = f"waiting for machines to join, for worker {', '.join(waiting)}: {detail}"
         if ready:
-            return Health(ready, detail, missing=fleet.availability.missing())
-        return Health(ready, detail, fleet.availability.retry_after(time.monotonic()))
+            return EngineHealth(ready, detail, missing=fleet.availability.missing())
+        return EngineHealth(ready, detail, fleet.availability.retry_after(time.monotonic()))
 
     def incidents(self) -> IncidentReport:
         """Return the incidents so far: worker crashes, and the requests suspected of causing them."""
@@ -303,7 +303,7 @@ class AsyncLLM:
         answer_early: bool = False,
         adapter: str = "",
         expected_tokens: int = 0,
-    ) -> EnginePromptStream:
+    ) -> LocalPromptStream:
         """Open a prompt stream, empty at first, with the LoRA adapter `adapter`, if any. It is routed as a
         prompt of at least `expected_tokens`.
 
@@ -326,7 +326,7 @@ class AsyncLLM:
             adapter=self._adapters.named(adapter),
             expected_tokens=expected_tokens,
         )  # fmt: skip
-        prompt = EnginePromptStream(self._runtime, self.tokenizer, opened)
+        prompt = LocalPromptStream(self._runtime, self.tokenizer, opened)
         await prompt.start()
         return prompt
 

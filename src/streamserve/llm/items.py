@@ -17,10 +17,10 @@ from streamserve.protocol.messages import (
 )
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
-from streamserve.text.output import ChoiceText, Delta, Usage
+from streamserve.text.output import ChoiceDelta, ChoiceText, Usage
 from streamserve.text.tokenizer import Tokenizer
 
-Item = Delta | PromptLogprobs | Pooled | Usage
+Item = ChoiceDelta | PromptLogprobs | Pooled | Usage
 
 
 async def read_items(
@@ -85,14 +85,14 @@ class _Counts:
             self.drafted += event.drafted
             self.coming[event.choice] = event.accepted
 
-    def delivered(self, delta: Delta) -> None:
+    def delivered(self, delta: ChoiceDelta) -> None:
         """Count the draft tokens of a delta. Tokens after a stop string have no delta and are not counted."""
         accepted = min(len(delta.tokens), self.coming.get(delta.choice, 0))
         self.accepted += accepted
         self.coming[delta.choice] = self.coming.get(delta.choice, 0) - accepted
 
 
-def _delta(choice: ChoiceText, event: Token | Finished) -> Delta | None:
+def _delta(choice: ChoiceText, event: Token | Finished) -> ChoiceDelta | None:
     if isinstance(event, Token):
         return choice.feed(event)
     if event.reason == "error":

@@ -23,7 +23,7 @@ from streamserve.settings.resolve import resolve
 from streamserve.text.chat import require
 from streamserve.text.embedding import Floats, embedding, embedding_params
 from streamserve.text.latency import SloOutcome
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 from streamserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -238,13 +238,13 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, lora: str = ""
-    ) -> Generator[Delta, None, None]:
+    ) -> Generator[ChoiceDelta, None, None]:
         """Yield deltas of one prompt's output as they are generated. `lora` is the name of a LoRA adapter, ""
         for none. Without `params`, `default_sampling` applies.
 
         Leaving the loop early cancels the request.
         """
-        queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+        queue: asyncio.Queue[ChoiceDelta | None] = asyncio.Queue()
         params = params or SamplingParams(**self.default_sampling)
 
         async def read() -> None:
@@ -254,7 +254,7 @@ class LLM:
                 items = self._llm.submit(ids, params, request_id=new_request_id(), adapter=lora)
                 async with aclosing(items) as stream:
                     async for item in stream:
-                        if isinstance(item, Delta):
+                        if isinstance(item, ChoiceDelta):
                             queue.put_nowait(item)
             finally:
                 queue.put_nowait(None)

@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 
-from streamserve.fleet.events import Edit, Open
+from streamserve.fleet.events import ClientEdit, Open
 from streamserve.fleet.runtime import FleetRuntime
 from streamserve.llm.items import Item, read_items
 from streamserve.protocol.errors import PromptChanged, RequestError
-from streamserve.protocol.messages import Event, Progress, Withdrawn
+from streamserve.protocol.messages import Event, OutputWithdrawn, Progress
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.latency import Stopwatch
 from streamserve.text.output import Usage
@@ -22,7 +22,7 @@ from streamserve.text.retokenize import common_prefix
 from streamserve.text.tokenizer import Tokenizer
 
 
-class EnginePromptStream:
+class LocalPromptStream:
     """A request whose prompt is a prompt stream. Call `start`, then `edit`, then `answer` once; always call
     `close`.
 
@@ -104,7 +104,9 @@ class EnginePromptStream:
         if self._error:
             raise self._error
         finish = finish or params is not None
-        edit = Edit(self._opened.request, self._version + 1, retained, ids[retained:], finish, params, tail)
+        edit = ClientEdit(
+            self._opened.request, self._version + 1, retained, ids[retained:], finish, params, tail
+        )
         await self._runtime.edit(edit)
         self.ids = ids
         self._version += 1
@@ -114,7 +116,7 @@ class EnginePromptStream:
             events = await self._events.get()
             if isinstance(events, RequestError):
                 raise events
-            if any(isinstance(event, Withdrawn) for event in events):
+            if any(isinstance(event, OutputWithdrawn) for event in events):
                 raise PromptChanged
             yield events
 
@@ -127,7 +129,7 @@ class EnginePromptStream:
                     if not self._accepted.done():
                         self._accepted.set_result(None)
                     unread = [event for event in events if not self._is_progress(event)]
-                    if any(isinstance(event, Withdrawn) for event in unread):
+                    if any(isinstance(event, OutputWithdrawn) for event in unread):
                         self._discard_unread()
                     if unread:
                         self._events.put_nowait(unread)

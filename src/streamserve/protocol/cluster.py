@@ -71,7 +71,7 @@ class Register(msgspec.Struct, tag=True, frozen=True):
     machine: Machine
 
 
-class Welcome(msgspec.Struct, tag=True, frozen=True):
+class AgentWelcome(msgspec.Struct, tag=True, frozen=True):
     """The agent is registered. It must renew its session every `lease` seconds; otherwise its workers leave
     the head, or end."""
 
@@ -85,7 +85,7 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
     session: Token
 
 
-class Refused(msgspec.Struct, tag=True, frozen=True):
+class ClusterRefused(msgspec.Struct, tag=True, frozen=True):
     """A request is not fulfilled, and why. "session": the session has ended. "connection": this connection
     has no session; resume one."""
 
@@ -117,16 +117,16 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 
 
 FromAgent = Knock | Register | Resume | Packet | Alive
-FromHead = Challenge | Welcome | Refused | Packet | Alive
+FromHead = Challenge | AgentWelcome | ClusterRefused | Packet | Alive
 
 
-class Launch(msgspec.Struct, tag=True, frozen=True):
+class LaunchWorker(msgspec.Struct, tag=True, frozen=True):
     """Start a worker with this configuration. The agent adds the values that only its machine knows."""
 
     config: WorkerConfig
 
 
-class Forward(msgspec.Struct, tag=True, frozen=True):
+class ForwardedMessage(msgspec.Struct, tag=True, frozen=True):
     """A message to or from a worker's process, named NAME/INCARNATION."""
 
     worker: WorkerName
@@ -141,7 +141,7 @@ class End(msgspec.Struct, tag=True, frozen=True):
     grace: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
 
 
-ToMachine = Launch | Forward | End
+ToMachine = LaunchWorker | ForwardedMessage | End
 
 
 class Started(msgspec.Struct, tag=True, frozen=True):
@@ -161,7 +161,7 @@ class Beat(msgspec.Struct, tag=True, frozen=True):
     predicted: float
 
 
-class Ended(msgspec.Struct, tag=True, frozen=True):
+class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
     """A worker's process has ended, or could not be started: a fleet.events.WorkerLost from another
     machine."""
 
@@ -173,7 +173,7 @@ class Ended(msgspec.Struct, tag=True, frozen=True):
     ending: Literal["fault", "outside", "unclear"] = "fault"
 
 
-FromMachine = Started | Forward | Beat | Ended
+FromMachine = Started | ForwardedMessage | Beat | WorkerEnded
 
 _encoder = msgspec.msgpack.Encoder()
 _from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)

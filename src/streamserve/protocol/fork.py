@@ -55,7 +55,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
     """The exit status of a program; negative: the signal that ended it; None: unknown."""
 
     status: int | None
@@ -68,7 +68,7 @@ class Unable(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Fork | Wait
-Reply = Imported | Forked | Ended | Unable
+Reply = Imported | Forked | ProgramEnded | Unable
 
 
 def send(connection: socket.socket, message: Request | Reply, descriptors: tuple[int, ...] = ()) -> None:

@@ -141,7 +141,7 @@ class Adopt(msgspec.Struct, tag=True, frozen=True):
     closed: float
 
 
-class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+class LikelyToken(msgspec.Struct, frozen=True, array_like=True):
     """A token of a list of most likely tokens, and its log-probability."""
 
     token: int
@@ -158,7 +158,7 @@ class Token(msgspec.Struct, tag=True, frozen=True, array_like=True, gc=False):
     index: int
     token: int
     logprob: float | None = None
-    top: list[TopLogprob] | None = None
+    top: list[LikelyToken] | None = None
     finish: FinishReason | None = None
 
 
@@ -168,7 +168,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     rank: int
-    top: list[TopLogprob]
+    top: list[LikelyToken]
 
 
 class PromptLogprobs(msgspec.Struct, tag=True, frozen=True, array_like=True):
@@ -235,7 +235,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True, array_like=True):
     tokens: int
 
 
-class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
+class OutputWithdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
     """The prompt became `version`, which differs from the version that was answered. The tokens of all
     choices so far are void; the following tokens begin at index 0 again."""
 
@@ -244,7 +244,7 @@ class Withdrawn(msgspec.Struct, tag=True, frozen=True, array_like=True):
     version: int
 
 
-Event = Token | PromptLogprobs | Pooled | Admitted | DraftVerified | Finished | Progress | Withdrawn
+Event = Token | PromptLogprobs | Pooled | Admitted | DraftVerified | Finished | Progress | OutputWithdrawn
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -437,7 +437,7 @@ class KeptToken(msgspec.Struct, frozen=True, array_like=True):
 
     token: int
     logprob: float | None = None
-    top: list[TopLogprob] | None = None
+    top: list[LikelyToken] | None = None
     finish: FinishReason | None = None
 
 

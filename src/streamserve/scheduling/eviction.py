@@ -17,7 +17,7 @@ MEMORY = 0.5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SwapVerdict:
     """The decision to swap or to recompute, and the seconds that each is expected to cost until the sequence
     continues."""
 
@@ -34,7 +34,7 @@ def decide(
     block_size: int,
     survival: float,
     free_host_blocks: int,
-) -> Verdict:
+) -> SwapVerdict:
     """Decide whether to swap or to recompute evicted KV of `tokens` tokens. The share `survival` of it is
     expected to be needed when the sequence continues. Recomputing takes steps of `chunk` query tokens. KV
     whose blocks do not all fit into the `free_host_blocks` is recomputed under every policy."""
@@ -42,7 +42,7 @@ def decide(
     swap = costs.swap.out(blocks) + costs.swap.back(survival * blocks)
     recompute = costs.prefill(round(survival * tokens), chunk)
     preferred = policy == "swap" or (policy == "cost" and swap < recompute)
-    return Verdict(preferred and 0 < blocks <= free_host_blocks, swap, recompute)
+    return SwapVerdict(preferred and 0 < blocks <= free_host_blocks, swap, recompute)
 
 
 def learn_survival(survival: float, retained: int, before: int) -> float:

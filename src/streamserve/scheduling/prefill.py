@@ -32,7 +32,7 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
 staircases, so a local search could stop too early."""
 
 
-class Chunk(NamedTuple):
+class PrefillChunk(NamedTuple):
     """The `tokens` of a prompt in a step. The first `due` of them are computed even if other tokens are worth
     more."""
 
@@ -68,7 +68,7 @@ class DecodeBatch(NamedTuple):
 
 def chunks(
     prompts: Sequence[RequestView], batch: DecodeBatch, mean_output: float, share: float | None = None
-) -> list[Chunk]:
+) -> list[PrefillChunk]:
     """Return a chunk for each of the `prompts`, which are in order of urgency.
 
     Beyond due tokens, prompts get the number of tokens that maximises expected output per second of the step;
@@ -76,7 +76,7 @@ def chunks(
     instead. In both cases the step never takes longer than the decoding sequences' targets allow. A prompt of
     a less urgent priority gets more than its due tokens only if all more urgent prompts get their maximum.
     """
-    planned = [Chunk(0, 0)] * len(prompts)
+    planned = [PrefillChunk(0, 0)] * len(prompts)
     others, satisfied = 0, True
     for priority in sorted({prompt.priority for prompt in prompts}):
         level = [i for i, prompt in enumerate(prompts) if prompt.priority == priority]
@@ -84,7 +84,7 @@ def chunks(
         due = due_tokens(members, batch, others)
         given = _with_extra(members, due, batch, others, mean_output, share) if satisfied else due
         for i, tokens, least in zip(level, given, due, strict=True):
-            planned[i] = Chunk(tokens, least)
+            planned[i] = PrefillChunk(tokens, least)
             satisfied = satisfied and tokens == min(uncached(prompts[i]), batch.max_chunk)
         others += sum(given)
     return planned

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamserve.contracts.cost import DEFAULT_SWAP_COST, SwapCost
 from streamserve.contracts.plan import TARGET, Sampled, SequenceState, Span, SpanResult, StepPlan, StepResult
-from streamserve.protocol.messages import PromptLogprob, TopLogprob
+from streamserve.protocol.messages import LikelyToken, PromptLogprob
 from streamserve.protocol.sampling import SamplingParams
 
 Cost = Callable[[int, int], float]
@@ -148,7 +148,7 @@ class CostExecutor:
         if span.prompt_logprobs is None:
             return []
         following = self.states[span.sequence].prompt[span.start + 1 : span.start + len(span.tokens) + 1]
-        return [PromptLogprob(token, 0.0, 1, [TopLogprob(token, 0.0)]) for token in following]
+        return [PromptLogprob(token, 0.0, 1, [LikelyToken(token, 0.0)]) for token in following]
 
     def read(self, group: int, blocks: list[int], length: int) -> Tokens:
         """Return the tokens of a KV cache group at the first `length` positions of a block table."""

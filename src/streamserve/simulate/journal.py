@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from streamserve.contracts.plan import StepPlan
 from streamserve.engine.observer import StepPhase
-from streamserve.engine.sequence import Sequence as Running
+from streamserve.engine.sequence import EngineSequence
 from streamserve.protocol.messages import ToEngine
 from streamserve.simulate.faults import PoisonPhase
 
@@ -28,7 +28,7 @@ class SimulatedJournal:
     def enter(
         self,
         phase: StepPhase,
-        members: Sequence[Running] | None,
+        members: Sequence[EngineSequence] | None,
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
@@ -38,7 +38,7 @@ class SimulatedJournal:
         for request, reached in _phases_reached(phase, members or (), plan):
             self._on_phase(request, reached)
 
-    def leave(self, moving: Sequence[Running]) -> None:
+    def leave(self, moving: Sequence[EngineSequence]) -> None:
         self._note("transfer" if moving else "", frozenset(s.attempt for s in moving))
         for sequence in moving:
             self._on_phase(sequence.request, "transfer")
@@ -48,7 +48,7 @@ class SimulatedJournal:
 
 
 def _phases_reached(
-    phase: StepPhase, members: Sequence[Running], plan: StepPlan | None
+    phase: StepPhase, members: Sequence[EngineSequence], plan: StepPlan | None
 ) -> Iterator[tuple[str, PoisonPhase]]:
     """Yield the requests, and the phases that they reach in the terms of a Poison."""
     if phase == "draft":

@@ -12,10 +12,10 @@ from math import inf
 
 from streamserve.fleet.config import FleetConfig
 from streamserve.fleet.events import (
+    ClientEdit,
     Close,
     Command,
     Deliver,
-    Edit,
     FleetEvent,
     Heartbeat,
     Kill,
@@ -68,7 +68,7 @@ class Simulation:
         self._client_events: list[ClientEvent] = []
         self._do(self.fleet.start(0.0))
 
-    def at(self, time: float, event: Open | Edit | Close | Operation) -> None:
+    def at(self, time: float, event: Open | ClientEdit | Close | Operation) -> None:
         """Schedule an event of a client or an operator at `time`."""
         self.clock.at(time, lambda: self._handle(event))
 

@@ -20,7 +20,7 @@ LAYERS = 16
 
 
 @dataclass
-class _Push:
+class _SimulatedPush:
     """Blocks for the pool at an address. `ready` is when all of them are computed; None if the step that
     fills them has not begun."""
 
@@ -57,7 +57,7 @@ class SimulatedTransport:
         self._step_left = step_left
         self._layers = layers
         self._push_count = 0
-        self._queue: list[_Push] = []
+        self._queue: list[_SimulatedPush] = []
         self._landed: list[Landed] = []
 
     def check(self, to: CacheAddress) -> None:
@@ -73,7 +73,7 @@ class SimulatedTransport:
         reservation: str = "",
     ) -> int:
         self._push_count += 1
-        push = _Push(self._push_count, to, list(copies), None if upcoming else self._clock())
+        push = _SimulatedPush(self._push_count, to, list(copies), None if upcoming else self._clock())
         self._queue.append(push)
         if upcoming:
             self._schedule(0.0, lambda: self._step_begun(push))
@@ -85,7 +85,7 @@ class SimulatedTransport:
         landed, self._landed = self._landed, []
         return landed
 
-    def _step_begun(self, push: _Push) -> None:
+    def _step_begun(self, push: _SimulatedPush) -> None:
         """Record that the step that fills the push's blocks has begun."""
         if push.ready is None:
             push.ready = self._clock() + self._step_left()

@@ -21,7 +21,7 @@ from streamserve.speculation.learned_cost import RefinedCost
 from streamserve.speculation.level_acceptance import LevelAcceptance
 from streamserve.speculation.outlook import RELIABLE_LEVELS, Candidate, DraftedStep, Means, Outlook
 from streamserve.speculation.policies import MAX_DEPTH, SpeculationPolicy, whole_trees
-from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level, fit
+from streamserve.speculation.shapes import PLAIN, Seconds, TreeShape, expected_by_level, fit
 from streamserve.speculation.slo import LatencyRequirement
 from streamserve.speculation.trials import Trials
 
@@ -39,7 +39,7 @@ CATCH_UP = 32
 
 
 @dataclass
-class Counters:
+class SpeculationCounters:
     """Totals of speculation so far, as in SpeculationReport. A verified tree is counted by `Round.learn`, its
     accepted tokens when they become outputs."""
 
@@ -79,7 +79,7 @@ class Verification(NamedTuple):
 NOTHING_VERIFIED = Verification()
 
 
-class DecodeBatch(NamedTuple):
+class SpeculationBatch(NamedTuple):
     """A step before drafting.
 
     * `candidates`: the decoding requests that may have draft tokens.
@@ -98,7 +98,7 @@ class DecodeBatch(NamedTuple):
     load: float = 0.0
 
 
-NO_CANDIDATES = DecodeBatch((), {}, 0, 0, 0, 0)
+NO_CANDIDATES = SpeculationBatch((), {}, 0, 0, 0, 0)
 
 
 class MeasuredStep(NamedTuple):
@@ -134,7 +134,7 @@ class Speculation:
     ) -> None:
         self.policy = policy
         self.policy_state = policy.state
-        self.counters = Counters()
+        self.counters = SpeculationCounters()
         self.acceptance = Acceptance()
         self.level_acceptance = LevelAcceptance()
         self.exploration = Exploration(trials=policy.weighs_costs)
@@ -149,7 +149,7 @@ class Speculation:
         self.last = NOTHING_VERIFIED
         """The verification of the last step."""
 
-    def begin(self, batch: DecodeBatch) -> "Round":
+    def begin(self, batch: SpeculationBatch) -> "Round":
         """Begin the speculation of one step."""
         return Round(self, batch)
 
@@ -179,7 +179,7 @@ class Speculation:
             return MOST_BETWEEN
         return min(MOST_BETWEEN, FEWEST_BETWEEN << min(self.exploration.plain_steps // 2, MOST_BETWEEN))
 
-    def draft_cost(self, shapes: Sequence[Shape]) -> float:
+    def draft_cost(self, shapes: Sequence[TreeShape]) -> float:
         """Return the seconds of drafting trees of these shapes: one pass over all nodes of each level."""
         first = shapes[0] if shapes else PLAIN
         if all(shape is first for shape in shapes):
@@ -212,11 +212,11 @@ class Speculation:
         )
 
 
-class Draft(NamedTuple):
+class CalibratedDraft(NamedTuple):
     """A drafted tree with calibrated acceptance, its requested shape, and whether the request is sampled."""
 
     tree: TokenTree
-    requested: Shape
+    requested: TreeShape
     sampled: bool
 
 
@@ -224,7 +224,7 @@ class Round:
     """The speculation of one step. `select` is only for steps with draft tokens, `learn` for executed
     ones."""
 
-    def __init__(self, speculation: Speculation, batch: DecodeBatch) -> None:
+    def __init__(self, speculation: Speculation, batch: SpeculationBatch) -> None:
         self._speculation = speculation
         self._batch = batch
         self._trials: Trials | None = None
@@ -233,10 +233,10 @@ class Round:
         self._step: Seconds
         self.shapes = self._choose_shapes()
         """A shape for each candidate, within the candidate's limits; PLAIN if nothing is to be drafted."""
-        self.drafted: dict[int, Draft] = {}
+        self.drafted: dict[int, CalibratedDraft] = {}
         self.drafting_seconds = 0.0
 
-    def _choose_shapes(self) -> list[Shape]:
+    def _choose_shapes(self) -> list[TreeShape]:
         candidates, speculation = self._batch.candidates, self._speculation
         if not (speculation.policy.drafts and candidates) or self._refused():
             return [PLAIN] * len(candidates)
@@ -260,7 +260,7 @@ class Round:
         speculation = self._speculation
         return speculation.policy.weighs_costs and speculation.guard.refuses(len(self._batch.requirements))
 
-    def _allowed(self, proposed: Sequence[Shape]) -> bool:
+    def _allowed(self, proposed: Sequence[TreeShape]) -> bool:
         """Return whether the throughput guard allows the proposed shapes."""
         speculation = self._speculation
         guarded = speculation.policy.weighs_costs and any(shape.depth for shape in proposed)
@@ -291,7 +291,7 @@ class Round:
         return [requirement for id, requirement in requirements.items() if id not in drafted]
 
     def select(
-        self, trees: Mapping[int, TokenTree], requested: Sequence[Shape], catch_up: int, seconds: float
+        self, trees: Mapping[int, TokenTree], requested: Sequence[TreeShape], catch_up: int, seconds: float
     ) -> dict[int, TokenTree]:
         """Return the part of each request's tree that is worth verifying, by request id. `requested` has a
         shape for each candidate. Drafting took `seconds`, in which the drafter also read `catch_up`
@@ -318,7 +318,7 @@ class Round:
         pairs = zip(judged.items(), selected, strict=True)
         return {id: tree.keep(nodes) for (id, tree), nodes in pairs if len(nodes) > 1}
 
-    def verifies_all(self, requested: Sequence[Shape]) -> bool:
+    def verifies_all(self, requested: Sequence[TreeShape]) -> bool:
         """Return whether trees of the `requested` shapes are verified as a whole, whatever their tokens. Then
         a step can be launched before the trees are known."""
         speculation, batch = self._speculation, self._batch
@@ -338,7 +338,7 @@ class Round:
         return draft.tree.keep(range(min(len(draft.tree), len(tree))))
 
     def record_drafting(
-        self, trees: Mapping[int, TokenTree], requested: Sequence[Shape], catch_up: int, seconds: float
+        self, trees: Mapping[int, TokenTree], requested: Sequence[TreeShape], catch_up: int, seconds: float
     ) -> None:
         """Record drafted `trees` and their cost, as `select` does. To be called for trees that were verified
         without `select`."""
@@ -359,7 +359,7 @@ class Round:
         }
         for id, tree in trees.items():
             shape, sampled = requests[id]
-            self.drafted[id] = Draft(calibrate(tree, sampled), shape, sampled)
+            self.drafted[id] = CalibratedDraft(calibrate(tree, sampled), shape, sampled)
 
     def learn(self, step: MeasuredStep) -> None:
         """Learn costs and acceptance from the executed step. The target's tokens judge all draft tokens, also

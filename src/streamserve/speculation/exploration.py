@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from streamserve.speculation.learned_cost import LIMIT
 from streamserve.speculation.outlook import Outlook
-from streamserve.speculation.shapes import PLAIN, Shape, expected_by_level, fit
+from streamserve.speculation.shapes import PLAIN, TreeShape, expected_by_level, fit
 from streamserve.speculation.trials import Trials
 
 PROBE_EVERY = 64
 """Plain steps after which one request gets draft tokens."""
-PROBE = Shape(2, 1)
+PROBE = TreeShape(2, 1)
 DRAFT_TRIAL = 64
 """Steps before the first draft trial."""
 TRIAL_LEVELS = 4
@@ -31,7 +31,7 @@ class Explored(NamedTuple):
     """The shapes to draft in one step, the `Trials` to report its seconds to, and whether all draft tokens
     are verified whatever that costs."""
 
-    shapes: list[Shape]
+    shapes: list[TreeShape]
     trials: Trials | None
     verify_all: bool
 
@@ -47,7 +47,7 @@ class Exploration:
         self._plain_trials, self._draft_trials = Trials(), Trials(DRAFT_TRIAL)
 
     def explore(
-        self, outlook: Outlook, proposed: list[Shape], lower_bound: Callable[[int], float]
+        self, outlook: Outlook, proposed: list[TreeShape], lower_bound: Callable[[int], float]
     ) -> Explored:
         """Return the proposed shapes, or other shapes for exploration. `lower_bound` returns the least
         seconds that a step could take, by its query tokens."""
@@ -72,7 +72,7 @@ class Exploration:
         ]
         return Explored(probe, None, True)
 
-    def _tries_plain(self, outlook: Outlook, proposed: Sequence[Shape]) -> bool:
+    def _tries_plain(self, outlook: Outlook, proposed: Sequence[TreeShape]) -> bool:
         """Whether this step is a plain trial. A due trial is skipped if speculation would pay even if a plain
         step took 1/LIMIT of its estimate."""
         requests = len(proposed)
@@ -82,8 +82,8 @@ class Exploration:
         return tokens / seconds <= LIMIT * requests / outlook.step(requests + outlook.others)
 
     def _tried_shape(
-        self, outlook: Outlook, proposed: Sequence[Shape], lower_bound: Callable[[int], float]
-    ) -> Shape:
+        self, outlook: Outlook, proposed: Sequence[TreeShape], lower_bound: Callable[[int], float]
+    ) -> TreeShape:
         """Return the chain of a draft trial: the shortest one that would yield TRIAL_GAIN times the
         throughput of the proposed shapes, if its step took `lower_bound`. PLAIN if there is none, or no trial
         is due."""
@@ -93,7 +93,7 @@ class Exploration:
             return PLAIN
         tokens, seconds, now = _prospect(outlook, proposed)
         for levels in range(1, min(2 * TRIAL_LEVELS, outlook.nodes) + 1):
-            shape = Shape(levels, 1)
+            shape = TreeShape(levels, 1)
             trial_tokens, trial_seconds, query_tokens = _prospect(outlook, [shape] * requests)
             if outlook.step(query_tokens) > TRIAL_STEPS * outlook.step(now):
                 break
@@ -103,7 +103,7 @@ class Exploration:
         return PLAIN
 
 
-def _prospect(outlook: Outlook, shapes: Sequence[Shape]) -> tuple[float, float, int]:
+def _prospect(outlook: Outlook, shapes: Sequence[TreeShape]) -> tuple[float, float, int]:
     """Return the expected tokens, the seconds and the query tokens of drafting and verifying these shapes."""
     tokens = sum(
         expected_by_level(outlook.level_acceptance[shape.width - 1], shape.depth) if shape.depth else 1.0

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from streamserve.contracts.tree import likeliest
 from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
-from streamserve.speculation.shapes import PLAIN, Seconds, Shape, expected_by_level
+from streamserve.speculation.shapes import PLAIN, Seconds, TreeShape, expected_by_level
 from streamserve.speculation.slo import LatencyRequirement
 
 SLOWEST = 0.9
@@ -46,7 +46,7 @@ TARGET_LEVELS = 8
 """Maximum depth of the deeper shape for requests that the common one leaves below target."""
 
 
-def shapes(outlook: Outlook) -> list[Shape]:
+def shapes(outlook: Outlook) -> list[TreeShape]:
     """Return a shape for each candidate: the best common shape. If it leaves targets unmet, requests that a
     deeper shape brings on target get that one."""
     requests = outlook.candidates
@@ -84,10 +84,10 @@ def best_shape(
     others: int,
     level_acceptance: Sequence[Sequence[float]],
     step: Seconds,
-    draft: Callable[[Shape], float],
+    draft: Callable[[TreeShape], float],
     depth: int,
     nodes: int,
-) -> Shape:
+) -> TreeShape:
     """Return the shape with the most expected tokens a second for `requests` decoding requests, in a batch
     with `others` query tokens of requests without draft tokens. PLAIN if no shape beats plain decoding.
 
@@ -102,7 +102,7 @@ def best_shape(
     for width in WIDTHS[: len(level_acceptance)]:
         known, expected, reached = 0.0, 1.0, 1.0
         for levels in range(1, depth + 1):
-            shape = Shape(levels, width)
+            shape = TreeShape(levels, width)
             if shape.nodes > nodes:
                 break
             reached *= level_acceptance[width - 1][min(levels, len(level_acceptance[width - 1])) - 1]
@@ -352,21 +352,21 @@ def with_floor(requirements: Sequence[LatencyRequirement], plain: float) -> list
     return [floor if requirement.tpot is None else requirement for requirement in requirements]
 
 
-def _shapes(outlook: Outlook, depth: int) -> list[Shape]:
+def _shapes(outlook: Outlook, depth: int) -> list[TreeShape]:
     return [
-        Shape(levels, width)
+        TreeShape(levels, width)
         for width in WIDTHS[: len(outlook.level_acceptance)]
         for levels in range(1, depth + 1)
         if levels * width <= outlook.nodes
     ]
 
 
-def _expected(outlook: Outlook, shape: Shape) -> float:
+def _expected(outlook: Outlook, shape: TreeShape) -> float:
     return expected_by_level(outlook.level_acceptance[shape.width - 1], shape.depth) if shape.depth else 1.0
 
 
 def _prospect(
-    outlook: Outlook, requirements: Sequence[LatencyRequirement], chosen: Sequence[Shape]
+    outlook: Outlook, requirements: Sequence[LatencyRequirement], chosen: Sequence[TreeShape]
 ) -> tuple[float, tuple[int, float]]:
     """Return the seconds of drafting and step with the `chosen` shapes, and the outcome to compare: the
     number of requests on target after it, and as a tie-break the tokens a second."""

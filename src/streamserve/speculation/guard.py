@@ -40,7 +40,7 @@ class Mode(Enum):
 
 
 @dataclass
-class _Mean:
+class _RecentSpeed:
     """Tokens and seconds of about MEMORY recent steps."""
 
     steps: float = 0.0
@@ -74,7 +74,7 @@ class _Bin:
     begins after `wait` seconds of plain decoding, of which `waited` have passed. `trial` is the number of
     steps left of a running trial, `lost` the seconds that it has lost."""
 
-    means: dict[Mode, _Mean] = field(default_factory=lambda: {mode: _Mean() for mode in Mode})
+    means: dict[Mode, _RecentSpeed] = field(default_factory=lambda: {mode: _RecentSpeed() for mode in Mode})
     suppressed: bool = False
     wait: float = 0.0
     waited: float = 0.0
@@ -82,7 +82,7 @@ class _Bin:
     lost: float = 0.0
 
     @property
-    def plain(self) -> _Mean:
+    def plain(self) -> _RecentSpeed:
         """The mean of plain decoding: of steps ahead if their mean is known, otherwise of plain steps."""
         ahead = self.means[Mode.AHEAD]
         return ahead if ahead.known else self.means[Mode.PLAIN]

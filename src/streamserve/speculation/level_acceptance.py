@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from streamserve.contracts.tree import TokenTree
 from streamserve.speculation.goodput import MAX_LEVELS, WIDTHS
-from streamserve.speculation.shapes import Shape
+from streamserve.speculation.shapes import TreeShape
 
 INITIAL_ACCEPTANCE = (0.7, 0.08, 0.04, 0.02)
 """Initial probability that a node's first, second, … candidate token is accepted."""
@@ -38,7 +38,7 @@ class LevelAcceptance:
             self._known = [list(widths) for widths in zip(*levels, strict=True)]
         return self._known
 
-    def learn(self, tree: TokenTree, tokens: Sequence[int], requested: Shape) -> None:
+    def learn(self, tree: TokenTree, tokens: Sequence[int], requested: TreeShape) -> None:
         """Record how far the target's `tokens` follow the drafted `tree`, which was to have the shape
         `requested`. Nodes that were requested but not drafted count as not accepted."""
         path = tree.follow(tokens)

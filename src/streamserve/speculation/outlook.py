@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamserve.contracts.tree import TokenTree
-from streamserve.speculation.shapes import Seconds, Shape
+from streamserve.speculation.shapes import Seconds, TreeShape
 from streamserve.speculation.slo import NO_REQUIREMENT, LatencyRequirement
 
 Selection = list[list[int]]
@@ -49,7 +49,7 @@ class Outlook:
     candidates: Sequence[Candidate]
     others: int
     step: Seconds
-    draft: Callable[[Sequence[Shape]], float]
+    draft: Callable[[Sequence[TreeShape]], float]
     level_acceptance: Sequence[Sequence[float]]
     nodes: int
     undrafted: Sequence[LatencyRequirement] = ()

@@ -10,12 +10,12 @@ from typing import Any
 
 from streamserve.speculation import goodput
 from streamserve.speculation.outlook import DraftedStep, Outlook, Selection
-from streamserve.speculation.shapes import PLAIN, Shape
+from streamserve.speculation.shapes import PLAIN, TreeShape
 
 MAX_DEPTH = 20
 """Maximum depth, and maximum width, of a tree that can be requested."""
 
-ChooseShapes = Callable[[Outlook, Any], tuple[list[Shape], Any]]
+ChooseShapes = Callable[[Outlook, Any], tuple[list[TreeShape], Any]]
 """Takes the step and the policy's state. Returns a shape for each candidate, and the next state."""
 
 
@@ -24,7 +24,7 @@ def whole_trees(drafted: DraftedStep) -> Selection:
     return [list(range(len(tree))) for tree in drafted.trees]
 
 
-def stateless(shapes: Callable[[Outlook], list[Shape]]) -> ChooseShapes:
+def stateless(shapes: Callable[[Outlook], list[TreeShape]]) -> ChooseShapes:
     """Return `shapes` as a ChooseShapes function that ignores and keeps the state."""
     return lambda outlook, state: (shapes(outlook), state)
 

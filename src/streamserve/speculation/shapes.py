@@ -9,7 +9,7 @@ Seconds = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class Shape:
+class TreeShape:
     """The shape of a draft tree: `depth` levels below the root, and `width` nodes a level. With an
     `expansion` every node of level l has `expansion[l]` children instead, whatever their probabilities;
     `width` is then the number of nodes of the widest level."""
@@ -26,22 +26,22 @@ class Shape:
         return self.depth * self.width
 
 
-PLAIN = Shape(0, 0)
+PLAIN = TreeShape(0, 0)
 """The shape without draft tokens."""
 
 
-def fit(shape: Shape, depth: int, nodes: int) -> Shape:
+def fit(shape: TreeShape, depth: int, nodes: int) -> TreeShape:
     """Return the shape, truncated to at most `depth` levels and `nodes` nodes."""
     levels = min(shape.depth, depth)
     if shape.expansion:
-        while Shape(levels, shape.width, shape.expansion).nodes > nodes:
+        while TreeShape(levels, shape.width, shape.expansion).nodes > nodes:
             levels -= 1
-        return Shape(levels, shape.width, shape.expansion) if levels > 0 else PLAIN
+        return TreeShape(levels, shape.width, shape.expansion) if levels > 0 else PLAIN
     if levels * shape.width <= nodes:
-        return Shape(levels, shape.width) if levels > 0 else PLAIN
+        return TreeShape(levels, shape.width) if levels > 0 else PLAIN
     if nodes >= shape.width:
-        return Shape(nodes // shape.width, shape.width)
-    return Shape(1, nodes) if nodes > 0 else PLAIN
+        return TreeShape(nodes // shape.width, shape.width)
+    return TreeShape(1, nodes) if nodes > 0 else PLAIN
 
 
 def expected_tokens(acceptance: float, depth: int) -> float:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from streamserve.text.message import Part
+from streamserve.text.message import MessagePart
 from streamserve.text.tools.formats import FORMATS
 from streamserve.text.tools.parser import CallDelta, new_id, overlap
 
@@ -42,10 +42,10 @@ class HarmonyParser:
         """Whether a tool was called."""
         return self._calls > 0
 
-    def read(self, text: str, final: bool) -> Part:
+    def read(self, text: str, final: bool) -> MessagePart:
         """Parse the next piece. If it is the `final` one, also return text that was held back."""
         self._held += text
-        part = Part()
+        part = MessagePart()
         going = True
         while going and self._held:
             going = self._read_body(part, final) if self._kind else self._read_header(part, final)
@@ -53,7 +53,7 @@ class HarmonyParser:
             self._end_message(part)
         return part
 
-    def _read_header(self, part: Part, final: bool) -> bool:
+    def _read_header(self, part: MessagePart, final: bool) -> bool:
         """Read up to the body of a message. Return False if more text is needed."""
         begin = self._held.lstrip()
         marks = (*_BEGINS, "to=", *_ENDS)
@@ -81,7 +81,7 @@ class HarmonyParser:
             return False
         return True
 
-    def _begin_message(self, part: Part, header: str) -> None:
+    def _begin_message(self, part: MessagePart, header: str) -> None:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         name = recipient[1].removeprefix("functions.") if recipient else ""
         if recipient and recipient[1].startswith("functions.") and name in self._tools:
@@ -99,7 +99,7 @@ class HarmonyParser:
         self._kind, self._arguments = kind, ""
         self._separator = "\n" if kind in self._written else ""
 
-    def _read_body(self, part: Part, final: bool) -> bool:
+    def _read_body(self, part: MessagePart, final: bool) -> bool:
         """Read up to the end of a message. Return False if more text is needed."""
         found = [(self._held.find(mark), mark) for mark in (*_ENDS, *_BEGINS) if mark in self._held]
         if not found:
@@ -113,12 +113,12 @@ class HarmonyParser:
         self._end_message(part)
         return True
 
-    def _end_message(self, part: Part) -> None:
+    def _end_message(self, part: MessagePart) -> None:
         if self._kind == "call" and not self._arguments:
             self._write(part, "{}")
         self._kind = ""
 
-    def _write(self, part: Part, text: str) -> None:
+    def _write(self, part: MessagePart, text: str) -> None:
         if not text:
             return
         if self._kind == "call":

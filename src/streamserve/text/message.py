@@ -8,7 +8,7 @@ from streamserve.text.tools.parser import CallDelta, ToolCallParser
 
 
 @dataclass
-class Part:
+class MessagePart:
     """The output of one parsed piece of text."""
 
     reasoning: str = ""
@@ -19,14 +19,14 @@ class Part:
         return bool(self.reasoning or self.content or self.calls)
 
 
-class Reader(Protocol):
+class OutputReader(Protocol):
     """Parses one message."""
 
     @property
     def called(self) -> bool:
         """Whether a tool was called."""
 
-    def read(self, text: str, final: bool) -> Part:
+    def read(self, text: str, final: bool) -> MessagePart:
         """Parse the next piece. If it is the `final` one, also return text that was held back."""
 
 
@@ -45,7 +45,7 @@ class MessageParser:
         """Whether a tool was called."""
         return self._calls is not None and self._calls.calls > 0
 
-    def read(self, text: str, final: bool) -> Part:
+    def read(self, text: str, final: bool) -> MessagePart:
         """Parse the next piece. If it is the `final` one, also return text that was held back."""
         reasoning, content = "", text
         if self._thoughts is not None:
@@ -55,9 +55,9 @@ class MessageParser:
                 remaining = self._thoughts.finish()
                 reasoning, content = reasoning + remaining.reasoning, content + remaining.content
         if self._calls is None:
-            return Part(reasoning, content)
+            return MessagePart(reasoning, content)
         parsed = self._calls.feed(content)
         if final:
             last = self._calls.finish()
-            return Part(reasoning, parsed.content + last.content, parsed.calls + last.calls)
-        return Part(reasoning, parsed.content, parsed.calls)
+            return MessagePart(reasoning, parsed.content + last.content, parsed.calls + last.calls)
+        return MessagePart(reasoning, parsed.content, parsed.calls)

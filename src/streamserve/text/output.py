@@ -35,7 +35,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class ChoiceDelta:
     """The new output of a choice.
 
     `text` may lag `tokens`: incomplete characters and possible stop strings are held back. `stop` is the stop
@@ -76,7 +76,7 @@ class ChoiceText:
         self._stops = StopFinder(params.stop, params.include_stop_str_in_output)
         self._length = 0
 
-    def feed(self, event: Token) -> Delta | None:
+    def feed(self, event: Token) -> ChoiceDelta | None:
         """Return the delta for the next token; None for a repeated token, and for tokens after the end.
 
         A stop string ends the choice although the engine continues it: the caller cancels the choice there.
@@ -101,16 +101,18 @@ class ChoiceText:
         elif finish == "stop" and event.token in self._params.stop_token_ids:
             stop = event.token
         self.finished = finish is not None
-        return Delta(self.choice, scan.text, (event.token,), logprobs, finish, stop)
+        return ChoiceDelta(self.choice, scan.text, (event.token,), logprobs, finish, stop)
 
-    def finish(self, reason: FinishReason) -> Delta | None:
+    def finish(self, reason: FinishReason) -> ChoiceDelta | None:
         """Return the last delta of a choice that ends without a further token; None if the choice has already
         ended."""
         if self.finished:
             return None
         self.finished = True
         scan = self._end(Scan(""))
-        return Delta(self.choice, scan.text, finish=reason if scan.stop is None else "stop", stop=scan.stop)
+        return ChoiceDelta(
+            self.choice, scan.text, finish=reason if scan.stop is None else "stop", stop=scan.stop
+        )
 
     def _read(self, text: str) -> Scan:
         """Search `text` for stop strings. The text of the first `min_tokens` tokens is not searched."""

@@ -28,7 +28,7 @@ class StaleVersionError(RequestError):
         self.version = version
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChunkOperation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One change. `insert` adds a chunk before the given chunk; `replace` and `remove` change the given
     chunk. A chunk is given by its `index`, or by its id (`chunk`). At the index after the last chunk,
     `insert` appends."""
@@ -40,7 +40,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PromptChunk:
     """A piece of the context. Its id stays the same when its text is replaced."""
 
     id: str
@@ -52,7 +52,7 @@ class ContextVersion:
     """The chunks at one version. `version` is the number of edits so far, `added` the number of chunks ever
     added."""
 
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[PromptChunk, ...] = ()
     version: int = 0
     added: int = 0
 
@@ -65,7 +65,7 @@ class ContextVersion:
         if version != self.version:
             raise StaleVersionError(self.version)
 
-    def edited(self, operations: Sequence[Operation]) -> tuple["ContextVersion", list[str]]:
+    def edited(self, operations: Sequence[ChunkOperation]) -> tuple["ContextVersion", list[str]]:
         """Return the next version, and the id of the chunk that each operation added, changed or removed.
 
         Raises RequestError that names the first operation that cannot be applied.
@@ -94,7 +94,7 @@ class _ChunkList:
     """The chunks during an edit. Finding a chunk by its id scans the numbers in all ids: 5 µs for 16,384
     chunks."""
 
-    def __init__(self, chunks: Sequence[Chunk], more: int) -> None:
+    def __init__(self, chunks: Sequence[PromptChunk], more: int) -> None:
         self._chunks = list(chunks)
         self._more = more
 
@@ -108,7 +108,7 @@ class _ChunkList:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[PromptChunk]:
         return iter(self._chunks)
 
     def find(self, name: str) -> int | None:
@@ -124,7 +124,7 @@ class _ChunkList:
         numbers = self._numbers
         numbers[position + 1 : len(self) + 1] = numbers[position : len(self)]
         numbers[position] = number
-        self._chunks.insert(position, Chunk(f"{_ID}{number}", text))
+        self._chunks.insert(position, PromptChunk(f"{_ID}{number}", text))
         return self._chunks[position].id
 
     def replace(self, position: int, text: str) -> str:
@@ -150,7 +150,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _apply(operation: Operation, chunks: _ChunkList, number: int) -> str:
+def _apply(operation: ChunkOperation, chunks: _ChunkList, number: int) -> str:
     """Apply an operation to `chunks`; the id of a new chunk has `number`.
 
     Returns the id of the chunk. Raises ValueError with the reason if the operation cannot be applied.
@@ -168,7 +168,7 @@ def _apply(operation: Operation, chunks: _ChunkList, number: int) -> str:
     return chunks.remove(position)
 
 
-def _chunk_position(operation: Operation, chunks: _ChunkList) -> int:
+def _chunk_position(operation: ChunkOperation, chunks: _ChunkList) -> int:
     """Return the index at which an operation changes the chunks. Raises ValueError if it gives no valid
     one."""
     index, name = operation.index, operation.chunk

@@ -94,7 +94,7 @@ class ReasoningParser:
         self._may_open = self._in_thought
         self._held = ""
         self._begun = False
-        self._answer = _Answer(*thinking.answer, started=False)
+        self._answer = _AnswerText(*thinking.answer, started=False)
 
     @property
     def open(self) -> bool:
@@ -136,7 +136,7 @@ class ReasoningParser:
             return False
         elif self._undecided:
             # The whole text is the answer, including leading whitespace.
-            self._answer = _Answer("", "", started=True)
+            self._answer = _AnswerText("", "", started=True)
         self._undecided = self._may_open = False
         return True
 
@@ -159,7 +159,7 @@ class ReasoningParser:
         return piece
 
 
-class _Answer:
+class _AnswerText:
     """Removes the tags around the answer, and whitespace at its beginning.
 
     The tag `closing` is removed only after the tag `opening`; whitespace around both tags is removed too.

@@ -17,7 +17,7 @@ _END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 @dataclass(frozen=True)
-class Scoring:
+class RerankScoring:
     """How a reranking model scores: by the logits of the tokens `no` and `yes`."""
 
     no: int
@@ -29,7 +29,7 @@ class Scoring:
         return f"{_BEGIN}<Instruct>: {instruct}\n<Query>: {query}\n<Document>: {document}{_END}"
 
 
-def scoring(tokenizer: Tokenizer) -> Scoring:
+def scoring(tokenizer: Tokenizer) -> RerankScoring:
     """Return how the model with this tokenizer scores.
 
     Raises CheckpointError unless "no" and "yes" are one token each.
@@ -37,4 +37,4 @@ def scoring(tokenizer: Tokenizer) -> Scoring:
     no, yes = (tokenizer.encode(answer, add_special_tokens=False) for answer in ("no", "yes"))
     if len(no) != 1 or len(yes) != 1:
         raise CheckpointError('--task score: the tokenizer has no tokens "no" and "yes" to score by')
-    return Scoring(no[0], yes[0])
+    return RerankScoring(no[0], yes[0])

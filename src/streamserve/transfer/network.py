@@ -49,7 +49,7 @@ MAX_NUMBER = 1 << 30
 
 
 @dataclass
-class _Part:
+class _BlockRange:
     """Rows `first` to `last` (exclusive) of blocks `start` to `stop` of a push."""
 
     first: int
@@ -59,7 +59,7 @@ class _Part:
 
 
 @dataclass
-class _Push:
+class _NetworkPush:
     """A push of blocks.
 
     Rows below `rows` are ready and were cut into parts; `parts` are not sent yet. `in_flight` maps the
@@ -74,7 +74,7 @@ class _Push:
     since: int | None
     moved_at: float
     rows: int = 0
-    parts: deque[_Part] = field(default_factory=deque)
+    parts: deque[_BlockRange] = field(default_factory=deque)
     in_flight: dict[int, int] = field(default_factory=dict)
     sent: int = 0
     began: float = 0.0
@@ -99,7 +99,7 @@ class NetworkTransport:
         self._local: set[CacheAddress] = set()
         self._jobs = itertools.count()
         self._shared_jobs: dict[int, int] = {}
-        self._queue: queue.SimpleQueue[_Push] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_NetworkPush] = queue.SimpleQueue()
         self._landed: deque[Landed] = deque()
         self._closed = threading.Event()
         self._aborted = threading.Event()
@@ -133,7 +133,7 @@ class NetworkTransport:
         sources, targets = zip(*copies, strict=True)
         now = time.monotonic()
         self._queue.put(
-            _Push(job, to, reservation, torch.tensor(sources), list(targets), since, now, began=now)
+            _NetworkPush(job, to, reservation, torch.tensor(sources), list(targets), since, now, began=now)
         )
         return job
 
@@ -155,7 +155,7 @@ class NetworkTransport:
 
     def _run(self) -> None:
         with _Connections(self._network) as connections:
-            pushes: list[_Push] = []
+            pushes: list[_NetworkPush] = []
             numbers = itertools.cycle(range(1, MAX_NUMBER))
             deadline = float("inf")
             wire_free = 0.0
@@ -172,7 +172,7 @@ class NetworkTransport:
                 self._acknowledged(pushes, connections)
                 pushes = [push for push in pushes if not self._over(push, connections)]
 
-    def _cut(self, push: _Push) -> None:
+    def _cut(self, push: _NetworkPush) -> None:
         """Cut the rows that have become ready into parts."""
         ready = self._pools.ready(push.since)
         if ready == push.rows:
@@ -182,7 +182,11 @@ class NetworkTransport:
         push.rows = ready
 
     def _send(
-        self, pushes: list[_Push], connections: "_Connections", numbers: Iterator[int], wire_free: float
+        self,
+        pushes: list[_NetworkPush],
+        connections: "_Connections",
+        numbers: Iterator[int],
+        wire_free: float,
     ) -> float:
         """Send parts while the window allows it; return when the simulated wire will be free again."""
         in_flight = sum(sum(push.in_flight.values()) for push in pushes)
@@ -204,7 +208,9 @@ class NetworkTransport:
                     wire_free = max(wire_free, now) + size / self._bytes_per_second
         return wire_free
 
-    def _send_part(self, push: _Push, part: _Part, connections: "_Connections", number: int) -> int:
+    def _send_part(
+        self, push: _NetworkPush, part: _BlockRange, connections: "_Connections", number: int
+    ) -> int:
         """Send a part; return its size in bytes, or 0 if it cannot be sent now."""
         write = Write(
             push.to.incarnation, push.reservation, number, part.first, push.targets[part.start : part.stop]
@@ -220,7 +226,7 @@ class NetworkTransport:
             return sum(frame.nbytes for frame in frames)
         return 0
 
-    def _acknowledged(self, pushes: list[_Push], connections: "_Connections") -> None:
+    def _acknowledged(self, pushes: list[_NetworkPush], connections: "_Connections") -> None:
         for data in connections.received():
             try:
                 written = decode_written(data)
@@ -233,7 +239,7 @@ class NetworkTransport:
                     push.moved_at = time.monotonic()
                     push.error = push.error or written.error
 
-    def _over(self, push: _Push, connections: "_Connections") -> bool:
+    def _over(self, push: _NetworkPush, connections: "_Connections") -> bool:
         """Return whether a push has ended; if so, add its result to the landed pushes."""
         now = time.monotonic()
         # A push whose next rows are not computed yet is not stalled.
@@ -310,7 +316,7 @@ class _Connections:
         return socket
 
 
-def _parts(pools: Pools, first: int, last: int, blocks: int) -> Iterator[_Part]:
+def _parts(pools: Pools, first: int, last: int, blocks: int) -> Iterator[_BlockRange]:
     """Cut rows `first` to `last` of a number of blocks into parts of at most MAX_WRITE_BYTES and MAX_ROWS
     rows."""
     row = first
@@ -319,12 +325,12 @@ def _parts(pools: Pools, first: int, last: int, blocks: int) -> Iterator[_Part]:
         if blocks * width > MAX_WRITE_BYTES:
             step = max(1, MAX_WRITE_BYTES // width)
             for start in range(0, blocks, step):
-                yield _Part(row, row + 1, start, min(start + step, blocks))
+                yield _BlockRange(row, row + 1, start, min(start + step, blocks))
             row += 1
             continue
         end, size = row, 0
         while end < min(last, row + MAX_ROWS) and size + blocks * pools.rows[end].shape[1] <= MAX_WRITE_BYTES:
             size += blocks * pools.rows[end].shape[1]
             end += 1
-        yield _Part(row, end, 0, blocks)
+        yield _BlockRange(row, end, 0, blocks)
         row = end

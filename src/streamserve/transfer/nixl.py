@@ -60,7 +60,7 @@ class _Peer:
 
 
 @dataclass
-class _Push:
+class _NixlPush:
     """A push of blocks.
 
     Writes have been started for the first `rows` rows of the pools. `writes` are in flight (NIXL's handles
@@ -109,8 +109,8 @@ class NixlTransport:
         self._peers: dict[CacheAddress, _Peer] = {}
         self._pushed = 0
         self._wire_free = 0.0
-        self._queue: queue.SimpleQueue[_Push] = queue.SimpleQueue()
-        self._in_flight: list[_Push] = []
+        self._queue: queue.SimpleQueue[_NixlPush] = queue.SimpleQueue()
+        self._in_flight: list[_NixlPush] = []
         self._landed: deque[Landed] = deque()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="kv-transport", daemon=True)
@@ -136,7 +136,7 @@ class NixlTransport:
         self._pushed += 1
         sources, targets = np.array(copies, np.int32).T
         since = self._pools.before_step() if upcoming else None
-        self._queue.put(_Push(self._pushed, to, sources, targets, since, time.monotonic()))
+        self._queue.put(_NixlPush(self._pushed, to, sources, targets, since, time.monotonic()))
         return self._pushed
 
     def landed(self) -> list[Landed]:
@@ -163,7 +163,7 @@ class NixlTransport:
                     self._start(push)
                 self._in_flight = [push for push in self._in_flight if not self._has_ended(push)]
 
-    def _start(self, push: _Push) -> None:
+    def _start(self, push: _NixlPush) -> None:
         """Start writing the rows that have become ready."""
         ready = self._pools.ready(push.since)
         if push.error or ready == push.rows:
@@ -191,7 +191,7 @@ class NixlTransport:
         push.writes.append((handle, now))
         push.rows, push.sent, push.earliest = ready, push.sent + sent, self._wire_free
 
-    def _has_ended(self, push: _Push) -> bool:
+    def _has_ended(self, push: _NixlPush) -> bool:
         """Return whether a push has ended; if so, add its result to the landed pushes."""
         now = time.monotonic()
         if now < push.earliest and not push.error:
@@ -204,7 +204,7 @@ class NixlTransport:
         self._landed.append(Landed(push.job, 0 if push.error else push.sent, push.error, push.seconds))
         return True
 
-    def _is_in_flight(self, push: _Push, handle: Any, now: float) -> bool:
+    def _is_in_flight(self, push: _NixlPush, handle: Any, now: float) -> bool:
         """Return whether a write may still be in flight. A failed write sets its push's error."""
         try:
             state, error = self._agent.check_xfer_state(handle), "NIXL could not write"
@@ -220,7 +220,7 @@ class NixlTransport:
         self._fail(push, error)
         return False
 
-    def _fail(self, push: _Push, error: str) -> None:
+    def _fail(self, push: _NixlPush, error: str) -> None:
         push.error = push.error or error
         if push.to in self._peers:
             self._peers[push.to].failed = True

@@ -11,7 +11,7 @@ from typing import Any
 from streamserve import __version__
 from streamserve.contracts.plan import StepPlan
 from streamserve.engine.engine import Engine
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import EngineSequence
 from streamserve.system.crashes import MAX_REPORT_BYTES, MAX_REPORTS
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def _plan(plan: StepPlan) -> dict[str, Any]:
     }
 
 
-def _sequence(sequence: Sequence) -> dict[str, Any]:
+def _sequence(sequence: EngineSequence) -> dict[str, Any]:
     facts = {
         sequence.status.label: True,
         sequence.transfer.role.label: True,

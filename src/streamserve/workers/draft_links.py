@@ -16,8 +16,8 @@ import zmq
 
 from streamserve.protocol.curve import Endpoint, KeyPair
 from streamserve.protocol.drafting import MAX_REPLY_BYTES
-from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, Connection
-from streamserve.workers.zmtp import ProtocolError, Reader, frame
+from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, PlainConnection
+from streamserve.workers.zmtp import FrameReader, ProtocolError, frame
 
 HEARTBEAT_MILLISECONDS = 2000
 QUEUED_IN, QUEUED_OUT = 32, 64
@@ -105,7 +105,7 @@ class PlainLink:
         self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._selector = selectors.DefaultSelector()
         self.pollable = self._selector.fileno()
-        self._connection: Connection | None = None
+        self._connection: PlainConnection | None = None
         self._connect_at, self._pause = 0.0, RECONNECT_SECONDS
         self._shake_until = 0.0
         """When the connection is closed unless it has shaken hands."""
@@ -177,11 +177,11 @@ class PlainLink:
         except OSError:
             stream.close()
             return
-        self._connection = Connection(stream, Reader(MAX_REPLY_BYTES, b"DEALER"))
+        self._connection = PlainConnection(stream, FrameReader(MAX_REPLY_BYTES, b"DEALER"))
         # Writable once it is connected: the greeting is sent then.
         self._selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: PlainConnection) -> None:
         """Send what is queued, and wait for the socket to take more if something is left."""
         try:
             left = connection.flush()

@@ -20,7 +20,7 @@ MAX_MESSAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedMessage:
     """A received message of `size` bytes, not decoded yet. `fault` says why it must not be decoded, if so.
     `key` and `name` are those of an allowed client."""
 
@@ -60,7 +60,7 @@ class DraftListener(Protocol):
     def pending(self) -> bool:
         """Whether `receive` or `ended` would return something although nothing is readable."""
 
-    def receive(self) -> Iterator[Received]:
+    def receive(self) -> Iterator[ReceivedMessage]:
         """Yield at most `MAX_MESSAGES_AT_ONCE` received messages, so that the thread's other work is not
         delayed."""
 

@@ -17,10 +17,10 @@ import zmq
 from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.draft_service.server.explain import report
 from streamserve.draft_service.server.service import Service
-from streamserve.draft_service.server.types import Batch, Out
+from streamserve.draft_service.server.types import DraftBatch, TargetReply
 from streamserve.protocol.drafting import Reason, decode_to_service, encode, encode_report, printable
 from streamserve.protocol.messages import Stop, decode_to_worker
-from streamserve.workers.draft_listener import DraftListener, Failure, Received
+from streamserve.workers.draft_listener import DraftListener, Failure, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ServiceRuntime:
         self._changed = threading.Condition()
         self._stopping = False
         self._failed: BaseException | None = None
-        self._outs: deque[Out] = deque()
+        self._outs: deque[TargetReply] = deque()
         self._reported = 0.0
         self._batch_faults = Faults("drafting a batch")
         self._message_faults = Faults("processing a message")
@@ -128,7 +128,7 @@ class ServiceRuntime:
         if dummy_pass is not None:
             self._warm_up(drafter, dummy_pass)
 
-    def _draft_batch(self, drafter: Drafter, batch: Batch) -> None:
+    def _draft_batch(self, drafter: Drafter, batch: DraftBatch) -> None:
         loop = self._service.loop
         try:
             drafter.release(batch.released)
@@ -203,7 +203,7 @@ class ServiceRuntime:
 
     def _receive(self) -> None:
         """Process a limited number of received messages."""
-        outs: list[Out] = []
+        outs: list[TargetReply] = []
         heard = False
         for received in self._listener.receive():
             try:
@@ -222,7 +222,7 @@ class ServiceRuntime:
         for out in outs:
             self._send(out)
 
-    def _take(self, received: Received) -> list[Out]:
+    def _take(self, received: ReceivedMessage) -> list[TargetReply]:
         """Charge for a message, then decode it, then answer it."""
         service = self._service
         limit = service.config.limits.max_bytes
@@ -246,7 +246,7 @@ class ServiceRuntime:
         with self._changed:
             return service.heard(received.peer, message, time.monotonic(), received.key, received.name)
 
-    def _refuse(self, received: Received, reason: Reason, text: str) -> list[Out]:
+    def _refuse(self, received: ReceivedMessage, reason: Reason, text: str) -> list[TargetReply]:
         return self._service.refuse(received.peer, reason, printable(text, 200), time.monotonic())
 
     def _receive_ended(self) -> None:
@@ -258,5 +258,5 @@ class ServiceRuntime:
                 else:
                     self._service.table.disconnected(ended.peer, time.monotonic())
 
-    def _send(self, out: Out) -> None:
+    def _send(self, out: TargetReply) -> None:
         self._listener.send(out.peer, encode(out.message))

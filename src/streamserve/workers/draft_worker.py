@@ -15,7 +15,7 @@ import zmq
 
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.service import Service
-from streamserve.draft_service.server.types import Identity, ServiceConfig
+from streamserve.draft_service.server.types import ServiceConfig, ServiceIdentity
 from streamserve.execution.cores import reserve_cores
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.execution.load import load, make_drafter
@@ -82,7 +82,7 @@ def make_service(config: DraftingConfig, loaded: Loaded, folder: Path) -> Servic
     """Return the service for a loaded model. Raises CheckpointError if its tokenizer cannot be read."""
     info = loaded.model_info
     tokenizer, vocabulary = fingerprints(folder, info.vocab_size)
-    identity = Identity(
+    identity = ServiceIdentity(
         model=info.fingerprint,
         tokenizer=tokenizer,
         vocabulary=vocabulary,

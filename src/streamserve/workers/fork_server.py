@@ -27,10 +27,10 @@ from setproctitle import getproctitle, setproctitle
 
 from streamserve.protocol.fork import (
     OWN_DESCRIPTORS,
-    Ended,
     Fork,
     Forked,
     Imported,
+    ProgramEnded,
     Unable,
     Wait,
     receive,
@@ -115,7 +115,7 @@ def serve(connection: socket.socket, parent: int) -> tuple[Fork, list[int]] | No
             return None
         request = msgspec.msgpack.decode(data, type=Fork | Wait)
         if isinstance(request, Wait):
-            send(connection, Ended(exit_status(request.pid)))
+            send(connection, ProgramEnded(exit_status(request.pid)))
             continue
         try:
             if not (pid := fork()):

@@ -10,12 +10,12 @@ from streamserve.engine.engine import Engine
 from streamserve.protocol.config import WorkerConfig
 from streamserve.protocol.messages import Adopt, Left, Stop
 from streamserve.workers.kv_ports import KVPorts
-from streamserve.workers.link import Link
+from streamserve.workers.link import WorkerLink
 
 logger = logging.getLogger(__name__)
 
 
-def between_heads(engine: Engine, kv: KVPorts, link: Link) -> Adopt | None:
+def between_heads(engine: Engine, kv: KVPorts, link: WorkerLink) -> Adopt | None:
     """Leave a head and wait for the next one. Weights and the prefix cache stay.
 
     Returns the message of the next head, or None if this worker must end.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from streamserve.contracts.plan import StepPlan
 from streamserve.engine.observer import StepPhase
-from streamserve.engine.sequence import Sequence as Running
+from streamserve.engine.sequence import EngineSequence
 from streamserve.protocol.journal import JOURNAL_BYTES, JournalWriter
 from streamserve.protocol.messages import Cancel, LoadAdapter, ToEngine, UnloadAdapter
 from streamserve.protocol.transfers import Push, Release
@@ -84,7 +84,7 @@ class StepJournal:
     def enter(
         self,
         phase: StepPhase,
-        members: Sequence[Running] | None,
+        members: Sequence[EngineSequence] | None,
         predicted: float = 0.0,
         plan: StepPlan | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class StepJournal:
         self._stepped = self._stepped or phase == "commit"
         self._write(phase, None if members is None else [sequence.attempt for sequence in members], predicted)
 
-    def leave(self, sending: Sequence[Running]) -> None:
+    def leave(self, sending: Sequence[EngineSequence]) -> None:
         """Record that a step or a message is done; only the KV transfers of the sequences `sending`
         continue."""
         self.plan = None

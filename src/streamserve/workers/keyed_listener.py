@@ -15,7 +15,7 @@ from streamserve.workers.draft_listener import (
     MAX_MESSAGES_AT_ONCE,
     Disconnected,
     Failure,
-    Received,
+    ReceivedMessage,
 )
 from streamserve.workers.plain_connection import HANDSHAKE_SECONDS
 
@@ -71,7 +71,7 @@ class KeyedListener:
         authenticator."""
         return z85.decode(key).hex() in self._names
 
-    def receive(self) -> Iterator[Received]:
+    def receive(self) -> Iterator[ReceivedMessage]:
         for _ in range(MAX_MESSAGES_AT_ONCE):
             try:
                 peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -79,17 +79,17 @@ class KeyedListener:
                 return
             yield self._received(peer, parts)
 
-    def _received(self, peer: zmq.Frame, parts: list[zmq.Frame]) -> Received:
+    def _received(self, peer: zmq.Frame, parts: list[zmq.Frame]) -> ReceivedMessage:
         size = sum(len(part) for part in parts)
         if len(parts) != 1:
-            return Received(peer.bytes, size, fault="a message must have exactly one part")
+            return ReceivedMessage(peer.bytes, size, fault="a message must have exactly one part")
         try:
             # ZMTP 1 and 2 have no metadata: neither the key nor the connection of a message is known.
             self._peers[int(peer.get(zmq.SRCFD))] = peer.bytes
             key = z85.decode(str(parts[0].get("User-Id"))).hex()
         except (zmq.ZMQError, ValueError):
-            return Received(peer.bytes, size, fault="ZMTP versions before 3 are not supported")
-        return Received(peer.bytes, size, key, self._names.get(key, ""), data=parts[0].buffer)
+            return ReceivedMessage(peer.bytes, size, fault="ZMTP versions before 3 are not supported")
+        return ReceivedMessage(peer.bytes, size, key, self._names.get(key, ""), data=parts[0].buffer)
 
     def ended(self) -> Iterator[Failure | Disconnected]:
         for _ in range(MAX_MESSAGES_AT_ONCE):

@@ -21,7 +21,7 @@ from streamserve.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 
-class Link:
+class WorkerLink:
     """Connects a worker to its configured endpoint, under its configured name."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: WorkerConfig) -> None:
@@ -33,7 +33,7 @@ class Link:
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(config.endpoint)
 
-    def __enter__(self) -> "Link":
+    def __enter__(self) -> "WorkerLink":
         return self
 
     def __exit__(

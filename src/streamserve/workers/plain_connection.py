@@ -4,7 +4,7 @@ import socket
 from collections import deque
 
 from streamserve.protocol.drafting import MAX_REPLY_BYTES
-from streamserve.workers.zmtp import Reader
+from streamserve.workers.zmtp import FrameReader
 
 HANDSHAKE_SECONDS = 5.0
 """Time after which a connection that has not finished its handshake is closed."""
@@ -16,10 +16,10 @@ MAX_UNSENT_BYTES = 4 * MAX_REPLY_BYTES
 """Unsent bytes; further messages are dropped."""
 
 
-class Connection:
+class PlainConnection:
     """A non-blocking connection: `reader` has what was received, and the rest is yet to be sent."""
 
-    def __init__(self, stream: socket.socket, reader: Reader) -> None:
+    def __init__(self, stream: socket.socket, reader: FrameReader) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = stream
         self.reader = reader

@@ -21,10 +21,10 @@ from streamserve.workers.draft_listener import (
     MAX_MESSAGES_AT_ONCE,
     Disconnected,
     Failure,
-    Received,
+    ReceivedMessage,
 )
-from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, Connection
-from streamserve.workers.zmtp import ProtocolError, Reader, frame
+from streamserve.workers.plain_connection import HANDSHAKE_SECONDS, PlainConnection
+from streamserve.workers.zmtp import FrameReader, ProtocolError, frame
 
 MAX_HELD_BYTES = 64 << 20
 """Received bytes of unfinished messages, of all connections. Beyond it the connection with most is closed."""
@@ -36,11 +36,11 @@ ACCEPT_PAUSE_SECONDS = 0.1
 NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-class Client(Connection):
+class ConnectedTarget(PlainConnection):
     """The connection of a client."""
 
     def __init__(self, stream: socket.socket, peer: bytes) -> None:
-        super().__init__(stream, Reader(CLOSE_BYTES))
+        super().__init__(stream, FrameReader(CLOSE_BYTES))
         self.peer = peer
         self.held = 0
         """Bytes that the reader held when the listener last counted them."""
@@ -60,10 +60,10 @@ class PlainListener:
         self.address = f"tcp://{endpoint.host}:{self._listening.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self.pollable: Sequence[int] = (self._selector.fileno(),)
-        self._connections: dict[bytes, Client] = {}
+        self._connections: dict[bytes, ConnectedTarget] = {}
         self._handshakes: deque[tuple[float, bytes]] = deque()
         """When each new client must have shaken hands, the oldest first."""
-        self._unread: deque[Client] = deque()
+        self._unread: deque[ConnectedTarget] = deque()
         """Connections that may have a complete message."""
         self._ended: deque[Failure | Disconnected] = deque()
         self._accepted = 0
@@ -76,7 +76,7 @@ class PlainListener:
     def pending(self) -> bool:
         return bool(self._unread or self._ended)
 
-    def receive(self) -> Iterator[Received]:
+    def receive(self) -> Iterator[ReceivedMessage]:
         now = time.monotonic()
         self._close_late(now)
         self._read_ready(now)
@@ -87,7 +87,7 @@ class PlainListener:
             body = self._next_message(connection)
             if body is not None:
                 self._unread.append(connection)  # after the others: each connection gets its turn
-                yield Received(connection.peer, len(body), data=body)
+                yield ReceivedMessage(connection.peer, len(body), data=body)
 
     def ended(self) -> Iterator[Failure | Disconnected]:
         for _ in range(min(len(self._ended), MAX_MESSAGES_AT_ONCE)):
@@ -111,7 +111,7 @@ class PlainListener:
             self._accept_at = None
         unread = {connection.peer for connection in self._unread}
         for key, events in self._selector.select(0):
-            connection: Client | None = key.data
+            connection: ConnectedTarget | None = key.data
             if connection is None:
                 self._accept(now)
                 continue
@@ -127,7 +127,7 @@ class PlainListener:
                 stream.setblocking(False)
                 self._accepted += 1
                 peer = self._accepted.to_bytes(8, "big")
-                connection = Client(stream, peer)
+                connection = ConnectedTarget(stream, peer)
                 self._selector.register(stream, selectors.EVENT_READ, connection)
                 self._connections[connection.peer] = connection
                 self._handshakes.append((now + HANDSHAKE_SECONDS, peer))
@@ -146,7 +146,7 @@ class PlainListener:
             if connection is not None and not connection.reader.shaken:
                 self._fail(connection, "a connection did not finish its handshake in time")
 
-    def _read(self, connection: Client) -> None:
+    def _read(self, connection: ConnectedTarget) -> None:
         if connection.peer not in self._connections:  # closed by the lines before, in the same round
             return
         if not connection.read():
@@ -158,7 +158,7 @@ class PlainListener:
             largest = max(self._connections.values(), key=lambda each: each.held)
             self._fail(largest, "a connection held too much of an unfinished message")
 
-    def _next_message(self, connection: Client) -> bytes | None:
+    def _next_message(self, connection: ConnectedTarget) -> bytes | None:
         """Take the next complete message of a connection, if there is one."""
         if connection.peer not in self._connections:
             return None
@@ -171,12 +171,12 @@ class PlainListener:
         self._flush(connection)
         return body
 
-    def _count(self, connection: Client) -> None:
+    def _count(self, connection: ConnectedTarget) -> None:
         held = connection.reader.held
         self._held += held - connection.held
         connection.held = held
 
-    def _flush(self, connection: Client) -> None:
+    def _flush(self, connection: ConnectedTarget) -> None:
         """Send what is queued, and wait for the socket to take more if something is left."""
         if connection.peer not in self._connections:
             return
@@ -189,13 +189,13 @@ class PlainListener:
         if self._selector.get_key(connection.socket).events != events:
             self._selector.modify(connection.socket, events, connection)
 
-    def _fail(self, connection: Client, text: str) -> None:
+    def _fail(self, connection: ConnectedTarget, text: str) -> None:
         """Close a connection whose peer broke the protocol."""
         if connection.peer in self._connections:
             self._ended.append(Failure("unreadable", text))
             self._drop(connection)
 
-    def _drop(self, connection: Client) -> None:
+    def _drop(self, connection: ConnectedTarget) -> None:
         """Close a connection and forget what it held."""
         del self._connections[connection.peer]
         self._held -= connection.held

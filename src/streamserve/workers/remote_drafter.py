@@ -21,8 +21,8 @@ import zmq
 
 from streamserve.contracts.plan import Drafter, DraftRequest
 from streamserve.contracts.tree import TokenTree
-from streamserve.draft_service.target.client import Client, Identity
-from streamserve.draft_service.target.links import Out
+from streamserve.draft_service.target.client import DraftClient, TargetIdentity
+from streamserve.draft_service.target.links import ServiceMessage
 from streamserve.draft_service.target.waiting import Waiting
 from streamserve.execution.drafters.fingerprints import fingerprints
 from streamserve.protocol.config import WorkerConfig
@@ -47,7 +47,7 @@ def remote_drafter(config: WorkerConfig, vocab_size: int, fallback: Drafter) -> 
         return None
     tokenizer, vocabulary = fingerprints(Path(model.path), vocab_size)
     own = read_key_pair(model.draft_key) if model.draft_key else None
-    identity = Identity(tokenizer, vocabulary, config.worker, vocab_size)
+    identity = TargetIdentity(tokenizer, vocabulary, config.worker, vocab_size)
     endpoints = parse_endpoints(model.draft)
     return RemoteDrafter(identity, endpoints, own, secrets.randbits(32), model.draft_model, fallback)
 
@@ -61,7 +61,7 @@ class RemoteDrafter:
     group = None
 
     def __init__(
-        self, identity: Identity, endpoints: Sequence[Endpoint], own: KeyPair | None, seed: int,
+        self, identity: TargetIdentity, endpoints: Sequence[Endpoint], own: KeyPair | None, seed: int,
         models: Sequence[str] = (), fallback: Drafter | None = None,
     ) -> None:  # fmt: skip
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -71,7 +71,7 @@ class RemoteDrafter:
         """The connection to each service; None while the service is on probation."""
         for number in range(len(endpoints)):
             self._connect(number)
-        self.client = Client(identity, [endpoint.address for endpoint in endpoints], seed, models)
+        self.client = DraftClient(identity, [endpoint.address for endpoint in endpoints], seed, models)
         self.waiting = Waiting()
         self._collected: float | None = None
         self._had_trees = False
@@ -222,7 +222,7 @@ class RemoteDrafter:
             elif link is None:
                 self._connect(number)
 
-    def _send(self, outs: Sequence[Out]) -> None:
+    def _send(self, outs: Sequence[ServiceMessage]) -> None:
         for out in outs:
             link = self._links[out.link]
             if link is not None and not link.send(encode(out.message)):

@@ -9,7 +9,7 @@ from streamserve.engine.worker_loop import WorkerLoop, wait_seconds
 from streamserve.protocol.messages import Adopt, Events, Leave, Stop
 from streamserve.protocol.reports import Report
 from streamserve.workers.grammar_queue import GrammarQueue
-from streamserve.workers.link import Link
+from streamserve.workers.link import WorkerLink
 from streamserve.workers.output_keeper import OutputKeeper
 from streamserve.workers.profile_refresh import ProfileRefresher
 from streamserve.workers.server_clock import to_local, to_server
@@ -42,7 +42,7 @@ class Serving:
             self.closed = None
 
 
-def serve(serving: Serving, link: Link, refresher: ProfileRefresher) -> bool:
+def serve(serving: Serving, link: WorkerLink, refresher: ProfileRefresher) -> bool:
     """Receive messages between turns, and send the output of the turns, until a Stop or Leave message
     arrives.
 

@@ -54,7 +54,7 @@ from streamserve.workers.grammar_queue import GrammarQueue
 from streamserve.workers.heads import between_heads, join
 from streamserve.workers.journal import Signs, StepJournal
 from streamserve.workers.kv_ports import KVPorts, memory_of
-from streamserve.workers.link import Link
+from streamserve.workers.link import WorkerLink
 from streamserve.workers.output_keeper import OutputKeeper
 from streamserve.workers.pinning import pin_threads
 from streamserve.workers.profile_refresh import ProfileRefresher, command_of
@@ -84,7 +84,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
     An exception while serving ends the process with a crash report.
     """
     with zmq.Context() as context:
-        with Link(context, config) as link:
+        with WorkerLink(context, config) as link:
             started = time.monotonic()
             try:
                 parts = _load(config)
@@ -105,7 +105,7 @@ def run(config: WorkerConfig, journal: StepJournal) -> int:
 
 
 def _run_engine(
-    config: WorkerConfig, parts: _Parts, link: Link, journal: StepJournal, started: float
+    config: WorkerConfig, parts: _Parts, link: WorkerLink, journal: StepJournal, started: float
 ) -> None:
     """Serve with the loaded components until a Stop message arrives, one head after another.
 

@@ -43,7 +43,7 @@ def ready(socket_type: bytes) -> bytes:
     )
 
 
-class Reader:
+class FrameReader:
     """Reads what one peer sends. `answer` collects the bytes to send to it: greeting, READY and PONGs.
 
     Args:

@@ -12,11 +12,11 @@ import httpx
 
 from streamserve.llm.async_llm import AsyncLLM
 from streamserve.llm.items import Item
-from streamserve.llm.prompt_stream import EnginePromptStream
+from streamserve.llm.prompt_stream import LocalPromptStream
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta, TokenLogprob
+from streamserve.text.output import ChoiceDelta, TokenLogprob
 from tests.campaigns.outcome import UNEXPECTED_5XX, WRONG_LOGPROBS, WRONG_TEXT, TrialFailure
 from tests.campaigns.settings.workload import TrialRequest
 
@@ -91,7 +91,7 @@ class Collected:
         )
 
     def add(self, item: Item) -> None:
-        if isinstance(item, Delta):
+        if isinstance(item, ChoiceDelta):
             self.tokens[item.choice] += item.tokens
             self.text[item.choice] += item.text
             self.finish[item.choice] = item.finish or self.finish[item.choice]
@@ -140,7 +140,7 @@ async def _items(llm: AsyncLLM, request: TrialRequest, priority: int) -> AsyncIt
         await prompt.close()
 
 
-async def _final_answer(prompt: EnginePromptStream, ids: list[int], params: SamplingParams) -> list[Item]:
+async def _final_answer(prompt: LocalPromptStream, ids: list[int], params: SamplingParams) -> list[Item]:
     """Finish a prompt that is answered early; return the answer that is not withdrawn."""
     await prompt.edit(ids, 0)
     await prompt.finish()

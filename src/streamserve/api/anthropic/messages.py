@@ -47,7 +47,7 @@ from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Supported versions of the API. The later version removes fields; this server accepts them in both
@@ -211,7 +211,7 @@ class _Message:
                 await content.begin(begin)
             if isinstance(item, Usage):
                 parser.usage = item
-            elif isinstance(item, Delta):
+            elif isinstance(item, ChoiceDelta):
                 await parser.delta(item)
 
         params = msgspec.structs.replace(conversation.params, max_tokens=self._max_tokens)

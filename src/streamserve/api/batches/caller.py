@@ -132,12 +132,12 @@ class Caller:
 def _model_of(body: bytes) -> str | None:
     """Return the model that a request names. None if it names none, or if its route refuses the field."""
     try:
-        return msgspec.json.decode(body, type=_Named).model
+        return msgspec.json.decode(body, type=_NamedModel).model
     except (ValueError, RecursionError):
         return None
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _NamedModel(msgspec.Struct, frozen=True):
     model: str | None = None
 
 

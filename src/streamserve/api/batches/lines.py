@@ -122,7 +122,7 @@ def prepared_body(line: RequestLine) -> bytes:
     return msgspec.json.encode(fields)
 
 
-class Place(NamedTuple):
+class LinePosition(NamedTuple):
     """The position of a line in its file: its number from 1, its offset and its length in bytes."""
 
     number: int
@@ -149,7 +149,7 @@ class LineScan:
         self._offset = 0  # of the next piece
         self._blank = True  # whether the line in which the next piece begins is blank so far
 
-    def next(self) -> list[Place]:
+    def next(self) -> list[LinePosition]:
         """Return the positions of the lines that end in the next piece.
 
         Raises LineError for a line longer than `max_bytes`, after the positions before it were returned.
@@ -162,11 +162,11 @@ class LineScan:
         if not piece:
             self.ended = not self._error
             if not self._blank:
-                found.append(Place(self._number, self._start, self._offset - self._start))
+                found.append(LinePosition(self._number, self._start, self._offset - self._start))
         self._offset += len(piece)
         return found
 
-    def _ending_in(self, piece: bytes) -> Iterator[Place]:
+    def _ending_in(self, piece: bytes) -> Iterator[LinePosition]:
         position = 0
         while position < len(piece):
             if self._blank:
@@ -179,7 +179,7 @@ class LineScan:
                 return
             if end < 0:
                 return
-            yield Place(self._number, self._start, line_end - self._start)
+            yield LinePosition(self._number, self._start, line_end - self._start)
             self._number, self._start, self._blank = self._number + 1, line_end, True
             position = end + 1
 
@@ -195,7 +195,7 @@ class LineScan:
         return end
 
 
-def places(file: BinaryIO, max_bytes: int) -> Iterator[Place]:
+def places(file: BinaryIO, max_bytes: int) -> Iterator[LinePosition]:
     """Yield the positions of the nonblank lines of a file.
 
     Raises LineError for a line longer than `max_bytes`.

@@ -16,8 +16,8 @@ from streamserve.api.batches.lines import (
     PIECE,
     LineError,
     LineFailure,
+    LinePosition,
     LineScan,
-    Place,
     RequestLine,
     ResultLine,
     parse_line,
@@ -181,7 +181,7 @@ class BatchService:
             await self._context.side_thread.run(lambda: check.next(source, scan))
         return check.total, check.errors
 
-    async def _places(self, source: BinaryIO, skipped: int) -> AsyncIterator[Place]:
+    async def _places(self, source: BinaryIO, skipped: int) -> AsyncIterator[LinePosition]:
         """Yield the positions of a file's requests after the first `skipped` ones."""
         scan = LineScan(source, self._context.settings.max_body_bytes)
         while not scan.ended:
@@ -200,7 +200,7 @@ class BatchService:
             self._results[name] = results
             rest = self._places(source, results.number)
 
-            async def work(place: Place) -> ResultLine:
+            async def work(place: LinePosition) -> ResultLine:
                 line = await side_thread.run_if(
                     place.length > PIECE, partial(_parsed, source, place, endpoints)
                 )
@@ -297,7 +297,7 @@ class _Check:
             self._add(error)
             self.done = True
 
-    def _line(self, source: BinaryIO, place: Place) -> None:
+    def _line(self, source: BinaryIO, place: LinePosition) -> None:
         self.total += 1
         if self.total > self._max_requests:
             limit = f"{self._max_requests} requests (max_batch_requests)"
@@ -325,7 +325,7 @@ class _Check:
             self.errors.append(BatchError(code="empty_file", message="the input file has no requests"))
 
 
-def _parsed(source: BinaryIO, place: Place, endpoints: tuple[str, ...]) -> RequestLine:
+def _parsed(source: BinaryIO, place: LinePosition, endpoints: tuple[str, ...]) -> RequestLine:
     return parse_line(place.read(source), place.number, endpoints)
 
 

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from streamserve.api.http.auth import PUBLIC_PATHS
 from streamserve.api.http.connection_limits import Connections, address
-from streamserve.api.http.received import Received
+from streamserve.api.http.received import ReceivedData
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.timer import Timer
 from streamserve.api.http.transport import OpenTransport, send_error
@@ -41,7 +41,7 @@ class Timeouts:
     write: float = 30.0
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Closes connections whose client sends too slowly, sends too large a header, or does not read.
 
     Unread replies fill the transport's buffer (64 KiB). Then the sender blocks, so no more memory is used,
@@ -54,7 +54,7 @@ class Connection(HttpToolsProtocol):
         self._timeouts = timeouts
         self._connections = connections
         self._slices = slices
-        self._received = Received(slices)
+        self._received = ReceivedData(slices)
         self._read_timer = Timer(timeouts.read)
         self._write_timer = Timer(timeouts.write)
         self._entered = False

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from streamserve.protocol.errors import RequestError
 
 
-class Drain:
+class RequestGate:
     """Counts the open requests, and knows whether new ones are accepted."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from streamserve.api.http.slices import Slices
 
 
-class Received:
+class ReceivedData:
     """Received data of one connection. It is parsed in slices, in turn with other connections.
 
     `size` is the number of waiting bytes. The parsing function is referenced only while it is scheduled, so

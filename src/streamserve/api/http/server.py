@@ -16,9 +16,9 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from streamserve.api.http.connection import Connection, Timeouts
+from streamserve.api.http.connection import HttpConnection, Timeouts
 from streamserve.api.http.connection_limits import ConnectionLimits, Connections
-from streamserve.api.http.drain import Drain
+from streamserve.api.http.drain import RequestGate
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.websocket import SocketProtocol
 from streamserve.system.stop_signals import stop_signals
@@ -113,7 +113,7 @@ def _config(
     socket_protocol = partial(SocketProtocol, app.state.memory, timeouts.read, connections, slices)
     return uvicorn.Config(
         app,
-        http=partial(Connection, timeouts, connections, slices),  # type: ignore[arg-type]
+        http=partial(HttpConnection, timeouts, connections, slices),  # type: ignore[arg-type]
         ws=socket_protocol,  # type: ignore[arg-type]
         ws_max_size=max_message_bytes,
         ws_per_message_deflate=False,
@@ -134,7 +134,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain: Drain, grace_seconds: float, stopping: Callable[[], None]
+        self, config: uvicorn.Config, drain: RequestGate, grace_seconds: float, stopping: Callable[[], None]
     ) -> None:
         config.timeout_graceful_shutdown = math.ceil(grace_seconds)
         super().__init__(config)

@@ -17,7 +17,7 @@ from websockets.protocol import State
 
 from streamserve.api.http.connection_limits import Connections, address
 from streamserve.api.http.memory import MemoryAccount
-from streamserve.api.http.received import Received
+from streamserve.api.http.received import ReceivedData
 from streamserve.api.http.slices import Slices
 from streamserve.api.http.timer import Timer
 from streamserve.protocol.errors import RequestError
@@ -54,7 +54,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._charge = memory.charge()
         self._read_seconds = read_seconds
         self._connections = connections
-        self._received = Received(slices)
+        self._received = ReceivedData(slices)
         self._timer = Timer(read_seconds)
         self._fragment_bytes = 0
         self._queued_bytes = 0

@@ -25,7 +25,7 @@ from streamserve.fleet.view import RouterView
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.protocol.reports import IncidentReport, Report
 from streamserve.protocol.sampling import NO_SLO, Slo
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 
 VLLM_PREFIX = "vllm:"
 
@@ -228,7 +228,7 @@ class RequestRecorder:
         self._last_token: dict[int, float] = {}
         self._tokens: dict[int, int] = {}
 
-    def delta(self, delta: Delta) -> None:
+    def delta(self, delta: ChoiceDelta) -> None:
         """Record a delta of a choice."""
         now = time.perf_counter()
         if not self.begun:

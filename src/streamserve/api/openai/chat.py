@@ -43,7 +43,7 @@ from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
-from streamserve.text.message import Part, Reader
+from streamserve.text.message import MessagePart, OutputReader
 from streamserve.text.tools.parser import CallDelta, merged
 
 
@@ -84,7 +84,7 @@ class Chat:
         self._body = body
         self._head = head_of(new_id("chatcmpl"), context.llm, served_name(context.llm, body.model))
         self._conversation = conversation
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, OutputReader] = {}
         self._key = ""
         self._salt = ""
 
@@ -157,7 +157,7 @@ class Chat:
             return None
         return msgspec.structs.replace(self._choice(number, piece), delta=delta)
 
-    def _read(self, number: int, text: str, final: bool) -> Part:
+    def _read(self, number: int, text: str, final: bool) -> MessagePart:
         reader = self._readers.setdefault(number, self._conversation.reader())
         part = reader.read(text, final)
         return part if self._body.include_reasoning else replace(part, reasoning="")

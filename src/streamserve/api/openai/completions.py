@@ -37,7 +37,7 @@ from streamserve.api.openai.schemas import CompletionRequest
 from streamserve.api.openai.slo import header_parameters, with_header_targets
 from streamserve.api.openai.stream_events import StreamWriter
 from streamserve.api.openai.structured import requested_grammar, wants_grammar
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.routes import JSON, Operation, Route
 from streamserve.protocol.messages import PromptLogprob
 
@@ -121,7 +121,7 @@ class Completion:
             await self._context.llm.check_grammar(requested.grammar, requested.field)
             self._params = msgspec.structs.replace(self._params, grammar=requested.grammar)
 
-    async def tasks(self, prompts: list[Prompt]) -> list[GenerationTask]:
+    async def tasks(self, prompts: list[EncodedPrompt]) -> list[GenerationTask]:
         """Build the tasks for the request's prompts; decode the prompts if the reply echoes them."""
         skip, side_thread = self._params.skip_special_tokens, self._context.side_thread
         for prompt in prompts:
@@ -131,7 +131,7 @@ class Completion:
             )
         return [self._task(number, prompt) for number, prompt in enumerate(prompts)]
 
-    def _task(self, number: int, prompt: Prompt) -> GenerationTask:
+    def _task(self, number: int, prompt: EncodedPrompt) -> GenerationTask:
         body, params = self._body, self._params
         remaining = self._context.llm.model.max_model_len - len(prompt.ids)
         if body.max_tokens is None and params.max_tokens is not None and remaining > 0:

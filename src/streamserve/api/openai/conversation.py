@@ -14,12 +14,12 @@ from streamserve.api.openai.sampling import chat_sampling
 from streamserve.api.openai.schemas import ChatRequest
 from streamserve.api.openai.structured import RequestedGrammar, requested_grammar, wants_grammar
 from streamserve.api.openai.tools import Tools, requested_tools
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import SamplingParams
 from streamserve.text.chat import require
 from streamserve.text.harmony import HarmonyParser
-from streamserve.text.message import MessageParser, Reader
+from streamserve.text.message import MessageParser, OutputReader
 from streamserve.text.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from streamserve.text.tokenizer import Tokenizer
 from streamserve.text.tools.formats import FORMATS
@@ -33,7 +33,7 @@ thread."""
 class Conversation:
     """A prepared chat request. `thinking` is the model's reasoning format, if it has one."""
 
-    prompt: Prompt
+    prompt: EncodedPrompt
     params: SamplingParams
     tools: Tools | None
     thinking: ReasoningFormat | None
@@ -50,7 +50,7 @@ class Conversation:
             self.tools is not None and self.tools.format is FORMATS["harmony"]
         )
 
-    def reader(self) -> Reader:
+    def reader(self) -> OutputReader:
         """Return a parser for one reply."""
         if self.channels:
             tools = self.tools
@@ -105,7 +105,7 @@ def _check_length(llm: Generator, messages: list[dict[str, Any]]) -> None:
 
 async def chat_prompt(
     context: AppContext, body: ChatRequest, max_tokens: int | None, charge: Charge, tools: Tools | None = None
-) -> Prompt:
+) -> EncodedPrompt:
     """Return the conversation's prompt. Raises RequestError if the template cannot render it."""
     llm = context.llm
     before = charge.held
@@ -119,15 +119,15 @@ async def chat_prompt(
     if isinstance(text, list):
         charge.add(TOKEN_BYTES * len(text))
         ids = text if truncate_to is None else text[-truncate_to:]
-        return Prompt(ids, llm.tokenizer.decode(ids, skip_special_tokens=False))
+        return EncodedPrompt(ids, llm.tokenizer.decode(ids, skip_special_tokens=False))
     encoder = Encoder(llm, context.side_thread, charge)
     prompt = (await encoder.encode([text], body.add_special_tokens, "messages", truncate_to))[0]
     # Decoded again: it may be truncated.
-    return Prompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))
+    return EncodedPrompt(prompt.ids, prompt.echo(llm.tokenizer, skip_special_tokens=False))
 
 
 async def prepared(
-    context: AppContext, body: ChatRequest, charge: Charge, prompt: Prompt | None = None
+    context: AppContext, body: ChatRequest, charge: Charge, prompt: EncodedPrompt | None = None
 ) -> Conversation:
     """Validate `body` and prepare it. `prompt` is its prompt, if known already.
 

@@ -14,7 +14,7 @@ from streamserve.api.openai.replies import (
     PromptLogprobTable,
     RankedLogprob,
 )
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.text.output import TokenLogprob, TopToken
 from streamserve.text.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def completion_logprobs(
 
 def echo_logprobs(
     tokenizer: Tokenizer,
-    prompt: Prompt,
+    prompt: EncodedPrompt,
     entries: Iterable[PromptLogprob],
     skip: bool,
     count: int,

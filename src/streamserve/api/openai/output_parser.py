@@ -4,8 +4,8 @@ generated."""
 from collections.abc import Iterable
 from typing import Protocol
 
-from streamserve.text.message import Reader
-from streamserve.text.output import Delta, TokenLogprob, Usage
+from streamserve.text.message import OutputReader
+from streamserve.text.output import ChoiceDelta, TokenLogprob, Usage
 
 
 class OutputSink(Protocol):
@@ -28,7 +28,7 @@ class OutputSink(Protocol):
 class OutputParser:
     """Parses the generated text into reasoning, content and tool calls, and adds them to the output."""
 
-    def __init__(self, reader: Reader, output: OutputSink) -> None:
+    def __init__(self, reader: OutputReader, output: OutputSink) -> None:
         self.finish: str | None = None
         self.stop: str | int | None = None
         self.usage = Usage(0, 0)
@@ -43,7 +43,7 @@ class OutputParser:
         """Whether a tool was called."""
         return self._reader.called
 
-    async def delta(self, delta: Delta) -> None:
+    async def delta(self, delta: ChoiceDelta) -> None:
         """Process a delta.
 
         Tokens are counted with the text they produce, which may be held back until a later delta.

@@ -12,7 +12,7 @@ from streamserve.api.openai.replies import ChatReply, CompletionReply
 from streamserve.api.openai.reply_size import REPEATED_BYTES, encoded
 from streamserve.api.openai.scores import PromptScores, charge_delta, reply_charge
 from streamserve.protocol.messages import FinishReason, PromptLogprobs
-from streamserve.text.output import Delta, TokenLogprob, Usage
+from streamserve.text.output import ChoiceDelta, TokenLogprob, Usage
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Piece:
     finish: FinishReason | None = None
     stop: str | int | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: ChoiceDelta) -> None:
         """Append a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
@@ -48,7 +48,7 @@ class GenerationOutput:
             self.usage = item
         elif isinstance(item, PromptLogprobs):
             self.prompt_logprobs.append(item.entries)
-        elif isinstance(item, Delta):
+        elif isinstance(item, ChoiceDelta):
             self.choices[item.choice].add(item)
 
 
@@ -80,7 +80,7 @@ async def collect(
         charge.add(REPEATED_BYTES * repeated)
 
         async def collect_item(task: GenerationTask, item: Item) -> None:
-            if isinstance(item, Delta):
+            if isinstance(item, ChoiceDelta):
                 charge_delta(charge, item)
             outputs[task.number].add(item)
 
@@ -93,7 +93,7 @@ _LARGE_REPLY = 256 << 10
 
 
 @dataclass(frozen=True)
-class Head:
+class ReplyHead:
     """The fields at the start of every reply to a request."""
 
     id: str
@@ -102,8 +102,8 @@ class Head:
     system_fingerprint: str
 
 
-def head_of(request_id: str, llm: Generator, model: str) -> Head:
+def head_of(request_id: str, llm: Generator, model: str) -> ReplyHead:
     """Return the head for a request that has just arrived."""
     adapter = llm.adapters.get(model)
     fingerprint = llm.model.fingerprint_with(adapter.fingerprint if adapter else "")
-    return Head(request_id, int(time.time()), model, fingerprint)
+    return ReplyHead(request_id, int(time.time()), model, fingerprint)

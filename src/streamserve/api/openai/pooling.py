@@ -10,7 +10,7 @@ from streamserve.api.generation import GenerationTask, generate, new_id
 from streamserve.api.generator import Item
 from streamserve.api.http.ignored_fields import OtherFields
 from streamserve.api.http.limits import MAX_CHOICES
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import Pooled
 from streamserve.protocol.sampling import SamplingParams
@@ -61,7 +61,7 @@ class Vectors:
 async def pool(
     context: AppContext,
     kind: str,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EncodedPrompt],
     params: SamplingParams,
     priority: int,
     cache_salt: str,
@@ -91,7 +91,7 @@ def check_count(context: AppContext, count: int, field: str) -> None:
         raise RequestError(f"{field} has {count} entries: 1 to {limit} are allowed", field=field)
 
 
-def check_lengths(prompts: Sequence[Prompt], limit: int | None, field: str) -> None:
+def check_lengths(prompts: Sequence[EncodedPrompt], limit: int | None, field: str) -> None:
     """Raise RequestError if a prompt has more tokens than `limit`, the longest text that the model embeds."""
     longest = max(len(prompt.ids) for prompt in prompts)
     if limit is not None and longest > limit:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from streamserve.api.generator import Generator
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.http.side_thread import SideThread
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.protocol.errors import RequestError
 
 _THREAD_ABOVE = 8192
@@ -47,7 +47,7 @@ class Encoder:
 
     async def encode(
         self, texts: list[str], add_special_tokens: bool, field: str, truncate_to: int | None = None
-    ) -> list[Prompt]:
+    ) -> list[EncodedPrompt]:
         """Tokenize `texts`. If `truncate_to` is given, retain only the last tokens of each.
 
         Raises RequestError if a text has more characters than a full context of the longest tokens.
@@ -63,9 +63,9 @@ class Encoder:
         prompts = []
         for text in texts:
             if large:
-                prompt = Prompt(await self._encode_in_thread(text, add_special_tokens), text)
+                prompt = EncodedPrompt(await self._encode_in_thread(text, add_special_tokens), text)
             else:
-                prompt = Prompt(tokenizer.encode(text, add_special_tokens), text)
+                prompt = EncodedPrompt(tokenizer.encode(text, add_special_tokens), text)
             prompt = prompt.truncated(truncate_to)
             self.charge.add(TOKEN_BYTES * len(prompt.ids))
             prompts.append(prompt)
@@ -87,7 +87,7 @@ async def completion_prompts(
     add_special_tokens: bool,
     limit: int,
     truncate_to: int | None = None,
-) -> list[Prompt]:
+) -> list[EncodedPrompt]:
     """Return the prompts of a completion request: a single prompt, or one for each entry of its list.
 
     Raises RequestError if the list mixes types, has too many prompts, or if a prompt does not fit.
@@ -107,7 +107,7 @@ async def completion_prompts(
     return [_from_ids(encoder.llm, ids, truncate_to, field) for ids in prompt]  # type: ignore[arg-type]
 
 
-def _from_ids(llm: Generator, ids: list[int], truncate_to: int | None, field: str) -> Prompt:
+def _from_ids(llm: Generator, ids: list[int], truncate_to: int | None, field: str) -> EncodedPrompt:
     size, max_model_len = llm.model.vocab_size, llm.model.max_model_len
     if not ids:
         raise RequestError(f"{field} holds an empty list", field=field)
@@ -118,4 +118,4 @@ def _from_ids(llm: Generator, ids: list[int], truncate_to: int | None, field: st
     if min(ids) < 0 or max(ids) >= size:
         wrong = next(token for token in ids if not 0 <= token < size)
         raise RequestError(f"{field} has token {wrong}, but the vocabulary has {size} tokens", field=field)
-    return Prompt(ids).truncated(truncate_to)
+    return EncodedPrompt(ids).truncated(truncate_to)

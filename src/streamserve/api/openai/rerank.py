@@ -35,7 +35,7 @@ from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.sampling import Pooling, SamplingParams
 from streamserve.text.embedding import embedding, embedding_params, similarity
-from streamserve.text.reranker import Scoring
+from streamserve.text.reranker import RerankScoring
 
 Pairs = list[tuple[str, str]]
 """Pairs of a query and a document."""
@@ -211,7 +211,7 @@ async def _judged(
     body: RerankRequest | ScoreRequest,
     kind: str,
     salt: str,
-    scoring: Scoring,
+    scoring: RerankScoring,
 ) -> tuple[list[float], Vectors]:
     """Return for each pair the probability of yes rather than no after its prompt."""
     texts = [scoring.prompt(query, document, body.instruction) for query, document in pairs]

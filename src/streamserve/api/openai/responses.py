@@ -48,7 +48,7 @@ from streamserve.api.openai.thinking import with_thinking
 from streamserve.api.response_store import StoredResponse
 from streamserve.api.routes import Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 
 
 async def responses(context: AppContext, request: Request) -> Response:
@@ -158,7 +158,7 @@ class _Response:
                 await output.begin(self._reply("in_progress"))
             if isinstance(item, Usage):
                 parser.usage = item
-            elif isinstance(item, Delta):
+            elif isinstance(item, ChoiceDelta):
                 charge_delta(charge, item)
                 await parser.delta(item)
 

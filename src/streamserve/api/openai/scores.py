@@ -9,7 +9,7 @@ from streamserve.api.openai.reply_size import TEXT_BYTES, TOKEN_BYTES
 from streamserve.protocol.errors import RequestError
 from streamserve.protocol.messages import PromptLogprob
 from streamserve.protocol.sampling import SamplingParams
-from streamserve.text.output import Delta
+from streamserve.text.output import ChoiceDelta
 
 MAX_SCORES = 1 << 19
 """Maximum number of output log-probabilities in one reply without streaming. A stream may have more."""
@@ -87,7 +87,7 @@ def reply_charge(
     return charge
 
 
-def charge_delta(charge: Charge, delta: Delta) -> None:
+def charge_delta(charge: Charge, delta: ChoiceDelta) -> None:
     """Charge the parts of `delta` that are kept. Raises RequestError if there is no memory for them."""
     scores = sum(1 + len(entry.top) for entry in delta.logprobs)
     charge.add(TEXT_BYTES * len(delta.text) + TOKEN_BYTES * len(delta.tokens) + SCORE_BYTES * scores)

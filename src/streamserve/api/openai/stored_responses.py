@@ -52,7 +52,9 @@ async def list_items(context: AppContext, request: Request) -> Response:
     """Return a page of a stored response's input items. Raises RequestError as `retrieve` does."""
     stored = _stored(context, request)
     page = page_of(request, 20, _MAX_ITEMS)
-    named = [(str(msgspec.json.decode(item, type=_Named).id), msgspec.Raw(item)) for item in stored.input]
+    named = [
+        (str(msgspec.json.decode(item, type=_NamedResponse).id), msgspec.Raw(item)) for item in stored.input
+    ]
     return json_response(list_reply(*page.of(named)))
 
 
@@ -83,7 +85,7 @@ STORED_RESPONSE_ROUTES: tuple[Route[AppContext], ...] = (
 )
 
 
-class _Named(msgspec.Struct):
+class _NamedResponse(msgspec.Struct):
     id: str
 
 

@@ -15,7 +15,7 @@ from streamserve.api.openai.replies import UsageReply, usage_reply
 from streamserve.api.openai.schemas import GenerationRequest, StreamOptions
 from streamserve.api.openai.scores import PromptScores
 from streamserve.protocol.messages import PromptLogprob, PromptLogprobs
-from streamserve.text.output import Delta, Usage
+from streamserve.text.output import ChoiceDelta, Usage
 
 Reply = Callable[[list[Any], UsageReply | UnsetType | None, GenerationTask | None], msgspec.Struct]
 """Builds an event from its choices, the usage, and the task. The task is None unless the event is the first
@@ -54,10 +54,10 @@ class StreamWriter:
             self._usages.append(item)
         elif isinstance(item, PromptLogprobs):
             self._prompt_logprobs.setdefault(task.number, PromptScores()).append(item.entries)
-        elif isinstance(item, Delta):
+        elif isinstance(item, ChoiceDelta):
             await self._delta(task, item)
 
-    async def _delta(self, task: GenerationTask, delta: Delta) -> None:
+    async def _delta(self, task: GenerationTask, delta: ChoiceDelta) -> None:
         self._completion_tokens += len(delta.tokens)
         key = (task.number, delta.choice)
         first = key not in self._begun

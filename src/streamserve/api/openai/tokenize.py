@@ -17,7 +17,7 @@ from streamserve.api.openai.conversation import LARGE_REQUEST, chat_prompt, chat
 from streamserve.api.openai.idle_fields import without_unknown_keys
 from streamserve.api.openai.prompts import Encoder
 from streamserve.api.openai.schemas import ChatRequest, Model, about
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.routes import JSON, Operation, Route, json_response
 from streamserve.protocol.errors import RequestError
 
@@ -124,7 +124,7 @@ TOKENIZE_ROUTES: tuple[Route[AppContext], ...] = (
 )
 
 
-async def _prompt(context: AppContext, body: TokenizeRequest, charge: Charge) -> Prompt:
+async def _prompt(context: AppContext, body: TokenizeRequest, charge: Charge) -> EncodedPrompt:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", field="prompt")
     if body.messages is None:
@@ -146,7 +146,7 @@ async def _prompt(context: AppContext, body: TokenizeRequest, charge: Charge) ->
     return await chat_prompt(context, chat, None, charge, tools)
 
 
-def _tokens_reply(context: AppContext, body: TokenizeRequest, prompt: Prompt) -> bytes:
+def _tokens_reply(context: AppContext, body: TokenizeRequest, prompt: EncodedPrompt) -> bytes:
     tokenizer = context.llm.tokenizer
     reply = TokenizeReply(
         count=len(prompt.ids),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from streamserve.api.context import AppContext
 from streamserve.api.prompt_streams.idempotency import IdempotencyCache
-from streamserve.api.prompt_streams.streams import Streams
+from streamserve.api.prompt_streams.streams import PromptStreams
 
 
 @dataclass(frozen=True)
@@ -12,10 +12,10 @@ class StreamContext:
     """The application context, its open prompt streams, and the cached replies for retries."""
 
     app: AppContext
-    streams: Streams
+    streams: PromptStreams
     idempotency_cache: IdempotencyCache
 
 
 def stream_context(app: AppContext) -> StreamContext:
     """Return the context of a server, which has no prompt streams yet."""
-    return StreamContext(app, Streams(app), IdempotencyCache())
+    return StreamContext(app, PromptStreams(app), IdempotencyCache())

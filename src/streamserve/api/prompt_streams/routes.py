@@ -23,7 +23,7 @@ from streamserve.api.prompt_streams.schemas import (
     StreamRequest,
     StreamState,
 )
-from streamserve.api.prompt_streams.streams import Streams
+from streamserve.api.prompt_streams.streams import PromptStreams
 from streamserve.api.routes import JSON, Operation, Route, json_response
 
 _KEY = "Idempotency-Key"
@@ -70,7 +70,7 @@ async def edit(context: StreamContext, request: Request) -> Response:
     )
 
 
-async def _edit(streams: Streams, name: str, caller: str, body: EditRequest) -> EditReply:
+async def _edit(streams: PromptStreams, name: str, caller: str, body: EditRequest) -> EditReply:
     return await streams.get(name, caller).edit(body)
 
 

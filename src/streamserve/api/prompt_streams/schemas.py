@@ -6,7 +6,7 @@ import msgspec
 
 from streamserve.api.openai.schemas import GenerationRequest, StreamOptions, about
 from streamserve.protocol.sampling import MAX_LOGPROBS
-from streamserve.text.prompt_chunks import MAX_OPERATIONS, Operation
+from streamserve.text.prompt_chunks import MAX_OPERATIONS, ChunkOperation
 
 DEFAULT_TEMPLATE = "{context}{query}"
 
@@ -92,7 +92,7 @@ class EditRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     version: Annotated[int, about("the version that the edit applies to", minimum=0)]
     operations: Annotated[
-        list[Operation],
+        list[ChunkOperation],
         about(
             "append, insert (before a chunk), replace or remove",
             minItems=1,

@@ -43,7 +43,7 @@ _SEND_SECONDS = 30.0
 """A client that reads nothing for this many seconds is disconnected."""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SocketCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message of a client."""
 
     request: str = ""
@@ -96,7 +96,7 @@ class _Conversation:
         try:
             with self._context.memory.charge() as charge:
                 charge.add(len(data))
-                call = await read_message(data, self._context, charge, Call)
+                call = await read_message(data, self._context, charge, SocketCall)
                 if call.method not in ("answer", "finish"):
                     await self._reply(call, await self._execute(call, charge.held))
                 elif len(self._answers) >= MAX_ANSWERS:
@@ -113,7 +113,7 @@ class _Conversation:
         except Exception as error:
             await self._refuse(call, error)
 
-    async def _execute(self, call: Call, size: int) -> msgspec.Struct:
+    async def _execute(self, call: SocketCall, size: int) -> msgspec.Struct:
         """Execute `call`, whose message takes `size` bytes; return its reply."""
         streams, caller, key = self._streams, self._caller, call.idempotency_key
         if call.method == "create":
@@ -140,7 +140,7 @@ class _Conversation:
             size > LARGE_REQUEST, lambda: checked(body, kind, others)
         )
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: SocketCall) -> None:
         """Send an answer. The task is never awaited: if the client has disconnected, it ends without an
         error."""
         with suppress(WebSocketDisconnect, TimeoutError):
@@ -151,11 +151,11 @@ class _Conversation:
             except Exception as error:
                 await self._refuse(call, error)
 
-    async def _answer_early(self, call: Call) -> None:
+    async def _answer_early(self, call: SocketCall) -> None:
         body = checked(call.body, AnswerRequest)
         await self._events(call, await self._streams.answer_early(call.id, self._caller, body))
 
-    async def _finish(self, call: Call) -> None:
+    async def _finish(self, call: SocketCall) -> None:
         streams, caller, name = self._streams, self._caller, call.id
         body = checked(call.body, FinishRequest)
         if streams.wants_events(name, caller, body):
@@ -166,7 +166,7 @@ class _Conversation:
         )
         await self._reply(call, msgspec.Raw(await work))
 
-    async def _events(self, call: Call, produce: Callable[[Emit], Awaitable[None]]) -> None:
+    async def _events(self, call: SocketCall, produce: Callable[[Emit], Awaitable[None]]) -> None:
         """Send the events of `produce`, then a final status."""
 
         async def emit(event: msgspec.Struct) -> None:
@@ -175,10 +175,10 @@ class _Conversation:
         await produce(emit)
         await self._send({"request": call.request, "status": 200})
 
-    async def _reply(self, call: Call, body: Any) -> None:
+    async def _reply(self, call: SocketCall, body: Any) -> None:
         await self._send({"request": call.request, "status": 200, "body": body})
 
-    async def _refuse(self, call: Call | None, error: Exception) -> None:
+    async def _refuse(self, call: SocketCall | None, error: Exception) -> None:
         request_error = as_request_error(error)
         request = call.request if call else ""
         body = msgspec.Raw(error_body(request_error))

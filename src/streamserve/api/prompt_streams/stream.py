@@ -16,7 +16,7 @@ from streamserve.api.generation import GenerationTask
 from streamserve.api.generator import EnginePromptStream
 from streamserve.api.http.memory import TOKEN_BYTES, Charge
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.prompt_streams.schemas import (
     ChunkState,
     EditReply,
@@ -40,7 +40,7 @@ _CHUNK_BYTES = 200
 """Memory of a chunk in bytes, besides its text."""
 
 
-class PromptStream:
+class ServerPromptStream:
     """One stream. If a method raises RequestError, nothing has changed.
 
     `owner` is the id of the caller that created it. `charge` covers the memory of its request and of the
@@ -141,7 +141,7 @@ class PromptStream:
             return *await self._answer(body), self._current.version
 
     async def _answer(self, body: FinishRequest) -> tuple[Answer, GenerationTask]:
-        prompt = Prompt(self.engine_stream.ids, self._tokenized.text)
+        prompt = EncodedPrompt(self.engine_stream.ids, self._tokenized.text)
         answer, task = await self._template.answer(prompt, body)
         return answer, replace(task, prompt_stream=self.engine_stream)
 

@@ -16,7 +16,7 @@ from streamserve.api.http.sse import Emit
 from streamserve.api.leases import lease_of
 from streamserve.api.model_table import adapter_named, served_name
 from streamserve.api.openai.conversation import LARGE_REQUEST
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.prompt_streams.schemas import (
     AnswerRequest,
     FinishRequest,
@@ -24,7 +24,7 @@ from streamserve.api.prompt_streams.schemas import (
     StreamRequest,
     WithdrawnReply,
 )
-from streamserve.api.prompt_streams.stream import PromptStream
+from streamserve.api.prompt_streams.stream import ServerPromptStream
 from streamserve.api.prompt_streams.template import Answer, prompt_template
 from streamserve.protocol.errors import PromptChanged, RequestError
 from streamserve.text.retokenize import Retokenizer
@@ -32,14 +32,14 @@ from streamserve.text.retokenize import Retokenizer
 _RETRY_AFTER = 5.0
 
 
-class Streams:
+class PromptStreams:
     """All open prompt streams of a server. Each belongs to the caller that created it (`owner`) and does not
     exist for others."""
 
     def __init__(self, context: AppContext) -> None:
         self._context = context
         self._retokenizers = {context.llm.served_names[0]: Retokenizer(context.llm.tokenizer)}
-        self._streams: dict[str, PromptStream] = {}
+        self._streams: dict[str, ServerPromptStream] = {}
         self._resources: dict[str, ExitStack] = {}
 
     async def create(self, body: StreamRequest, owner: str, size: int) -> StreamReply:
@@ -69,12 +69,12 @@ class Streams:
 
     async def _open(
         self, name: str, owner: str, model: str, context: AppContext, body: StreamRequest, charge: Charge
-    ) -> PromptStream:
+    ) -> ServerPromptStream:
         """Open a stream in the engine. Raises RequestError naming the field at fault."""
         template = prompt_template(context, body)
         text = await context.side_thread.render(charge.held > LARGE_REQUEST, lambda: template.text(""))
         # Validates all fields before the stream is open.
-        _, task = await template.answer(Prompt([0], text), FinishRequest())
+        _, task = await template.answer(EncodedPrompt([0], text), FinishRequest())
         engine_stream = await context.llm.open(
             task.params,
             request_id=name,
@@ -84,7 +84,7 @@ class Streams:
             adapter=adapter_named(context.llm, model),
             expected_tokens=body.expected_tokens,
         )
-        return PromptStream(
+        return ServerPromptStream(
             name,
             owner,
             model,
@@ -130,7 +130,7 @@ class Streams:
             return stream is not None and stream.wants_events
         return body.stream
 
-    def get(self, name: str, owner: str) -> PromptStream:
+    def get(self, name: str, owner: str) -> ServerPromptStream:
         """Return a stream of `owner` by name. Raises RequestError (404) if there is none."""
         stream = self._find(name, owner)
         if stream is None:
@@ -138,7 +138,7 @@ class Streams:
             raise RequestError(f"there is no stream {name[:64]!r}: {reason}", status=404)
         return stream
 
-    def _find(self, name: str, owner: str) -> PromptStream | None:
+    def _find(self, name: str, owner: str) -> ServerPromptStream | None:
         stream = self._streams.get(name)
         return stream if stream is not None and stream.owner == owner else None
 
@@ -196,7 +196,12 @@ class Streams:
         return produce
 
     async def _send(
-        self, stream: PromptStream, body: FinishRequest, answer: Answer, task: GenerationTask, emit: Emit
+        self,
+        stream: ServerPromptStream,
+        body: FinishRequest,
+        answer: Answer,
+        task: GenerationTask,
+        emit: Emit,
     ) -> None:
         """Send the events of an answer. If the answer becomes void, send an event that says so, and start
         again."""
@@ -221,12 +226,12 @@ class Streams:
         there is no such stream."""
         await self._end(self.get(name, owner))
 
-    async def _end(self, stream: PromptStream) -> None:
+    async def _end(self, stream: ServerPromptStream) -> None:
         if self._streams.pop(stream.name, None) is not None:
             with self._resources[stream.name]:  # the model stays loaded until the stream is closed
                 await stream.engine_stream.close()
 
-    def _schedule_expiry(self, stream: PromptStream) -> None:
+    def _schedule_expiry(self, stream: ServerPromptStream) -> None:
         """End the stream if it has expired; otherwise schedule the next check."""
         ttl = self._context.settings.stream_ttl
         left = stream.last_used + ttl - time.monotonic()

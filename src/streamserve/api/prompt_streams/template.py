@@ -13,7 +13,7 @@ from streamserve.api.openai.chat import Chat
 from streamserve.api.openai.completions import Completion
 from streamserve.api.openai.conversation import chat_tools, prepared, rendered
 from streamserve.api.openai.schemas import ChatRequest, CompletionRequest
-from streamserve.api.prompt import Prompt
+from streamserve.api.prompt import EncodedPrompt
 from streamserve.api.prompt_streams.schemas import (
     DEFAULT_TEMPLATE,
     ONLY_OF_CHATS,
@@ -56,7 +56,7 @@ class TextPromptTemplate:
         """Return the whole prompt around `context_text`."""
         return self._template.render(context_text, self._query)
 
-    async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
+    async def answer(self, prompt: EncodedPrompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
         completion = Completion(self._context, _finished(self._request, finish))
         await completion.check()
@@ -100,7 +100,7 @@ class ChatPromptTemplate:
             raise RequestError(message, field="messages")
         return text
 
-    async def answer(self, prompt: Prompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
+    async def answer(self, prompt: EncodedPrompt, finish: FinishRequest) -> tuple[Answer, GenerationTask]:
         """Return the answer and the task for `prompt`. Raises RequestError naming the field at fault."""
         request = _finished(self._request, finish)
         with self._context.memory.charge() as charge:

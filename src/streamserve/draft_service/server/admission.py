@@ -68,7 +68,7 @@ class Limits:
     by_model: bool = True
 
 
-class Admission:
+class TargetAdmission:
     """Decides by `limits` and by the model of draft_service/star.py with measured values."""
 
     def __init__(self, limits: Limits) -> None:

@@ -10,7 +10,7 @@ from streamserve.draft_service.server.refusals import Refusals
 from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.session_table import SessionTable
 from streamserve.draft_service.server.statistics import GAP, Statistics
-from streamserve.draft_service.server.types import Batch, DraftReply, Out
+from streamserve.draft_service.server.types import DraftBatch, DraftReply, TargetReply
 from streamserve.protocol.drafting import Draft, Drafts
 
 IDLE_CHECK_SECONDS = 0.5
@@ -43,15 +43,15 @@ class DraftLoop:
         """Return the sequences that the drafter may forget, when no batch follows."""
         return self._sequence_store.take_released()
 
-    def batch(self, now: float) -> Batch | None:
+    def batch(self, now: float) -> DraftBatch | None:
         """Return the next batch to draft; None if nothing waits. No other batch may be running."""
         return self._batcher.batch(self._table.sessions, now)
 
-    def drafted(self, done: Batch, trees: Mapping[int, TokenTree], now: float) -> list[Out]:
+    def drafted(self, done: DraftBatch, trees: Mapping[int, TokenTree], now: float) -> list[TargetReply]:
         """Process the trees of a finished batch; return the answers to its targets."""
         return self._answers(self._batcher.drafted(done, trees, now), now)
 
-    def failed(self, done: Batch, now: float) -> list[Out]:
+    def failed(self, done: DraftBatch, now: float) -> list[TargetReply]:
         """Process the failure of a batch. Each of its sessions is retried alone. A session whose own batch
         fails as well receives Busy."""
         answers = self._answers(self._batcher.failed(done, now), now)
@@ -59,7 +59,7 @@ class DraftLoop:
         for session in blocked:
             if session.tag in self._table.sessions:
                 busy = self._refusals.wait(session, "drafting", now, session.blocked_until - now)
-                answers.append(Out(session.peer, busy))
+                answers.append(TargetReply(session.peer, busy))
         return answers
 
     def warm_up(self, now: float) -> DraftRequest | None:
@@ -81,10 +81,10 @@ class DraftLoop:
         """Return the message with trees for a session."""
         return Drafts(tag=tag, drafts=drafts, waited=waited, seconds=seconds, queue=self.backlog())
 
-    def _answers(self, answers: list[DraftReply], now: float) -> list[Out]:
+    def _answers(self, answers: list[DraftReply], now: float) -> list[TargetReply]:
         return [self._answer(reply, now) for reply in answers if reply.session.tag in self._table.sessions]
 
-    def _answer(self, answer: DraftReply, now: float) -> Out:
+    def _answer(self, answer: DraftReply, now: float) -> TargetReply:
         session, counters = answer.session, self._statistics.counters
         session.trees += len(answer.drafts)
         for draft in answer.drafts:
@@ -95,4 +95,6 @@ class DraftLoop:
             counters.rounds += 1
             counters.round_seconds += now - session.served
         session.served = session.away_since = now
-        return Out(session.peer, self.drafts(session.tag, answer.drafts, answer.waited, answer.seconds))
+        return TargetReply(
+            session.peer, self.drafts(session.tag, answer.drafts, answer.waited, answer.seconds)
+        )

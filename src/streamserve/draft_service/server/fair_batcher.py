@@ -16,7 +16,7 @@ from streamserve.draft_service.server.keep_warm import KeepWarmController
 from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.sessions import DraftedSequence, Session
 from streamserve.draft_service.server.statistics import Statistics
-from streamserve.draft_service.server.types import Batch, DraftReply, ServiceConfig
+from streamserve.draft_service.server.types import DraftBatch, DraftReply, ServiceConfig
 from streamserve.draft_service.star import Star
 from streamserve.protocol.drafting import Draft
 from streamserve.speculation.learned_cost import RefinedCost
@@ -75,7 +75,7 @@ class FairBatcher:
                 batch, seconds = size, expected
         return Star(star.draft, star.return_seconds, batch, seconds)
 
-    def batch(self, sessions: Mapping[int, Session], now: float) -> Batch | None:
+    def batch(self, sessions: Mapping[int, Session], now: float) -> DraftBatch | None:
         """Return the next batch to draft; None if nothing waits. No other batch may be running."""
         assert not self.running, "one batch at a time"
         counters = self._statistics.counters
@@ -100,9 +100,9 @@ class FairBatcher:
         counters.waited += sum(waited.values())
         counters.requests += len(members)
         self.running = True
-        return Batch(requests, self._sequence_store.take_released(), members, waited, now)
+        return DraftBatch(requests, self._sequence_store.take_released(), members, waited, now)
 
-    def drafted(self, done: Batch, trees: Mapping[int, TokenTree], now: float) -> list[DraftReply]:
+    def drafted(self, done: DraftBatch, trees: Mapping[int, TokenTree], now: float) -> list[DraftReply]:
         """Process a finished batch: charge its time to its sessions and return the answers to its targets."""
         self.running = False
         seconds = now - done.started
@@ -132,7 +132,7 @@ class FairBatcher:
                 session.draft_alone, session.failures = False, 0
         return answers
 
-    def failed(self, done: Batch, now: float) -> list[DraftReply]:
+    def failed(self, done: DraftBatch, now: float) -> list[DraftReply]:
         """Process the failure of a batch; the KV of its sequences is computed again. A batch of several
         sessions is retried for each session alone. A batch of one session gets no trees, and the session is
         blocked for a while."""
@@ -151,7 +151,7 @@ class FairBatcher:
             self._sequence_store.invalidate(sequence)
         return answers
 
-    def _requeue(self, done: Batch, now: float) -> list[DraftReply]:
+    def _requeue(self, done: DraftBatch, now: float) -> list[DraftReply]:
         """Queue the members of a batch again."""
         self.running = False
         for session, sequences in done.members:
@@ -173,7 +173,7 @@ class FairBatcher:
             seconds += self._cost(sum(delta.width for delta in requested if delta.depth > level), 0)
         return seconds
 
-    def _learn(self, done: Batch, seconds: float, now: float) -> None:
+    def _learn(self, done: DraftBatch, seconds: float, now: float) -> None:
         requests = done.requests
         depth = max(request.depth for request in requests)
         unread = sum(request.length - request.computed for request in requests)

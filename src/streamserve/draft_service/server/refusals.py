@@ -3,7 +3,7 @@
 from streamserve.draft_service.server.audit import Audit
 from streamserve.draft_service.server.sessions import Session
 from streamserve.draft_service.server.statistics import Statistics
-from streamserve.draft_service.server.types import Out
+from streamserve.draft_service.server.types import TargetReply
 from streamserve.protocol.drafting import Busy, Reason, Refused
 
 
@@ -22,10 +22,10 @@ class Refusals:
         counts[reason] = counts.get(reason, 0) + 1
         self._audit.refused(reason, text, now)
 
-    def refuse(self, peer: bytes, reason: Reason, text: str, now: float, nonce: int = 0) -> Out:
+    def refuse(self, peer: bytes, reason: Reason, text: str, now: float, nonce: int = 0) -> TargetReply:
         """Return the refusal of a message for which a retry would be useless."""
         self.count(reason, text, now)
-        return Out(peer, Refused(nonce, reason, text))
+        return TargetReply(peer, Refused(nonce, reason, text))
 
     def turn_away(self, reason: Reason, text: str, now: float, nonce: int) -> Busy:
         """Return the answer to a Hello if no session is available now."""

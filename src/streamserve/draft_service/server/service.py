@@ -18,7 +18,7 @@ from streamserve.draft_service.server.sequence_store import SequenceStore
 from streamserve.draft_service.server.session_table import SessionTable
 from streamserve.draft_service.server.sessions import Session
 from streamserve.draft_service.server.statistics import GAP, Statistics
-from streamserve.draft_service.server.types import Identity, Out, ServiceConfig
+from streamserve.draft_service.server.types import ServiceConfig, ServiceIdentity, TargetReply
 from streamserve.draft_service.server.validation import delta_error, incompatibility
 from streamserve.protocol.drafting import (
     Busy,
@@ -45,7 +45,7 @@ class Service:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ServiceIdentity,
         config: ServiceConfig,
         secret: Callable[[], bytes],
         cost: Callable[[int, int], float] = lambda tokens, kv_tokens: 0.001 + tokens * 1e-5,
@@ -65,7 +65,7 @@ class Service:
         self.sessions = self.table.sessions
         self.loop = DraftLoop(self.table, self.batcher, self.sequence_store, self.statistics, self.refusals)
 
-    def arrived(self, peer: bytes, size: int, now: float, key: str = "") -> list[Out] | None:
+    def arrived(self, peer: bytes, size: int, now: float, key: str = "") -> list[TargetReply] | None:
         """Charge for a message of `size` bytes before it is decoded. Return None if it is to be decoded, else
         the messages to answer instead."""
         exceeded = self.rate_limiter.charge(key.encode() or peer, size, now)
@@ -73,16 +73,18 @@ class Service:
             return None
         client = printable(key[:16]) or "a client"
         self.refusals.count(exceeded.reason, f"{size} bytes of {client}", now)
-        return [Out(peer, Busy(0, 0, exceeded.retry, exceeded.reason))] if exceeded.notify else []
+        return [TargetReply(peer, Busy(0, 0, exceeded.retry, exceeded.reason))] if exceeded.notify else []
 
-    def heard(self, peer: bytes, message: ToService, now: float, key: str = "", name: str = "") -> list[Out]:
+    def heard(
+        self, peer: bytes, message: ToService, now: float, key: str = "", name: str = ""
+    ) -> list[TargetReply]:
         """Process a message from `peer`; return the immediate answers. With key authentication, `key` is the
         public key of the client and `name` the client's name."""
         if isinstance(message, Hello):
-            return [Out(peer, self._hello(peer, message, now, key, name))]
+            return [TargetReply(peer, self._hello(peer, message, now, key, name))]
         session = self.sessions.get(message.tag)
         if session is None:
-            return [Out(peer, Unknown(message.tag))]
+            return [TargetReply(peer, Unknown(message.tag))]
         if not (message.channel == session.channel and session.key == key):
             return self.refuse(peer, "channel", f"tag {message.tag} belongs to another target", now)
         session.peer, session.heard, session.disconnected = peer, now, False
@@ -91,15 +93,15 @@ class Service:
                 self.table.close(session, now, "the target left")
                 return []
             case Ping(_, _, sent):
-                return [Out(peer, self._pong(session.tag, sent, now))]
+                return [TargetReply(peer, self._pong(session.tag, sent, now))]
             case DraftRequests():
-                return [Out(peer, answer) for answer in self._request_drafts(session, message, now)]
+                return [TargetReply(peer, answer) for answer in self._request_drafts(session, message, now)]
 
-    def refuse(self, peer: bytes, reason: Reason, text: str, now: float) -> list[Out]:
+    def refuse(self, peer: bytes, reason: Reason, text: str, now: float) -> list[TargetReply]:
         """Refuse a message: count it and log it, with a limit on the log's rate."""
         return [self.refusals.refuse(peer, reason, text, now)]
 
-    def tick(self, now: float) -> list[Out]:
+    def tick(self, now: float) -> list[TargetReply]:
         """Close sessions whose lease has expired. Must be called periodically."""
         self.table.expire(now)
         return []

@@ -7,7 +7,7 @@ Hello ── open ──▶ session ── expire, disconnected, another Hello, 
 from collections.abc import Callable, Iterable
 
 from streamserve.draft_service.server.accounts import Account, Accounts
-from streamserve.draft_service.server.admission import Admission, session_to_close
+from streamserve.draft_service.server.admission import TargetAdmission, session_to_close
 from streamserve.draft_service.server.audit import Audit
 from streamserve.draft_service.server.fair_batcher import FairBatcher
 from streamserve.draft_service.server.sequence_store import SequenceStore
@@ -35,7 +35,7 @@ class SessionTable:
     ) -> None:
         self.sessions: dict[int, Session] = {}
         self.accounts = Accounts()
-        self.admission = Admission(config.limits)
+        self.admission = TargetAdmission(config.limits)
         self.storage = StorageLimiter(config.limits.storage_bytes, self.sessions, self._drop)
         self._config = config
         self._batcher = batcher

@@ -11,7 +11,7 @@ from streamserve.protocol.drafting import Draft, ToTarget
 
 
 @dataclass(frozen=True)
-class Identity:
+class ServiceIdentity:
     """The identity of the service's draft model: fingerprints of model, tokenizer and vocabulary, the size of
     the vocabulary, and the context length of the model."""
 
@@ -42,7 +42,7 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True)
-class Out:
+class TargetReply:
     """A message to a target."""
 
     peer: bytes
@@ -50,7 +50,7 @@ class Out:
 
 
 @dataclass(frozen=True)
-class Batch:
+class DraftBatch:
     """The drafter's next work: forget the sequences `released`, then draft for `requests`. `members` are the
     sequences of the requests by target, `waited` the seconds that each session waited. `started` is when the
     batch began."""

@@ -2,12 +2,12 @@
 
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.sessions import Session
-from streamserve.draft_service.server.types import Identity
+from streamserve.draft_service.server.types import ServiceIdentity
 from streamserve.protocol.drafting import DRAFT_VERSION, Delta, Hello, Reason
 from streamserve.protocol.sampling import MAX_CHOICES, check_sampling
 
 
-def incompatibility(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
+def incompatibility(hello: Hello, own: ServiceIdentity) -> tuple[Reason, str] | None:
     """Return why a target is incompatible with the service, or None."""
     if hello.version != DRAFT_VERSION:
         return (
@@ -21,7 +21,7 @@ def incompatibility(hello: Hello, own: Identity) -> tuple[Reason, str] | None:
     return None
 
 
-def delta_error(delta: Delta, session: Session, identity: Identity, limits: Limits) -> str:
+def delta_error(delta: Delta, session: Session, identity: ServiceIdentity, limits: Limits) -> str:
     """Return why a delta is invalid, which an honest target would not send; "" if it is valid."""
     vocabulary = identity.vocab_size
     if not (0 <= delta.depth <= limits.max_depth and 0 <= delta.nodes <= limits.max_nodes):

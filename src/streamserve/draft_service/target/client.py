@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.target.answers import Fault, timing_error
-from streamserve.draft_service.target.links import Link, Out
-from streamserve.draft_service.target.placement import Placement
+from streamserve.draft_service.target.links import ServiceLink, ServiceMessage
+from streamserve.draft_service.target.placement import ServicePlacement
 from streamserve.draft_service.target.synced import SyncedSequences, WrongAnswerError
 from streamserve.protocol.drafting import (
     Busy,
@@ -38,7 +38,7 @@ TOKEN_BYTES = 5
 
 
 @dataclass(frozen=True)
-class Identity:
+class TargetIdentity:
     """How a target identifies itself to a service."""
 
     tokenizer: str
@@ -47,13 +47,13 @@ class Identity:
     vocab_size: int
 
 
-class Client:
+class DraftClient:
     """The client of one target for the services at `addresses`. `seed` makes targets choose differently among
     equal services. If `models` (fingerprints) are given, services with other draft models are not used."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: TargetIdentity,
         addresses: Sequence[str],
         seed: int,
         models: Sequence[str] = (),
@@ -62,19 +62,21 @@ class Client:
         rng = random.Random(seed)
         self._vocab_size = identity.vocab_size
         self.links = [
-            Link(number, address, identity.name, identity.tokenizer, identity.vocabulary, ping, tuple(models))
+            ServiceLink(
+                number, address, identity.name, identity.tokenizer, identity.vocabulary, ping, tuple(models)
+            )
             for number, address in enumerate(addresses)
         ]
         for link in self.links:
             link.nonce = rng.getrandbits(48)
-        self.placement = Placement(self.links, rng)
+        self.placement = ServicePlacement(self.links, rng)
         self.sequences = SyncedSequences()
         self._verify = 0.0
         """Seconds of the target's verification."""
         self.rejected: dict[str, int] = {}
         """The number of rejected answers, by fault."""
 
-    def tick(self, now: float) -> list[Out]:
+    def tick(self, now: float) -> list[ServiceMessage]:
         """Return the handshakes, pings and prompts to read that are due, after a check whether sequences
         should move to another service."""
         outs = [out for link in self.links for out in link.tick(now)]
@@ -88,7 +90,7 @@ class Client:
 
     def begin(
         self, requests: Sequence[DraftRequest], now: float, need: float, verify: float, plain: float
-    ) -> list[Out]:
+    ) -> list[ServiceMessage]:
         """Send draft requests to the services of their sequences; the trees are useful for `need` seconds."""
         self._verify = verify or plain
         synced = self.sequences.sync(requests)
@@ -121,10 +123,10 @@ class Client:
         sequence.verified(accepted, acceptance.accepted / acceptance.trees)
         sequence.drafted_by = None
 
-    def _usable(self, now: float) -> list[Link]:
+    def _usable(self, now: float) -> list[ServiceLink]:
         return [link for link in self.links if link.usable(now)]
 
-    def _read_ahead(self, now: float) -> list[Out]:
+    def _read_ahead(self, now: float) -> list[ServiceMessage]:
         """Return the messages with prompts that services are to read before trees are requested."""
         ahead = {id: each for id, each in self.sequences.by_id.items() if each.may_read_ahead()}
         self.placement.place(ahead, self.sequences.by_id, now, self._verify)
@@ -142,14 +144,14 @@ class Client:
 
     def _requests(
         self,
-        link: Link,
+        link: ServiceLink,
         deltas: Sequence[Delta],
         released: list[int],
         now: float,
         need: float | None = None,
         verify: float = 0.0,
         plain: float = 0.0,
-    ) -> list[Out]:
+    ) -> list[ServiceMessage]:
         """Return the messages with these deltas for a service; only trees are answered."""
         messages = [
             DraftRequests(
@@ -170,7 +172,7 @@ class Client:
         self.links[number].fail(now)
         self.placement.leave_closed(self.sequences.by_id, now)
 
-    def heard(self, number: int, message: ToTarget, now: float) -> list[Out]:
+    def heard(self, number: int, message: ToTarget, now: float) -> list[ServiceMessage]:
         """Process a message of link `number`; return the messages to send at once."""
         link = self.links[number]
         if link.on_probation(now):
@@ -228,18 +230,18 @@ class Client:
         """Forget these sequences."""
         self.sequences.release(ids)
 
-    def close(self, now: float) -> list[Out]:
+    def close(self, now: float) -> list[ServiceMessage]:
         """End all sessions."""
         return [out for link in self.links for out in link.close(now)]
 
-    def _trees(self, link: Link, message: Drafts, now: float) -> None:
+    def _trees(self, link: ServiceLink, message: Drafts, now: float) -> None:
         """Process trees, and use their times to measure the service."""
         sent = [self._drafted(link, draft, message, now) for draft in message.drafts]
         known = [tokens for tokens in sent if tokens is not None]
         if known:
             link.times.drafted(message, max(known), now)
 
-    def _drafted(self, link: Link, draft: Draft, message: Drafts, now: float) -> int | None:
+    def _drafted(self, link: ServiceLink, draft: Draft, message: Drafts, now: float) -> int | None:
         """Process one tree; return how many tokens were sent in its request, or None if the tree is not
         used."""
         sequence = self.sequences.by_id.get(draft.sequence)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamserve.draft_service.target.answers import Flood, Reputation
-from streamserve.draft_service.target.measures import Acceptance, AnswerTimes
+from streamserve.draft_service.target.measures import AcceptanceRate, AnswerTimes
 from streamserve.protocol.drafting import (
     DRAFT_VERSION,
     Busy,
@@ -42,7 +42,7 @@ PINGS = 16
 
 
 @dataclass(frozen=True)
-class Out:
+class ServiceMessage:
     """A message to the service of link number `link`."""
 
     link: int
@@ -84,7 +84,7 @@ class Absence:
 
 
 @dataclass
-class Link:
+class ServiceLink:
     """A session with a service, or the attempt to open one. `address` is for the log."""
 
     number: int
@@ -115,7 +115,7 @@ class Link:
     reputation: Reputation = field(default_factory=Reputation)
     flood: Flood = field(default_factory=Flood)
     times: AnswerTimes = field(default_factory=AnswerTimes)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
     absence: Absence = field(init=False)
     _logged: tuple[str, float] = ("", float("-inf"))
     _pings: deque[float] = field(default_factory=lambda: deque(maxlen=PINGS))
@@ -158,7 +158,7 @@ class Link:
             self._close(now)
         self.retry_at = now + RESEND_SECONDS
 
-    def tick(self, now: float) -> list[Out]:
+    def tick(self, now: float) -> list[ServiceMessage]:
         """Return the messages that are due: without a session a Hello; in a session a Ping, and the sequences
         to forget."""
         if self.open and self.unanswered is not None and now - self.unanswered > SILENCE_SECONDS:
@@ -182,7 +182,7 @@ class Link:
             outs.append(self.send(Ping(self.tag, self.channel, now), now))
         return outs
 
-    def _hello(self, now: float) -> list[Out]:
+    def _hello(self, now: float) -> list[ServiceMessage]:
         """Return a Hello if one is due."""
         self.absence.check(now)
         if now < self.retry_at:
@@ -190,16 +190,16 @@ class Link:
         self.absence.said_hello(now)
         self.nonce += 1
         self.retry_at = now + RETRY_SECONDS
-        return [Out(self.number, Hello(
+        return [ServiceMessage(self.number, Hello(
             version=DRAFT_VERSION, tokenizer=self.tokenizer, vocabulary=self.vocabulary, name=self.name,
             nonce=self.nonce,
         ))]  # fmt: skip
 
-    def send(self, message: ToService, now: float, answered: bool = True) -> Out:
+    def send(self, message: ToService, now: float, answered: bool = True) -> ServiceMessage:
         """Return a message to send; if `answered`, an answer to it is expected."""
         if answered and self.unanswered is None:
             self.unanswered = now
-        return Out(self.number, message)
+        return ServiceMessage(self.number, message)
 
     def heard(self, message: ToTarget, now: float) -> bool:
         """Process a message of the service; return False if it is about another session."""
@@ -239,11 +239,11 @@ class Link:
         if sequence in self._to_release:
             self._to_release.remove(sequence)
 
-    def close(self, now: float) -> list[Out]:
+    def close(self, now: float) -> list[ServiceMessage]:
         """End the session."""
         if not self.open:
             return []
-        out = Out(self.number, Bye(self.tag, self.channel))
+        out = ServiceMessage(self.number, Bye(self.tag, self.channel))
         self._close(now)
         return [out]
 

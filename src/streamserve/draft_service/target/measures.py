@@ -23,7 +23,7 @@ MAX_TREES = 64.0
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchTimes:
     """A batch with `trees` trees of one target: its seconds, and the seconds that each further tree takes."""
 
     trees: float = 1.0
@@ -64,7 +64,7 @@ class BatchSeconds:
 
 
 @dataclass
-class Acceptance:
+class AcceptanceRate:
     """Accepted draft tokens of a number of trees; older ones count less."""
 
     trees: float = 0.0
@@ -134,12 +134,12 @@ class AnswerTimes:
         self.queue, self.reported = pong.queue, pong.seconds
         self._moved(now - pong.sent)
 
-    def batch_now(self, now: float) -> Batch:
+    def batch_now(self, now: float) -> BatchTimes:
         """Return the present estimate for a batch; its seconds are 0 if unknown."""
         if self.batch.count and (now - self._batch_at < RECENT_SECONDS or not self.reported):
-            return Batch(self.batch.trees, self.batch.seconds, self.batch.per_tree)
+            return BatchTimes(self.batch.trees, self.batch.seconds, self.batch.per_tree)
         per_tree = self.batch.per_tree if self.batch.count else ASSUMED_SHARE * self.reported
-        return Batch(1.0, self.reported, per_tree)
+        return BatchTimes(1.0, self.reported, per_tree)
 
     def _moved(self, seconds: float) -> None:
         """Update the minimum of recent round trips. A minimum, because most answers are noticed late: they

@@ -13,8 +13,8 @@ from streamserve.draft_service.target.choice import (
     choose,
     expected_acceptance,
 )
-from streamserve.draft_service.target.links import Link
-from streamserve.draft_service.target.measures import Batch
+from streamserve.draft_service.target.links import ServiceLink
+from streamserve.draft_service.target.measures import BatchTimes
 from streamserve.draft_service.target.synced import SyncedSequence
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ ASSUMED_READ = 2e-4
 """Seconds to read one token, until reading is measured at any service."""
 
 
-class Placement:
+class ServicePlacement:
     """Places sequences at the services of `links`. `rng` makes targets choose differently among equal
     services."""
 
-    def __init__(self, links: Sequence[Link], rng: random.Random) -> None:
+    def __init__(self, links: Sequence[ServiceLink], rng: random.Random) -> None:
         self.moves = 0
         """How often a sequence left a service for a better one."""
         self._links = links
@@ -113,7 +113,7 @@ class Placement:
                 counts[sequence.service] += 1
         accepted = expected_acceptance([link.acceptance.at(now) for link in links])
         known = [batch for link in links if (batch := link.times.batch_now(now)).seconds]
-        fastest = min(known, key=lambda batch: batch.seconds, default=Batch())
+        fastest = min(known, key=lambda batch: batch.seconds, default=BatchTimes())
         reads = [link.times.read for link in links if link.times.read]
         read = sum(reads) / len(reads) if reads else ASSUMED_READ
         return [
@@ -122,7 +122,7 @@ class Placement:
         ]
 
     def _measured(
-        self, link: Link, accepted: float, fastest: Batch, read: float, sequences: int, now: float
+        self, link: ServiceLink, accepted: float, fastest: BatchTimes, read: float, sequences: int, now: float
     ) -> MeasuredService:
         """Return the measured values of a service; `fastest` and `read` replace values that are unknown."""
         batch = link.times.batch_now(now)

@@ -38,7 +38,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Fields:
+class BufferFields:
     """The layout of consecutive arrays in a buffer. Only the last one may be ragged."""
 
     fields: tuple[Field, ...]
@@ -103,7 +103,7 @@ class Uploads:
         self._copied: list[torch.cuda.Event | None] = [None] * STAGING_BUFFERS
         self._next = 0
 
-    def upload(self, fields: Fields, arrays: Arrays) -> None:
+    def upload(self, fields: BufferFields, arrays: Arrays) -> None:
         """Copy `arrays` to the device, in the current stream. Does not wait for this copy; waits for the
         earlier copy from the same staging buffer, STAGING_BUFFERS uploads ago."""
         number, self._next = self._next, (self._next + 1) % STAGING_BUFFERS

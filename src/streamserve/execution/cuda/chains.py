@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.contracts.plan import Span
-from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
+from streamserve.execution.cuda.buffers import Arrays, BufferFields, Field, Uploads, new_event
 from streamserve.execution.cuda.draws import DRAW_WORDS
 from streamserve.execution.cuda.graphs import ROWS, bucket
 from streamserve.execution.cuda.passes import (
@@ -48,7 +48,7 @@ class LoopShape:
     level: ForwardShape
 
 
-class Stopwatch:
+class DeviceStopwatch:
     """Measures the seconds between its construction and `stop`, on the device where there is a GPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -82,7 +82,7 @@ class DraftedChains:
     drafted: Tensor
     finite: Tensor
     placed: bool
-    stopwatch: Stopwatch
+    stopwatch: DeviceStopwatch
     seconds: float = 0.0
 
     def place(self, chain: int, level: int) -> int:
@@ -137,13 +137,13 @@ class DeviceChains:
     @torch.inference_mode()
     def draft(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
         """Implement ChainDrafting.draft: launch everything, and wait for nothing."""
-        return self._draft(spans, np.array(lengths), Stopwatch(self.runner.model.device))
+        return self._draft(spans, np.array(lengths), DeviceStopwatch(self.runner.model.device))
 
     @torch.inference_mode()
     def follow(self, spans: Sequence[Span], lengths: Sequence[int]) -> DraftedChains:
         """Implement ChainDrafting.follow: launch everything, and wait for nothing."""
         assert self._target
-        stopwatch, count = Stopwatch(self.runner.model.device), len(spans)
+        stopwatch, count = DeviceStopwatch(self.runner.model.device), len(spans)
         accepted, tokens = (part[:count] for part in self._target.walked)
         width = tokens.shape[1]
         known = torch.arange(width, device=tokens.device) < accepted[:, None]
@@ -152,7 +152,7 @@ class DeviceChains:
         return self._draft(placed, np.array(lengths), stopwatch, accepted - 1)
 
     def _draft(
-        self, spans: Sequence[Span], lengths: Ints, stopwatch: Stopwatch, after: Tensor | None = None
+        self, spans: Sequence[Span], lengths: Ints, stopwatch: DeviceStopwatch, after: Tensor | None = None
     ) -> DraftedChains:
         """Draft after the spans or, if `after` [chains] is given, after their first 1 + after[i] tokens."""
         runner, levels = self.runner, int(lengths.max())
@@ -234,7 +234,7 @@ class DeviceChains:
             inputs = {name: view[level] if _differs(name) else view for name, view in views.items()}
             drafted[level + 1].copy_(self.runner.extend(inputs, shape.level))
 
-    def _fields(self, shape: LoopShape) -> Fields:
+    def _fields(self, shape: LoopShape) -> BufferFields:
         return _loop_fields(shape, len(self.runner.windows), self.runner.padding_slot)
 
 
@@ -249,13 +249,13 @@ def loop_shapes(chains: int, levels: int) -> list[LoopShape]:
 
 
 @lru_cache(maxsize=1024)
-def _loop_fields(shape: LoopShape, windows: int, padding_slot: int) -> Fields:
+def _loop_fields(shape: LoopShape, windows: int, padding_slot: int) -> BufferFields:
     """Return where the arrays of a loop lie."""
     rows, fields = shape.level.rows, forward_fields(shape.level, windows, padding_slot).fields
     by_level = (
         replace(field, shape=(shape.passes, rows)) if _differs(field.name) else field for field in fields
     )
-    return Fields((Field("draws", (rows, DRAW_WORDS)), *by_level))
+    return BufferFields((Field("draws", (rows, DRAW_WORDS)), *by_level))
 
 
 def _from_places(span: Span, first: int) -> Span:

@@ -25,7 +25,7 @@ from streamserve.execution.cuda.linear import QuantizedLinear, TorchLinear, Wide
 from streamserve.execution.cuda.model import DeviceModel
 from streamserve.execution.cuda.operations import Implementation, Operations, operations
 from streamserve.execution.cuda.packing import packs
-from streamserve.execution.cuda.ranks import Children, LeadingHostPool, LeadingRunner, Start, new_store
+from streamserve.execution.cuda.ranks import Children, LeadingHostPool, LeadingRunner, RankStart, new_store
 from streamserve.execution.cuda.runner import Runner
 from streamserve.execution.cuda.sharding import Shard, ShardedCheckpoint, check_shards, shard_spec
 from streamserve.execution.cuda.swap import DeviceHostPool
@@ -356,7 +356,7 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
     """Load the first rank of a tensor-parallel model, and start processes for the other ranks."""
     config, spec, degree = source.config, source.spec, source.config.tensor_parallel_size
     store = new_store()
-    start = Start(
+    start = RankStart(
         config, 0, str(store), str(device), sizes.blocks, sizes.swap_blocks, sizes.max_model_len
     )  # fmt: skip
     children = Children(start, degree)
@@ -388,7 +388,7 @@ def _lead(source: Source, sizes: PoolSizes, device: torch.device, vocabulary: Vo
     )
 
 
-def load_rank(start: Start) -> tuple[Runner, Ranks, DeviceHostPool | None]:
+def load_rank(start: RankStart) -> tuple[Runner, Ranks, DeviceHostPool | None]:
     """Load a rank other than the first; called in the rank's process."""
     config, device = start.config, torch.device(start.device)
     if device.type == "cuda":

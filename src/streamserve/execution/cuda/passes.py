@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamserve.execution.cuda.attention import TILES, AttentionArrays, AttentionWork
-from streamserve.execution.cuda.buffers import Arrays, Field, Fields
+from streamserve.execution.cuda.buffers import Arrays, BufferFields, Field
 from streamserve.execution.cuda.draws import DRAW_WORDS
 from streamserve.execution.cuda.graphs import CAPTURED_ROWS, ROWS, bucket
 from streamserve.execution.layout import Layout
@@ -115,7 +115,7 @@ class PreparedPass:
 
 
 @lru_cache(maxsize=4096)
-def forward_fields(shape: ForwardShape, windows: int, padding_slot: int) -> Fields:
+def forward_fields(shape: ForwardShape, windows: int, padding_slot: int) -> BufferFields:
     """Return the layout of a forward pass's arrays, for a model with `windows` distinct windows."""
     rows, fields = shape.rows, list[Field]()
     for number in range(windows):
@@ -126,7 +126,7 @@ def forward_fields(shape: ForwardShape, windows: int, padding_slot: int) -> Fiel
             Field(f"combine {number}", (rows, 3)),
             Field(f"items {number}", (MAX_ITEMS + rows, 8), ragged=number == windows - 1),
         ]
-    return Fields(
+    return BufferFields(
         (
             Field("tokens", (rows,)),
             Field("sources", (rows,), -1),
@@ -238,18 +238,18 @@ def _sources(layout: Layout, sources: Mapping[int, int]) -> Int32s:
 
 
 @lru_cache(maxsize=4096)
-def sample_fields(shape: SampleShape) -> Fields:
+def sample_fields(shape: SampleShape) -> BufferFields:
     """Return the layout of a sampling pass's arrays."""
     nodes = shape.nodes
     plain = Field("rows", (nodes,)), Field("draws", (nodes, DRAW_WORDS))
     if shape.depth == 1:
-        return Fields(plain)
+        return BufferFields(plain)
     names = "tokens", "parents", "slots"
     fields = (Field(name, (nodes,)) for name in names)
-    return Fields((*plain, *fields, Field("sources", (nodes,), -1), Field("firsts", (nodes + 1,))))
+    return BufferFields((*plain, *fields, Field("sources", (nodes,), -1), Field("firsts", (nodes + 1,))))
 
 
-def padding(fields: Fields) -> Arrays:
+def padding(fields: BufferFields) -> Arrays:
     """Return the arrays of a pass that computes only padding."""
     return {field.name: np.zeros(0, np.int32) for field in fields.fields}
 

@@ -6,7 +6,7 @@ import threading
 import time
 
 from streamserve.execution.cuda.load import load_rank
-from streamserve.execution.cuda.ranks import Start, follow, read
+from streamserve.execution.cuda.ranks import RankStart, follow, read
 
 PARENT_SECONDS = 0.5
 """Interval in seconds of checks whether the leader still runs: a rank that waits for the leader on the device
@@ -23,7 +23,7 @@ def exit_with_leader(leader: int) -> None:
 def main() -> int:
     """Load the rank, and follow the leader until it ends."""
     threading.Thread(target=exit_with_leader, args=(os.getppid(),), daemon=True).start()
-    start = read(sys.stdin.buffer, Start)
+    start = read(sys.stdin.buffer, RankStart)
     runner, ranks, host = load_rank(start)
     follow(sys.stdin.buffer, runner, ranks, host)
     return 0

@@ -37,7 +37,7 @@ MAX_MESSAGE_BYTES = 1 << 30
 Pairs = list[tuple[int, int]]
 
 
-class Start(msgspec.Struct, frozen=True):
+class RankStart(msgspec.Struct, frozen=True):
     """The model that a child loads: rank number `rank`, with pools of the leader's sizes."""
 
     config: ModelConfig
@@ -49,7 +49,7 @@ class Start(msgspec.Struct, frozen=True):
     max_model_len: int
 
 
-class Forward(msgspec.Struct, frozen=True, tag=True):
+class ForwardCall(msgspec.Struct, frozen=True, tag=True):
     """Run Runner.forward on the layout of these spans."""
 
     spans: list[Span]
@@ -89,7 +89,7 @@ class Swap(msgspec.Struct, frozen=True, tag=True):
     back: Pairs
 
 
-Message = Forward | Sample | Logits | Copy | Move | Swap
+Message = ForwardCall | Sample | Logits | Copy | Move | Swap
 NODE_ARRAYS = ("rows", "tokens", "parents", "slots", "firsts", "draws")
 
 
@@ -112,7 +112,7 @@ def read(stream: IO[bytes], kind: Any) -> Any:
 class Children:
     """The processes of all ranks except the leader's. If a child ends, this process ends too."""
 
-    def __init__(self, start: Start, degree: int) -> None:
+    def __init__(self, start: RankStart, degree: int) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closing = False
         for rank in range(1, degree):
@@ -187,7 +187,7 @@ class LeadingRunner:
     def forward(self, layout: Layout, sources: Mapping[int, int] | None = None) -> Tensor:
         """Run Runner.forward on all ranks."""
         spans = [msgspec.structs.replace(part.span, tree=_plain(part.span)) for part in layout.parts]
-        self._children.send(Forward(spans, dict(sources or {})))
+        self._children.send(ForwardCall(spans, dict(sources or {})))
         return self._runner.forward(layout, sources)
 
     def sample(self, nodes: Nodes) -> Tensor:
@@ -253,7 +253,7 @@ def follow(stream: IO[bytes], runner: Runner, ranks: Ranks, host: DeviceHostPool
 def obey(message: Message, runner: Runner, ranks: Ranks, host: DeviceHostPool | None) -> None:
     """Do the work that one message names."""
     match message:
-        case Forward():
+        case ForwardCall():
             runner.forward(lay_out(message.spans, runner.cache.block_size), message.sources)
         case Sample():
             arrays = {name: np.frombuffer(message.arrays[name], np.int32) for name in NODE_ARRAYS}

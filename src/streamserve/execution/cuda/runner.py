@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamserve.execution.cuda.attention import AttentionWork, plan_attention, workspace_size
-from streamserve.execution.cuda.buffers import Arrays, Field, Fields, Uploads, new_event
+from streamserve.execution.cuda.buffers import Arrays, BufferFields, Field, Uploads, new_event
 from streamserve.execution.cuda.draws import Draw, pack_draws
 from streamserve.execution.cuda.graphs import ROWS, Graphs, bucket
 from streamserve.execution.cuda.model import DeviceModel, ForwardInputs
@@ -286,7 +286,7 @@ class Runner:
     def close(self) -> None:
         """Do nothing: only a LeadingRunner has other processes to end."""
 
-    def _forward_fields(self, shape: ForwardShape) -> Fields:
+    def _forward_fields(self, shape: ForwardShape) -> BufferFields:
         return forward_fields(shape, len(self.windows), self.padding_slot)
 
     def _captured_forward(self, shape: ForwardShape) -> tuple[Hashable, Callable[[], None]]:
@@ -353,7 +353,7 @@ class Runner:
     def _upload_tables(self, tables: Int32s) -> None:
         """Copy block tables [sequences, width] to the device. Their width differs between steps, so they are
         copied into a table of full width after the upload."""
-        field = Fields((Field("tables", tables.shape),))
+        field = BufferFields((Field("tables", tables.shape),))
         self._table_uploads.upload(field, {"tables": tables})
         view = field.views(self._table_uploads.buffer)["tables"]
         self._tables[: tables.shape[0], : tables.shape[1]].copy_(view)

@@ -15,7 +15,7 @@ from streamserve.execution.drafters.chains import ChainsInFlight
 
 
 @dataclass(frozen=True)
-class Part:
+class ChainPart:
     """The part of one tree in chains that are drafted together: the chain's `number` and its `levels`. The
     `count` rows from `row` on have the hidden states of the tokens read before the chain."""
 
@@ -25,11 +25,11 @@ class Part:
     count: int
 
 
-def parts_of(spans: Sequence[Span], levels: Sequence[int]) -> list[Part]:
+def parts_of(spans: Sequence[Span], levels: Sequence[int]) -> list[ChainPart]:
     """Return the parts of chains, one after each span, with `levels[i]` levels after the i-th one."""
     parts, row = [], 0
     for number, (span, count) in enumerate(zip(spans, levels, strict=True)):
-        parts.append(Part(number, count, row, len(span.tokens)))
+        parts.append(ChainPart(number, count, row, len(span.tokens)))
         row += len(span.tokens)
     return parts
 
@@ -42,10 +42,10 @@ class Ahead:
 
     chains: ChainsInFlight
     requests: Sequence[DraftRequest]
-    parts: Sequence[Part]
+    parts: Sequence[ChainPart]
     compiled: bool
 
-    def parts_of(self, requests: Sequence[DraftRequest], block_size: int) -> list[Part] | None:
+    def parts_of(self, requests: Sequence[DraftRequest], block_size: int) -> list[ChainPart] | None:
         """Return the parts that continue the tokens of `requests`; None unless each request has one."""
         verified = {
             request.id: (request, part) for request, part in zip(self.requests, self.parts, strict=True)
@@ -59,7 +59,9 @@ class Ahead:
         return parts if len(parts) == len(requests) else None
 
 
-def _followed(request: DraftRequest, before: DraftRequest, part: Part, block_size: int) -> Part | None:
+def _followed(
+    request: DraftRequest, before: DraftRequest, part: ChainPart, block_size: int
+) -> ChainPart | None:
     """Return the part for `request`, with the rows of the tokens that the verification of `before` yielded.
     None unless `request` is `before` with just these tokens added, and its KV in the same blocks."""
     yielded, held = request.length - before.length, -(-request.length // block_size)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from streamserve.contracts.plan import TARGET, DraftRequest, Span
 from streamserve.contracts.tree import TokenTree, chain
-from streamserve.execution.drafters.ahead import Ahead, Part, parts_of
+from streamserve.execution.drafters.ahead import Ahead, ChainPart, parts_of
 from streamserve.execution.drafters.chains import ChainDrafting, ChainsInFlight
 from streamserve.execution.drafters.path_state import PathState, PathStates
 from streamserve.execution.drafters.selection import (
@@ -101,13 +101,13 @@ class _TreeBuilder:
 
 
 @dataclass
-class _Pending:
+class _PendingChains:
     """Chains that are being drafted, and the `parts` of `trees` in them. `whole`: a launched step verifies
     them as a whole already, so that no token may be left out."""
 
     chains: ChainsInFlight
     trees: Sequence[_TreeBuilder]
-    parts: Sequence[Part]
+    parts: Sequence[ChainPart]
     whole: bool = False
 
     def placed_trees(self) -> dict[int, TokenTree]:
@@ -115,7 +115,7 @@ class _Pending:
         pairs = zip(self.trees, self.parts, strict=True)
         return {tree.request.id: chain(self._places(part, tree)) for tree, part in pairs}
 
-    def _places(self, part: Part, tree: _TreeBuilder) -> list[int]:
+    def _places(self, part: ChainPart, tree: _TreeBuilder) -> list[int]:
         levels = range(min(part.levels, _chain_length(tree)))
         return [tree.tokens[0], *(-1 - self.chains.place(part.number, level) for level in levels)]
 
@@ -148,7 +148,7 @@ class ModelDrafter:
         self.compiled = False
         self.cache = cache
         self._trees: dict[int, TokenTree] = {}
-        self._pending: _Pending | None = None
+        self._pending: _PendingChains | None = None
         self._ahead: Ahead | None = None
         self.seconds = 0.0
         self.began_ahead = False
@@ -169,11 +169,11 @@ class ModelDrafter:
         longest = max(map(_chain_length, trees), default=0)
         if self.chains and self.chains.fits(len(trees), longest) and all(map(_is_greedy_chain, trees)):
             if ahead and (parts := ahead.parts_of(requests, self.cache.block_size)):
-                self._pending, self.compiled = _Pending(ahead.chains, trees, parts), ahead.compiled
+                self._pending, self.compiled = _PendingChains(ahead.chains, trees, parts), ahead.compiled
                 self.followed, self.began_ahead = self.followed + 1, True
                 return
             spans, lengths = [self._unread(tree) for tree in trees], [_chain_length(tree) for tree in trees]
-            self._pending = _Pending(self.chains.draft(spans, lengths), trees, parts_of(spans, lengths))
+            self._pending = _PendingChains(self.chains.draft(spans, lengths), trees, parts_of(spans, lengths))
         else:
             self._draft_levels(trees)
             self._finish(trees)
@@ -220,7 +220,7 @@ class ModelDrafter:
         self._pending.whole = True
         return self._pending.placed_trees()
 
-    def _take_chains(self, pending: "_Pending") -> None:
+    def _take_chains(self, pending: "_PendingChains") -> None:
         """Wait for chains, and make trees of them. Tokens after an unlikely one are left out, unless a step
         verifies the chains as a whole already."""
         drafted, trees = pending.chains.wait(), pending.trees

@@ -12,7 +12,7 @@ from streamserve.execution.linear import Format
 from streamserve.execution.native.library import CHUNK, PANEL, TYPES, LinearStruct, ThreadPool
 from streamserve.execution.native.packing import pack
 from streamserve.execution.quantization import BlockWeight, QuantizedWeight, StoredWeight, StripedWeight
-from streamserve.execution.weight_arena import StoredTensor
+from streamserve.execution.weight_arena import ArenaTensor
 
 NUMBERS = ("n", "k", "n_padded", "k_padded", "path", "type", "numbers", "bits", "group", "scale_type")
 """The fields of LinearStruct other than addresses."""
@@ -30,7 +30,7 @@ class StoredLinear(msgspec.Struct, frozen=True):
     in_features: int
     paired: bool
     numbers: dict[str, int]
-    tensors: dict[str, StoredTensor]
+    tensors: dict[str, ArenaTensor]
 
 
 class NativeLinear:
@@ -84,7 +84,7 @@ class NativeLinear:
 
     @classmethod
     def of_stored(
-        cls, pool: ThreadPool, stored: StoredLinear, read: Callable[[StoredTensor], Tensor]
+        cls, pool: ThreadPool, stored: StoredLinear, read: Callable[[ArenaTensor], Tensor]
     ) -> "NativeLinear":
         """Return the map that `stored` describes, with the tensors that `read` returns."""
         linear = cls.__new__(cls)
@@ -95,7 +95,7 @@ class NativeLinear:
         linear._take({field: read(tensor) for field, tensor in stored.tensors.items()})
         return linear
 
-    def stored(self, write: Callable[[Tensor], StoredTensor]) -> StoredLinear:
+    def stored(self, write: Callable[[Tensor], ArenaTensor]) -> StoredLinear:
         """Store the tensors by `write`, and return the entry for `of_stored`."""
         return StoredLinear(
             self.format,

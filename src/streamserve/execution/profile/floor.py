@@ -39,7 +39,7 @@ def step_floor(loaded: Loaded, bandwidth: float, matrix_rate: float) -> "StepFlo
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """The minimum work of a step: `bytes` to be read, and `operations` of matrix products (two for each
     multiplication with addition)."""
 
@@ -91,7 +91,7 @@ class StepFloor:
         work = self.work(plan.spans)
         return max(work.bytes / self._bandwidth, work.operations / self._matrix_rate)
 
-    def work(self, spans: Sequence[Span]) -> Work:
+    def work(self, spans: Sequence[Span]) -> StepWork:
         """Return the work of a step. It reads each weight once, of experts' weights the expected share, the
         head only if tokens are sampled, and each KV slot that any of the spans sees."""
         extents = [(span.start, span.query_tokens, span.blocks) for span in spans]
@@ -105,7 +105,7 @@ class StepFloor:
             slots, pairs = _visible(extents, window, self._block_size)
             read += layers * self._kv_bytes * slots
             products += layers * 2 * self._query_size * pairs
-        return Work(read, 2 * products)
+        return StepWork(read, 2 * products)
 
 
 def _visible(

@@ -55,7 +55,7 @@ class BackgroundLoad:
     def __init__(
         self,
         threads: int,
-        read: "Callable[[], Usage | None] | None" = None,
+        read: "Callable[[], ProcessorUsage | None] | None" = None,
         cores: int = os.cpu_count() or 1,
     ) -> None:
         self._threads, self._left = threads, max(cores - threads, 0)
@@ -74,7 +74,7 @@ class BackgroundLoad:
 
 
 @dataclass(frozen=True)
-class Usage:
+class ProcessorUsage:
     """The processor seconds used until a clock's `time` in seconds: by the whole machine, and by this process
     (`own`)."""
 
@@ -83,7 +83,7 @@ class Usage:
     own: float
 
 
-def _usage() -> Usage | None:
+def _usage() -> ProcessorUsage | None:
     """Return the present usage reported by Linux; None on other systems."""
     try:
         numbers = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
@@ -92,4 +92,4 @@ def _usage() -> Usage | None:
         return None
     busy = (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
     times = os.times()
-    return Usage(time.monotonic(), busy, times.user + times.system)
+    return ProcessorUsage(time.monotonic(), busy, times.user + times.system)

@@ -20,7 +20,7 @@ FORMAT = 4
 MAX_BYTES = 1 << 20
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProfiledMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The machine of a profile: the processor's name, the number of cores, and the worker's threads."""
 
     processor: str
@@ -32,7 +32,7 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The subject of a profile: a machine, a model by its fingerprint, the formats of its numbers (`dtype`),
     and the backend ("native" with the key of the compiled kernels and their path, or "reference")."""
 
-    machine: Machine
+    machine: ProfiledMachine
     fingerprint: str
     dtype: str
     backend: str
@@ -131,12 +131,12 @@ def user_profiles() -> ProfileStore:
     return ProfileStore(cache_folder() / "profiles")
 
 
-def this_machine(threads: int) -> Machine:
+def this_machine(threads: int) -> ProfiledMachine:
     """Return the machine that this process runs on, with `threads` threads. If kernels are limited as on a
     lesser processor, the name says so, because the model is slower then."""
     lesser = lesser_level()
     name = processor_name() + (f" up to {lesser.path}" if lesser else "")
-    return Machine(name, os.cpu_count() or 1, threads)
+    return ProfiledMachine(name, os.cpu_count() or 1, threads)
 
 
 def processor_name() -> str:

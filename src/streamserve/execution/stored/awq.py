@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor
 from streamserve.execution.fields import Fields
 from streamserve.execution.quantization import StripedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
@@ -40,14 +40,14 @@ class AWQ:
 
     weights: WeightFormat
 
-    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+    def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         groups, width = self.weights.groups(columns), words(rows, self.weights.bits)
         return {
-            f"{module}.qweight": Header((columns, width), ("I32",)),
-            f"{module}.qzeros": Header((groups, width), ("I32",)),
-            f"{module}.scales": Header((groups, rows)),
+            f"{module}.qweight": ExpectedTensor((columns, width), ("I32",)),
+            f"{module}.qzeros": ExpectedTensor((groups, width), ("I32",)),
+            f"{module}.scales": ExpectedTensor((groups, rows)),
         }
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:

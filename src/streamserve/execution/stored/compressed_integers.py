@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor
 from streamserve.execution.quantization import QuantizedWeight, StripedWeight, WeightFormat
 from streamserve.execution.stored.formats import Shape
 from streamserve.execution.stored.order import index_header, input_order
@@ -37,21 +37,21 @@ class CompressedIntegers:
     packed: bool
     ordered: bool = False
 
-    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+    def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         bits, groups = self.weights.bits, self.weights.groups(columns)
         tensors = {
-            f"{module}.weight_scale": Header((rows, groups)),
+            f"{module}.weight_scale": ExpectedTensor((rows, groups)),
             f"{module}.weight_g_idx": index_header(columns, optional=not self.ordered),
         }
         if self.packed:
-            tensors[f"{module}.weight_packed"] = Header((rows, words(columns, bits)), ("I32",))
-            tensors[f"{module}.weight_shape"] = Header((2,), ("I64",))
-            zeros = Header((words(rows, bits), groups), ("I32",))
+            tensors[f"{module}.weight_packed"] = ExpectedTensor((rows, words(columns, bits)), ("I32",))
+            tensors[f"{module}.weight_shape"] = ExpectedTensor((2,), ("I64",))
+            zeros = ExpectedTensor((words(rows, bits), groups), ("I32",))
         else:
-            tensors[f"{module}.weight"] = Header(shape, ("I8",))
-            zeros = Header((rows, groups), ("I8",))
+            tensors[f"{module}.weight"] = ExpectedTensor(shape, ("I8",))
+            zeros = ExpectedTensor((rows, groups), ("I8",))
         if not self.weights.symmetric:
             tensors[f"{module}.weight_zero_point"] = zeros
         return tensors

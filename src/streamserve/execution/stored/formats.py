@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor
 from streamserve.execution.experts import is_routed
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.quantization import GROUPS, StripedWeight, WeightFormat
@@ -61,7 +61,7 @@ class StoredFormat(Protocol):
         """The format that the matrix is loaded in."""
         ...
 
-    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+    def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         ...
 

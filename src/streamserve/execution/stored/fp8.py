@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.quantization import (
     GROUPS,
@@ -59,17 +59,17 @@ class Floats:
     block_rows: int = 1
     static: bool = False
 
-    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+    def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         blocks = -(-rows // self.block_rows), self.weights.groups(columns)
         scales = (1,) if self.scales == "tensor" else blocks
         tensors = {
-            f"{module}.weight": Header(shape, ("F8_E4M3",)),
-            f"{module}.{self.scale_name}": Header(scales),
+            f"{module}.weight": ExpectedTensor(shape, ("F8_E4M3",)),
+            f"{module}.{self.scale_name}": ExpectedTensor(scales),
         }
         if self.static:
-            tensors[f"{module}.input_scale"] = Header((1,))
+            tensors[f"{module}.input_scale"] = ExpectedTensor((1,))
         return tensors
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor
 from streamserve.execution.fields import Fields, shown
 from streamserve.execution.quantization import StripedWeight, WeightFormat
 from streamserve.execution.stored.formats import (
@@ -47,16 +47,16 @@ class GPTQ:
     missing: int
     ordered: bool
 
-    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+    def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the weight of `module`, with shape [out, in], by name."""
         rows, columns = shape
         bits, groups = self.weights.bits, self.weights.groups(columns)
         return {
-            f"{module}.qweight": Header((words(columns, bits), rows), ("I32",)),
-            f"{module}.qzeros": Header((groups, words(rows, bits)), ("I32",)),
-            f"{module}.scales": Header((groups, rows)),
+            f"{module}.qweight": ExpectedTensor((words(columns, bits), rows), ("I32",)),
+            f"{module}.qzeros": ExpectedTensor((groups, words(rows, bits)), ("I32",)),
+            f"{module}.scales": ExpectedTensor((groups, rows)),
             f"{module}.g_idx": index_header(columns, optional=not self.ordered),
-            f"{module}.bias": Header((rows,), optional=True, zero=True),
+            f"{module}.bias": ExpectedTensor((rows,), optional=True, zero=True),
         }
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from streamserve.execution.checkpoint import Checkpoint, Header, is_finite
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor, is_finite
 from streamserve.execution.experts import in_halves, is_routed, stack_of
 from streamserve.execution.fields import Fields
 from streamserve.execution.gguf.blocks import mxfp4_scales
@@ -38,14 +38,14 @@ class MXFP4:
     experts: int
     weights: WeightFormat = FORMAT
 
-    def headers(self, module: str, shape: Shape) -> dict[str, Header]:
+    def headers(self, module: str, shape: Shape) -> dict[str, ExpectedTensor]:
         """Return the required tensors of the stack that contains `module`, by name. `shape` is the shape
         [out, in] of one matrix."""
         stack, _ = stack_of(module)
         rows, blocks = shape[0], self.weights.groups(shape[1])
         return {
-            f"{stack}_blocks": Header((self.experts, rows, blocks, BLOCK // 2), ("U8",)),
-            f"{stack}_scales": Header((self.experts, rows, blocks), ("U8",)),
+            f"{stack}_blocks": ExpectedTensor((self.experts, rows, blocks, BLOCK // 2), ("U8",)),
+            f"{stack}_scales": ExpectedTensor((self.experts, rows, blocks), ("U8",)),
         }
 
     def read(self, checkpoint: Checkpoint, module: str, shape: Shape) -> StripedWeight:

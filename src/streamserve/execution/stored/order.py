@@ -4,15 +4,15 @@ need not be adjacent, because some methods group inputs by their activity."""
 import torch
 from torch import Tensor
 
-from streamserve.execution.checkpoint import Checkpoint, Header
+from streamserve.execution.checkpoint import Checkpoint, ExpectedTensor
 
 NO_GROUP = -1
 """The group that compressed-tensors writes for all inputs if groups follow the inputs."""
 
 
-def index_header(columns: int, optional: bool) -> Header:
+def index_header(columns: int, optional: bool) -> ExpectedTensor:
     """Return the required header of a tensor with the group of each input."""
-    return Header((columns,), ("I32", "I64"), optional)
+    return ExpectedTensor((columns,), ("I32", "I64"), optional)
 
 
 def input_order(checkpoint: Checkpoint, name: str, columns: int, group: int | None) -> Tensor | None:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from streamserve.fleet.events import (
+    ClientEdit,
     Close,
     Command,
     Deliver,
     Drain,
-    Edit,
     FleetEvent,
     Open,
     Refuse,
@@ -43,7 +43,7 @@ FRONT = "front"
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """An interval from `start` to `end`, in seconds of the clock that all processes share. `events` are its
     lifecycle events with their times. `tokens` is the number of a step's query tokens. `late`: the span came
     after the end of its request."""
@@ -61,7 +61,7 @@ class Span:
 class Sink(Protocol):
     """Receives each span when it has ended. The span named `request` is the last of its request."""
 
-    def add(self, span: Span) -> None:
+    def add(self, span: TraceSpan) -> None:
         """Add a span."""
         ...
 
@@ -100,7 +100,7 @@ class Recorder:
         match event:
             case Open():
                 self._traces.setdefault(event.request, _RequestTrace(now))
-            case Edit():
+            case ClientEdit():
                 self._instant("edit", event.request, now)
             case Drain():
                 self._instant("draining" if event.draining else "resumed", "", now, event.worker)
@@ -116,7 +116,9 @@ class Recorder:
         """Record the work of a worker."""
         for item in work:
             if item.name == "step":
-                self._add(Span("step", worker, "", item.at, item.at + item.seconds, tokens=item.query_tokens))
+                self._add(
+                    TraceSpan("step", worker, "", item.at, item.at + item.seconds, tokens=item.query_tokens)
+                )
             elif trace := self._traces.get(item.request):
                 trace.events.setdefault(worker, []).append((item.name, item.at))
             else:
@@ -144,10 +146,10 @@ class Recorder:
             return
         if isinstance(event, Admitted) and trace.first_chunk is None:
             trace.first_chunk = now
-            self._add(Span("queued", FRONT, event.request, trace.submitted, now))
+            self._add(TraceSpan("queued", FRONT, event.request, trace.submitted, now))
         if isinstance(event, Token) and trace.output is None:
             trace.output = now
-            self._add(Span("prompt", worker, event.request, trace.first_chunk or trace.submitted, now))
+            self._add(TraceSpan("prompt", worker, event.request, trace.first_chunk or trace.submitted, now))
 
     def _record_transfer(self, update: TransferUpdate, worker: str, now: float) -> None:
         trace = self._traces.get(update.request)
@@ -158,7 +160,9 @@ class Recorder:
         elif update.reservation_id in trace.reservations:
             _, since = trace.reservations.pop(update.reservation_id)
             self._add(
-                Span("failed transfer" if update.error else "transfer", worker, update.request, since, now)
+                TraceSpan(
+                    "failed transfer" if update.error else "transfer", worker, update.request, since, now
+                )
             )
 
     def _end(self, request: str, now: float) -> None:
@@ -166,19 +170,19 @@ class Recorder:
         if trace is None:
             return
         for worker, events in trace.events.items():
-            self._add(Span(f"at {worker}", worker, request, events[0][1], events[-1][1], tuple(events)))
+            self._add(TraceSpan(f"at {worker}", worker, request, events[0][1], events[-1][1], tuple(events)))
         if trace.output is not None:
-            self._add(Span("decode", FRONT, request, trace.output, now))
-        self._add(Span("request", FRONT, request, trace.submitted, now))
+            self._add(TraceSpan("decode", FRONT, request, trace.output, now))
+        self._add(TraceSpan("request", FRONT, request, trace.submitted, now))
 
     def _instant(self, name: str, request: str, at: float, process: str = FRONT) -> None:
         trace = self._traces.get(request)
         if trace is not None:
             trace.events.setdefault(process, []).append((name, at))
         else:
-            self._add(Span(name, process, request, at, at, late=bool(request)))
+            self._add(TraceSpan(name, process, request, at, at, late=bool(request)))
 
-    def _add(self, span: Span) -> None:
+    def _add(self, span: TraceSpan) -> None:
         for sink in list(self._sinks):
             try:
                 sink.add(span)

@@ -7,7 +7,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from streamserve.fleet.tracing.recorder import Span
+from streamserve.fleet.tracing.recorder import TraceSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -43,14 +43,14 @@ class Telemetry:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("streamserve")
         self._epoch = time.time() - time.monotonic()
-        self._parts: dict[str, list[Span]] = {}
+        self._parts: dict[str, list[TraceSpan]] = {}
 
     @property
     def pending(self) -> int:
         """The number of requests whose spans wait for the request's end."""
         return len(self._parts)
 
-    def add(self, span: Span) -> None:
+    def add(self, span: TraceSpan) -> None:
         """Add a span. The span named `request` completes its trace; later spans are left out."""
         if span.late or not span.request:
             return
@@ -72,7 +72,7 @@ class Telemetry:
         """Send the remaining spans."""
         self._provider.shutdown()
 
-    def _begin(self, span: Span, context: Any) -> Any:
+    def _begin(self, span: TraceSpan, context: Any) -> Any:
         attributes = {"request": span.request, "process": span.process}
         return self._tracer.start_span(
             span.name, context, attributes=attributes, start_time=self._nanos(span.start)

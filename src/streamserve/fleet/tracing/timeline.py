@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from streamserve.fleet.tracing.recorder import Span
+from streamserve.fleet.tracing.recorder import TraceSpan
 
 STEPS = 0
 """The thread on which a process's steps are shown."""
@@ -20,7 +20,7 @@ class Timeline:
         self._file.write("[\n")
         self._processes: dict[str, int] = {}
 
-    def add(self, span: Span) -> None:
+    def add(self, span: TraceSpan) -> None:
         """Write a span. Steps are bars on their process's thread. A request's spans overlap, so they are
         async tracks; lifecycle events are marks."""
         process = self._process(span.process)

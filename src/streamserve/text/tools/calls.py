@@ -30,7 +30,7 @@ _ID = re.compile(r"[A-Za-z0-9]{0,64}")
 _BLANKS = re.compile(r"\s{0,64}")
 
 
-class Call(Protocol):
+class CallParser(Protocol):
     """Parses one call.
 
     `text` is the text parsed so far, `arguments` the known part of the arguments as JSON text. `name` is None
@@ -96,7 +96,7 @@ class LiteralCall:
 
 
 @dataclass(frozen=True)
-class Head:
+class CallHead:
     """The beginning of a call: its length in characters, syntax and name. Without a name, the JSON object has
     it."""
 
@@ -105,7 +105,7 @@ class Head:
     name: str | None = None
 
 
-def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> Head | Literal["undecided"] | None:
+def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> CallHead | Literal["undecided"] | None:
     """Return the head of the call that `text` begins with; None if it begins with no call.
 
     Returns "undecided" if that depends on more text, unless `text` is the `final` text.
@@ -116,11 +116,11 @@ def find_head(text: str, syntaxes: tuple[Syntax, ...], final: bool) -> Head | Li
         if end is None:
             undecided = True
         elif end >= 0:
-            return Head(end, syntax, name)
+            return CallHead(end, syntax, name)
     return "undecided" if undecided and not final else None
 
 
-def begin_call(head: Head, schemas: Mapping[str, Schema], named: str | None) -> Call:
+def begin_call(head: CallHead, schemas: Mapping[str, Schema], named: str | None) -> CallParser:
     """Return a parser of the call with this head. With `named`, the text is only the arguments of that
     tool."""
     if head.name is None or head.syntax in ("json", "named"):

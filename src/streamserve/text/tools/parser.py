@@ -10,7 +10,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from streamserve.text.tools.calls import Call, Schema, begin_call, find_head
+from streamserve.text.tools.calls import CallParser, Schema, begin_call, find_head
 from streamserve.text.tools.formats import Format
 
 _LETTERS = string.ascii_letters + string.digits
@@ -62,7 +62,7 @@ class ToolCallParser:
         self._in_text = not format.bare
         self._opened = False
         self._after_call = False
-        self._call: Call | None = None
+        self._call: CallParser | None = None
         self._begun = False
         self._emitted = 0
 
@@ -139,7 +139,7 @@ class ToolCallParser:
         self._skipped += self._consume(head.length)
         return True
 
-    def _read_call(self, output: ParsedCalls, call: Call) -> None:
+    def _read_call(self, output: ParsedCalls, call: CallParser) -> None:
         """Parse the rest of a call, and emit the new part of it."""
         self._consume(call.feed(self._pending))
         self._emit_call(output, call)
@@ -150,7 +150,7 @@ class ToolCallParser:
         elif call.done:
             self._call, self._after_call = None, True
 
-    def _emit_call(self, output: ParsedCalls, call: Call) -> None:
+    def _emit_call(self, output: ParsedCalls, call: CallParser) -> None:
         """Emit the new part of a call, once its name is known.
 
         Text that calls an unknown tool or no tool is rejected.

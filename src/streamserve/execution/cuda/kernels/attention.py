@@ -33,7 +33,7 @@ COMBINED_PARTS = 16
 
 
 @dataclass(frozen=True)
-class Launch:
+class AttentionLaunch:
     """Launch of the kernel for one tile size: keys of a step, warps, steps whose loads are in flight, and
     programs per multiprocessor."""
 
@@ -340,22 +340,22 @@ def choose_launch(
     capability: int,
     quantized: bool = False,
     trees: bool = False,
-) -> Launch:
+) -> AttentionLaunch:
     """Return the launch for a tile size. It depends on the bytes of a query head, the device's compute
     capability (90 for 9.0), and on whether KV is quantized and rows have tree masks."""
     if quantized or (trees and tile > 16):
         if tile == 128:  # before 9.0, two steps with loads in flight would spill registers
-            return Launch(32, 8, 2 if capability >= 90 else 1, 1)
+            return AttentionLaunch(32, 8, 2 if capability >= 90 else 1, 1)
         if tile > 16:
-            return Launch(32, 8, 3, 1)
-        return Launch(32, 4, 3, 3 if capability >= 90 else 2)
+            return AttentionLaunch(32, 8, 3, 1)
+        return AttentionLaunch(32, 4, 3, 3 if capability >= 90 else 2)
     if padded_dim * dtype.itemsize > 256:
-        return Launch(32, 8 if tile == 128 else 4, 2, 1)
+        return AttentionLaunch(32, 8 if tile == 128 else 4, 2, 1)
     if tile == 16:  # four programs fit (128 registers a thread, 37 KiB each); on 8.0: 142 registers
-        return Launch(32, 4, 3, 4 if capability >= 90 else 3)
+        return AttentionLaunch(32, 4, 3, 4 if capability >= 90 else 3)
     if tile == 64:
-        return Launch(64 if capability >= 90 else 32, 4, 3, 2)
-    return Launch(64, 8, 3, 1)
+        return AttentionLaunch(64 if capability >= 90 else 32, 4, 3, 2)
+    return AttentionLaunch(64, 8, 3, 1)
 
 
 @lru_cache

@@ -39,7 +39,7 @@ ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
-class Launch:
+class MatrixLaunch:
     """Rows, columns and warps of a program, and the number of steps whose loads are in flight."""
 
     rows: int
@@ -262,7 +262,7 @@ def _launch(
     out: Tensor,
     routing: Routing | None,
     shared: int,
-    launch: Launch,
+    launch: MatrixLaunch,
     tiles: int,
     splits: int,
 ) -> None:
@@ -299,17 +299,17 @@ def decodes_pairs(kind: Kind, dtype: torch.dtype) -> bool:
     )
 
 
-def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> Launch:
+def choose_launch(rows: int, part: int, dtype: torch.dtype, capability: int) -> MatrixLaunch:
     """Return the launch for products of `rows` rows, in parts of `part` inputs. Tiles of 64 rows take 112 KiB
     of shared memory on capability 9.0, so two programs fit on a multiprocessor; on 10.0 they spill
     registers."""
     if dtype == torch.float32:
-        return Launch(16, 32, 4, 2) if rows <= 16 else Launch(32, 64, 4, 2)
+        return MatrixLaunch(16, 32, 4, 2) if rows <= 16 else MatrixLaunch(32, 64, 4, 2)
     if rows <= 8 and part == MIN_PART:  # each of more threads would load too little of x to be pipelined
-        return Launch(8, 32, 2, 5)
+        return MatrixLaunch(8, 32, 2, 5)
     if rows <= 16:
-        return Launch(8 if rows <= 8 else 16, 64, 4, 3)
-    return Launch(64 if rows > 32 and capability == 90 else 32, 64, 4, 3)
+        return MatrixLaunch(8 if rows <= 8 else 16, 64, 4, 3)
+    return MatrixLaunch(64 if rows > 32 and capability == 90 else 32, 64, 4, 3)
 
 
 def choose_splits(blocks: int, weight: PackedWeight) -> int:
