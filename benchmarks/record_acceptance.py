@@ -33,8 +33,12 @@ from streamserve.speculation.shapes import TreeShape
 
 PATH = Path(__file__).parent / "data" / "acceptance.npz"
 SHAPES = {
-    "1": TreeShape(16, 1), "2": TreeShape(10, 2), "3": TreeShape(8, 3), "4": TreeShape(8, 4), "specinfer": SPECINFER
-}  # fmt: skip
+    "1": TreeShape(16, 1),
+    "2": TreeShape(10, 2),
+    "3": TreeShape(8, 3),
+    "4": TreeShape(8, 4),
+    "specinfer": SPECINFER,
+}
 SHORTEST, LONGEST = 16, 64
 TEXTS, SEED, SPLIT = 24, 1, "heldout"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LONGEST)

@@ -265,3 +265,13 @@ def test_imports_of_test_files_are_found(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text("import tests.test_a\nfrom tests import test_b\nfrom tests.api.test_c import name\n")
     assert {"tests.test_a", "tests.test_b", "tests.api.test_c"} <= imported_names(file)
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    """One word for one thing: a reader who searches for a class finds one."""
+    places: dict[str, list[str]] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in nodes(file):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -11,8 +11,7 @@ from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.admission import Limits
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import ServiceConfig, ServiceIdentity, TargetReply
-from streamserve.draft_service.target.client import DraftClient
-from streamserve.draft_service.target.client import TargetIdentity
+from streamserve.draft_service.target.client import DraftClient, TargetIdentity
 from streamserve.draft_service.target.links import ServiceMessage as ToService
 from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
 from streamserve.simulate.drafter import SimulatedDrafter

@@ -11,8 +11,7 @@ from streamserve.contracts.plan import DraftRequest
 from streamserve.contracts.tree import TokenTree
 from streamserve.draft_service.server.service import Service
 from streamserve.draft_service.server.types import DraftBatch, ServiceConfig, ServiceIdentity
-from streamserve.draft_service.target.client import DraftClient
-from streamserve.draft_service.target.client import TargetIdentity
+from streamserve.draft_service.target.client import DraftClient, TargetIdentity
 from streamserve.protocol.drafting import decode_to_service, decode_to_target, encode
 from streamserve.protocol.sampling import SamplingParams
 

@@ -1,7 +1,7 @@
 """The matrices of a LoRA adapter in PEFT's folder, checked against the base model.
 
-PEFT names them `base_model.model.MODULE.lora_A.weight` [rank, in] and `base_model.model.MODULE.lora_B.weight`
-[out, rank].
+PEFT's names are the module's name after `base_model.model.`, followed by `.lora_A.weight` [rank, in] or by
+`.lora_B.weight` [out, rank].
 """
 
 import re
