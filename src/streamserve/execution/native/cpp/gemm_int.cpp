@@ -423,9 +423,8 @@ class RoundedRows {
         return w;
     }
 
-    // Add COUNT lines from k on: gcc keeps sums in registers only if it knows a loop's length. With 4 bits,
-    // the low halves of a tile's bytes are added before the high ones: both at once would need more
-    // registers.
+    // Add COUNT lines from k on: gcc keeps sums in registers if it knows a loop's length. With 4 bits, low halves of
+    // a tile's bytes are added before high halves: both at once would need more registers.
     template <class D, int BITS, int ROWS, int COUNT>
     __attribute__((always_inline)) void lines(const uint8_t* weight, const uint8_t* ahead, int k, const int8_t* x,
                                               typename D::Bytes table, D (&dot)[ROWS][D::at_once]) {
