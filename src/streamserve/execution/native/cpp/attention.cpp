@@ -428,7 +428,7 @@ std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_hea
     for (int span = 0; span < count; span++) {
         for (int row = 0; row < spans[span].rows; row += at_once) {
             int rows = std::min(at_once, spans[span].rows - row), start = spans[span].start;
-            // A tree node's position is at least the root's and at most that of its row in a chain.
+            // A tree node's position is at least the root's and at most `start` plus the node's row.
             int lowest = start + std::min(row, spans[span].linear - 1);
             int begin = window ? std::max(0, lowest - window + 1) / KEY_RANGE * KEY_RANGE : 0;
             items.push_back({span, row, rows, begin, start + row + rows, -1, 1});

@@ -72,8 +72,7 @@ struct Attention {
     const float* sinks = nullptr;  // for each head, the score of a key that has no value; null: no sinks
 };
 
-// Return the items of a step. Divides the keys of items by range where there are too few items for the
-// threads.
+// Return the items of a step. Divides the keys of items by range where there are too few items for the threads.
 std::vector<Item> plan_items(const Span* spans, int count, int group, int kv_heads, int window, int threads);
 
 // Return the number of float32 values that the parts of `items` take for all heads.

@@ -1,5 +1,4 @@
-// The engine for processors with a dot product of bf16 pairs. Sums of up to 6 queries × 64 columns are in
-// registers.
+// The engine for processors with a dot product of bf16 pairs. Sums of up to 6 queries × 64 columns are in registers.
 #pragma once
 
 #include "attention_pairs.h"

@@ -20,9 +20,8 @@ struct KeyTile {
     bool whole;
 };
 
-// The next tile, whose cache lines are prefetched to L2 while the current tile is computed. Software must
-// prefetch: blocks are too short for the hardware's prefetcher. It does so a few lines at a time: many would
-// delay loads.
+// The next tile, whose cache lines are prefetched to L2 while the current tile is computed. Software must prefetch:
+// blocks are too short for the hardware's prefetcher. It does so a few lines at a time: many would delay loads.
 class Ahead {
   public:
     void clear() { count_ = next_ = left_ = 0; }

@@ -11,8 +11,7 @@ namespace streamserve {
 
 namespace {
 
-// Integer sums for `lanes` columns; `add` adds products of four k. `signed8`: `add` subtracts 128 from 8-bit
-// weights.
+// Integer sums for `lanes` columns; `add` adds products of four k. `signed8`: `add` subtracts 128 from 8-bit weights.
 struct DotPortable {
     using V = VecPortable;
     static constexpr int lanes = 8, at_once = 2, rows = 2;
@@ -132,9 +131,8 @@ struct Dot256 {
         return _mm256_set1_epi32(four);
     }
     static Dot256 all(int32_t x) { return {_mm256_set1_epi32(x)}; }
-    // Without VNNI, pairs of products are summed in 16 bits, which hold 2 · 128 · 127 but not 2 · 255 · 127.
-    // So 128 is subtracted from 8-bit weights, and their sign is moved to x, as the instruction takes
-    // unsigned weights.
+    // Without VNNI, pairs of products are summed in 16 bits, which hold 2 · 128 · 127 but not 2 · 255 · 127. So 128
+    // is subtracted from 8-bit weights, and their sign is moved to x, as the instruction takes unsigned weights.
     template <int BITS>
     void add(Bytes w, __m256i x) {
 #ifdef STREAMSERVE_VNNI256

@@ -32,8 +32,7 @@ inline float exponential(float x) {
     return sum * scale;
 }
 
-// A row's likeliest tokens, the best first, of equal scores the lower id first. `T` is the type of the
-// scores.
+// A row's likeliest tokens, the best first, of equal scores the lower id first. `T` is the type of the scores.
 template <class T>
 class Likeliest {
   public:

@@ -1,5 +1,4 @@
-// The operations between matrix products. Results are rounded to the model's type after each step, as in
-// plain torch.
+// The operations between matrix products. Results are rounded to the model's type after each step, as in plain torch.
 #pragma once
 
 #include "gemm.h"
@@ -155,8 +154,7 @@ void add_to(T* to, const T* x, int size) {
     for (; i < size; i++) put(to[i], widen(to[i]) + widen(x[i]));
 }
 
-// Apply rotary embedding to `dim` numbers in place: numbers i and i + dim / 2 are rotated by cos[i] and
-// sin[i].
+// Apply rotary embedding to `dim` numbers in place: numbers i and i + dim / 2 are rotated by cos[i] and sin[i].
 template <class V, class T>
 void rotate(T* head, const T* cos, const T* sin, int dim) {
     int half = dim / 2, i = 0;

@@ -5,10 +5,9 @@
 //   r1                      experts of each      expert 2  [r1]     gate_up ▸ down  ─┼──────▸  its scores
 //   …                       row and weights      …                                   ─┘
 //
-// A row's products do not depend on the rows multiplied with it (gemm.h), and its experts' outputs are added
-// in the order of their scores. So a row's bits do not depend on other rows. The products of all experts are
-// one phase: each expert has a separate series of units, so threads do not wait for each other between
-// experts.
+// A row's products do not depend on the rows multiplied with it (gemm.h), and its experts' outputs are added in the
+// order of their scores. So a row's bits do not depend on other rows. The products of all experts are one phase: each
+// expert has a separate series of units, so threads do not wait for each other between experts.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +57,7 @@ class Mixture {
         }
     }
 
-    // Compute the mixture for all rows, and write it as `finish` says. Called by every thread, after a
-    // barrier.
+    // Compute the mixture for all rows, and write it as `finish` says. Called by every thread, after a barrier.
     void run(int thread, const Experts& experts, const Rows& normed, const Finish& finish) {
         for (int first = 0; first < rows_; first += AT_ONCE) {
             if (first) pool_->barrier();
@@ -137,8 +135,7 @@ class Mixture {
         return reinterpret_cast<float*>(pool_->shared(which, count * sizeof(float)));
     }
 
-    // Call job(i) for i below `count`. Units are claimed 16 at a time, so that one thread writes adjacent
-    // memory.
+    // Call job(i) for i below `count`. Units are claimed 16 at a time, so that one thread writes adjacent memory.
     template <class F>
     void each(int count, F&& job) const {
         int at_once = count <= ROW_TILE ? 1 : ROW_TILE;
@@ -229,8 +226,7 @@ class Mixture {
         }
     }
 
-    // Multiply a row's outputs by their weights, add them in float32 in the order of ranks, and write row
-    // `to`.
+    // Multiply a row's outputs by their weights, add them in float32 in the order of ranks, and write row `to`.
     void add(const Experts& experts, int row, float* sums, const Finish& finish, int to) const {
         int ranks = experts.chosen + experts.shared, hidden = model_->hidden;
         for (int rank = 0; rank < ranks; rank++) {

@@ -14,8 +14,7 @@ int rows_at_once(const Linear& linear, int rows) {
     size_t row = size_t(linear.k_padded) * size_of(linear.type);
     int fit = int(ROW_BLOCK_BYTES / row) / 32 * 32;
     fit = fit < 64 ? 64 : fit;
-    // Blocks of about equal size: 510 rows are two blocks of up to 256 rows, not a block of 480 and one of
-    // 30.
+    // Blocks of about equal size: 510 rows are two blocks of up to 256 rows, not a block of 480 and one of 30.
     int blocks = ceil_div(rows, fit);
     return blocks == 1 ? rows : round_up(ceil_div(rows, blocks), 32);
 }
@@ -37,9 +36,8 @@ Prefetch prefetch_of(const Linear& w, int tile, int tiles) {
     return {static_cast<const char*>(w.weight) + size_t(tile) * stride, stride, tiles};
 }
 
-// Multiply blocks of rows, whose x stays in L2, by panels, whose weights stay there for all strips of 32
-// rows. With AMX there is only one strip, and the last panels are divided into column tiles, so that threads
-// end together.
+// Multiply blocks of rows, whose x stays in L2, by panels, whose weights stay there for all strips of 32 rows. With
+// AMX there is only one strip, and the last panels are divided into column tiles, so that threads end together.
 void multiply_panels(Pool& pool, const Linear& linear, const Rows& x, int rows, const Finish& finish) {
     alignas(64) float sums[STRIP * PANEL];
     Lines lines;

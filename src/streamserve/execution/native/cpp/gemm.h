@@ -1,9 +1,8 @@
 // y = x Wᵀ + b on weights packed once.
 //
-// Each output is one float32 accumulator. Products are added in ascending order of pairs of k, the second of
-// a pair first (AMX adds in a different order), by the same instructions for any number of rows. Threads
-// share outputs, never a sum. So a row's bits depend neither on the rows multiplied with it nor on the number
-// of threads.
+// Each output is one float32 accumulator. Products are added in ascending order of pairs of k, the second of a pair
+// first (AMX adds in a different order), by the same instructions for any number of rows. Threads share outputs,
+// never a sum. So a row's bits depend neither on the rows multiplied with it nor on the number of threads.
 //
 // How a weight [n, k] is packed, so that every kernel reads memory from front to back (n in panels of 64):
 //
@@ -23,8 +22,7 @@
 
 namespace streamserve {
 
-// The activation of gates. CLAMPED_SILU has the `limit` of gates and values, and the factor `alpha` of its
-// exponent.
+// The activation of gates. CLAMPED_SILU has the `limit` of gates and values, and the factor `alpha` of its exponent.
 struct Gating {
     int activation;
     float alpha, limit;
@@ -49,8 +47,7 @@ struct Finish {
     LowRankProducts lora = {};  // the adapters' products, added to the sums
 };
 
-// Called by every thread of a job. `x` is laid out by rows_for. Returns without waiting for the other
-// threads.
+// Called by every thread of a job. `x` is laid out by rows_for. Returns without waiting for the other threads.
 void multiply(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows, const Finish& finish);
 
 // Weight tiles to prefetch to L2 during a multiplication: `count` streams of tiles, `stride` bytes apart.
@@ -72,8 +69,7 @@ void sums_amx(const Linear& w, const Rows& x, int row, int rows, int tile, int t
               float* sums);
 void sums_avx512_bf16(const Linear& w, const Rows& x, int row, int rows, int tile, Lines& lines, float* sums);
 
-// Products on the paths that multiply in float32, and with e4m3 weights on any path. Called by every thread
-// of a job.
+// Products on the paths that multiply in float32, and with e4m3 weights on any path. Called by every thread of a job.
 void multiply_float32(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
                       const Finish& finish);
 
@@ -85,11 +81,11 @@ void multiply_integers(Pool& pool, int thread, const Linear& linear, const Rows&
 void multiply_blocks(Pool& pool, int thread, const Linear& linear, const Rows& x, int rows,
                      const Finish& finish);
 
-// Whether one thread finishes a product of `rows` rows with `weights` numbers before a second thread could
+// Return whether one thread finishes a product of `rows` rows with `weights` numbers before a second thread could
 // start: the weights fit in one core's L2 cache, and multiplying takes about ten microseconds.
 bool light(int path, int rows, size_t weights);
 
-// Whether this build has the path for a type, and this processor the instructions.
+// Return whether this build has the path for a type, and this processor the path's instructions.
 bool path_supported(int path, int type);
 
 // Multiply numbers in registers of the calling thread, `rounds` times. `bits` of a weight: 16 or 32 for the
@@ -102,8 +98,7 @@ void amx_begin();
 void amx_end();
 bool amx_supported();
 
-// While a KernelState lives, the calling thread may use tile registers and treats tiny numbers as zero
-// (FlushTiny).
+// While a KernelState lives, the calling thread may use tile registers and treats tiny numbers as zero (FlushTiny).
 class KernelState {
   public:
     KernelState() { amx_begin(); }

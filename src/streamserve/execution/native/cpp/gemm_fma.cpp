@@ -9,9 +9,8 @@
 //             float32, in L2, laid      a panel
 //             out part by part
 //
-// e4m3 weights are exact in float32 too. They have a scale for each output and group of K, which is 32, 64,
-// 128 or all of K. A group's sum is scaled when it is complete; groups are added in ascending order, in
-// float32:
+// e4m3 weights are exact in float32 too. They have a scale for each output and group of K, which is 32, 64, 128 or
+// all of K. A group's sum is scaled when it is complete; groups are added in ascending order, in float32:
 //
 //   y[r, n] = Σ_g  s[n, g] · Σ x·w        y = fma(s, Σ, y);  s [n/64][k/group][64] float32
 #include <algorithm>
@@ -68,8 +67,7 @@ struct Block {
     Lines* lines;  // further lines to prefetch, one every four k
 };
 
-// Compute sums of ROWS rows × TILES tiles over a part of K. The weights to prefetch are of type M, as in
-// memory.
+// Compute sums of ROWS rows × TILES tiles over a part of K. The weights to prefetch are of type M, as in memory.
 template <class V, class T, class M, int ROWS, int TILES>
 void block(const Block<T>& b) {
     constexpr int WIDE = 2 * TILES;
@@ -224,9 +222,8 @@ class Rows32 {
         }
     }
 
-    // Return the number of rows, of `left`, that are multiplied together. With 3 or 4 rows there are too few
-    // sums to keep the multipliers busy: so 8 rows are 6 and 2, and the 2 are multiplied by two tiles at
-    // once.
+    // Return the number of rows, of `left`, that are multiplied together. With 3 or 4 rows there are too few sums to
+    // keep the multipliers busy: so 8 rows are 6 and 2, and the 2 are multiplied by two tiles at once.
     static int group(int left) {
         int over = left % MAX_ROWS;
         return left < MAX_ROWS ? left : over == 1 || over == 3 || over == 4 ? MAX_ROWS - 1 : MAX_ROWS;

@@ -16,7 +16,7 @@ struct IntegerTiles {
     static constexpr int K = 64, ROWS = 16;
     static constexpr size_t LINE = 4 * PANEL, BYTES = LINE * K / 4;  // bytes of a panel for four k and for 64 k
 
-    // Whether groups of `group` k are whole tiles.
+    // Return whether groups of `group` k are whole tiles.
     static bool fit(int group) { return group % K == 0; }
 
     // Write to `sums` [16][64] the products of 16 rows of x, `stride` bytes apart, with weights of 8 bits,

@@ -33,9 +33,8 @@ struct Layer {
 };
 
 // A model. The first `rotary` of a head's `dim` numbers are rotated. `wide_norms`: see Norm in elementwise.h.
-// `joint_head_norm`: all queries of a row are normalized as one vector, and all its keys as another, instead
-// of each head. The outputs of attention and MLP are multiplied by `residual_scale`, unless they are
-// normalized.
+// `joint_head_norm`: all queries of a row are normalized as one vector, and all its keys as another, instead of each
+// head. The outputs of attention and MLP are multiplied by `residual_scale`, unless they are normalized.
 struct Model {
     const Layer* layers;
     int32_t hidden, heads, kv_heads, dim, rotary, path, type, wide_norms, joint_head_norm;
@@ -73,8 +72,7 @@ void run_layers(Pool& pool, const Model& model, const Step& step, const Cache& c
 void norm_rows(Pool& pool, const void* from, const float* weight, int rows, int size, float epsilon, bool wide,
                int path, int type, void* to);
 
-// For one layer, write the keys and values of `qkv` [rows][heads + 2 kv_heads][dim] to the cache, then
-// attend.
+// For one layer, write the keys and values of `qkv` [rows][heads + 2 kv_heads][dim] to the cache, then attend.
 void write_and_attend(Pool& pool, const Step& step, const CacheLayer& cache, const void* qkv, int heads,
                       int window, Scoring scoring, const float* sinks, int path, void* out);
 

@@ -85,9 +85,8 @@ class Lines {
     const char *at_ = nullptr, *end_ = nullptr;
 };
 
-// The adapters' part of one linear map: B times `products` [rows][stride] is added to the rows of a step.
-// `map`: its number; `next`: the number of the next map, -1 if there is none. Without `lora`, nothing is
-// added to any row.
+// The adapters' part of one linear map: B times `products` [rows][stride] is added to the rows of a step. `map`: its
+// number; `next`: the number of the next map, -1 if there is none. Without `lora`, nothing is added to any row.
 struct LowRankProducts {
     const Lora* lora = nullptr;
     int map = 0, next = -1;
@@ -150,8 +149,7 @@ inline std::vector<LowRankUnit> low_rank_units(const Lora& lora, int rows) {
     return units;
 }
 
-// Compute the products of R rows with P pairs of ranks from `rank` on. The following pairs are prefetched
-// meanwhile.
+// Compute the products of R rows with P pairs of ranks from `rank` on. The following pairs are prefetched meanwhile.
 template <class V, class T, int R, int P>
 inline void shrink_pairs(const LowRank& map, const Rows& x, int row, int rank, const LowRankProducts& to) {
     using Sums = LaneSums<V>;

@@ -1,5 +1,4 @@
-// Functions of sampling and draft selection: the noise of execution/noise.py for groups of tokens, and
-// maxima.
+// Functions of sampling and draft selection: the noise of execution/noise.py for groups of tokens, and maxima.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +11,7 @@ namespace streamserve {
 
 constexpr int LANES = 32;  // tokens whose random numbers are computed together
 
-// Compute the words of Philox4x32-10 (execution/noise.py) from which the tokens' noise is computed: w1·2³² +
-// w0.
+// Compute the words of Philox4x32-10 (execution/noise.py) from which the tokens' noise is computed: w1·2³² + w0.
 inline void random_words(const Draw& draw, const int32_t* ids, int count, uint64_t* words) {
     constexpr uint64_t LOW = 0xffffffff;
     uint64_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];

@@ -31,8 +31,7 @@ Packing packing(int path, int type) {
     }
 }
 
-// Write the pairs of columns i and i + columns / 2 for each k: to[k][i] = (from[i][k], from[i + columns /
-// 2][k]).
+// Write the pairs of columns i and i + columns / 2 for each k: to[k][i] = (from[i][k], from[i + columns / 2][k]).
 void turn_pairs(const uint16_t* from, size_t stride, int columns, int depth, uint32_t* to) {
     int half = columns / 2;
     for (int k = 0; k < depth; k++, to += half) {
@@ -112,7 +111,7 @@ void store_numbers(V numbers, uint8_t* to) {
     numbers.store(reinterpret_cast<int8_t*>(to));
 }
 
-// The same as quantization.py: _round_range. Errors are added in halves, in the order of its `_sum`.
+// Round a group as `_round_range` of quantization.py does. Errors are added in halves, in the order of its `_sum`.
 template <class V>
 void round_range(const float* x, int count, float low, float high, float largest, Rounded& to) {
     to.scale = storable(high / largest - low / largest);

@@ -10,8 +10,7 @@ namespace streamserve {
 // The type of a checkpoint's floats.
 enum Source : int32_t { FROM_F32 = 0, FROM_BF16 = 1, FROM_F16 = 2 };
 
-// A weight's outputs in the checkpoint: rows[i] is the address of the k numbers of output i, null for
-// padding.
+// A weight's outputs in the checkpoint: rows[i] is the address of the k numbers of output i, null for padding.
 struct Outputs {
     const void* const* rows;
     int source;
@@ -39,10 +38,9 @@ struct BlockRows {
 
 enum class PackResult : int32_t { PACKED = 0, NOT_FINITE = 1, NOT_HELD = 2 };
 
-// Pack rows of blocks in the weight's format, or in formats that it holds exactly (execution/quantization.py:
-// widen). Scales, of the weight's scale type, and minimums (null for a symmetric weight) are
-// [panel][group][64]. Returns NOT_FINITE if a number is not finite, and NOT_HELD if the scale type does not
-// hold a scale.
+// Pack rows of blocks in the weight's format, or in formats that it holds exactly (execution/quantization.py: widen).
+// Scales, of the weight's scale type, and minimums (null for a symmetric weight) are [panel][group][64]. Returns
+// NOT_FINITE if a number is not finite, and NOT_HELD if the scale type does not hold a scale.
 PackResult pack_blocks(Pool& pool, const Linear& linear, const BlockRows& from, void* to, void* scales,
                        float* minimums);
 

@@ -12,8 +12,7 @@ namespace streamserve {
 
 constexpr int TILE = 64;  // of K; integers are packed in whole tiles
 
-// Transpose words of 32 bits: to[word][column] = from[column][word]. Reads one cache line of each column at a
-// time.
+// Transpose words of 32 bits: to[word][column] = from[column][word]. Reads one cache line of each column at a time.
 inline void turn_words(const char* from, size_t stride, int columns, int words, char* to) {
     constexpr int LINE = 16;
     for (int first = 0; first < words; first += LINE) {

@@ -1,5 +1,4 @@
-// Measurement of the rate at which a path multiplies numbers in registers: the upper bound of its kernels'
-// rates.
+// Measurement of the rate at which a path multiplies numbers in registers: the upper bound of its kernels' rates.
 #include "gemm.h"
 #include "vec.h"
 

@@ -40,8 +40,7 @@ void pin(std::thread& thread, int cpu) {
     pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);  // if refused, the thread runs anywhere
 }
 
-// End the process: a job can neither go on without its memory nor stop, for its other threads wait in a
-// barrier.
+// End the process: a job can neither go on without its memory nor stop, for its other threads wait in a barrier.
 [[noreturn]] void end_without_memory(size_t bytes) {
     std::fprintf(stderr, "streamserve's kernels: the system refuses %zu bytes of memory\n", bytes);
     std::abort();

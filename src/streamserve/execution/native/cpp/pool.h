@@ -38,9 +38,8 @@ class Buffer {
 
 class Pool {
   public:
-    // Start threads - 1 workers: the calling thread is the first of `threads`. `cpus`: the processor to pin
-    // each worker to, or null. Throws std::system_error if the system refuses a thread, after all others have
-    // ended.
+    // Start threads - 1 workers: the calling thread is the first of `threads`. `cpus`: the processor to pin each
+    // worker to, or null. Throws std::system_error if the system refuses a thread, after all others have ended.
     Pool(int threads, const int32_t* cpus);
     ~Pool();
     Pool(const Pool&) = delete;

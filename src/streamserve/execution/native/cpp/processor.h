@@ -37,9 +37,8 @@ inline bool processor_has(const Instructions& wanted) {
            (answers[wanted.answer] >> wanted.bit & 1) && (kept_states() & wanted.states) == wanted.states;
 }
 
-// While a FlushTiny lives, the calling thread treats numbers below the smallest normal float32 as zero, as
-// the instructions that multiply bf16 always do. With `on` false, the thread computes with such numbers
-// exactly.
+// While a FlushTiny lives, the calling thread treats numbers below the smallest normal float32 as zero, as the
+// instructions that multiply bf16 always do. With `on` false, the thread computes with such numbers exactly.
 class FlushTiny {
   public:
     explicit FlushTiny(bool on = true) : before_(__builtin_ia32_stmxcsr()) {

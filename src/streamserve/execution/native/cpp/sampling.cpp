@@ -148,8 +148,7 @@ class Row {
         return work_[count - 1];
     }
 
-    // Keep the smallest set of most likely tokens whose probabilities sum to top_p, of equal tokens the lower
-    // ids.
+    // Keep the smallest set of most likely tokens whose probabilities sum to top_p, of equal tokens the lower ids.
     void keep_nucleus(double best) {
         double sums[LANES] = {};
         for (int i = 0; i < count_; i++) work_[i] = exponential(kept_[i] - best);

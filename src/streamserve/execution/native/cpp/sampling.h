@@ -1,5 +1,4 @@
-// Choice of tokens from rows of logits, with the same float64 operations as execution/sampling.py does with
-// numpy.
+// Choice of tokens from rows of logits, with the same float64 operations as execution/sampling.py does with numpy.
 #pragma once
 
 #include "pool.h"

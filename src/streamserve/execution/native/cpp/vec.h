@@ -48,8 +48,7 @@ struct VecPortable {
     static VecPortable load(const T* p) {
         return make([&](int i) { return widen(p[i]); });
     }
-    // Load two vectors of a packed weight (gemm.h): adjacent vectors or, in bf16, alternating numbers of the
-    // two.
+    // Load two vectors of a packed weight (gemm.h): adjacent vectors or, in bf16, alternating numbers of the two.
     template <class T>
     static void load_tile(const T* p, VecPortable& a, VecPortable& b) {
         a = load(p), b = load(p + lanes);
@@ -344,8 +343,7 @@ inline float lane_of(F&& function, float x) {
     return lanes[0];
 }
 
-// Return e to the power of x, to about one unit in the last place; 0 for x below -87, where float32
-// underflows.
+// Return e to the power of x, to about one unit in the last place; 0 for x below -87, where float32 underflows.
 template <class V>
 inline V exponential(V x) {
     V inside = x.max(V::set(-87.0f)).min(V::set(88.0f));
@@ -360,8 +358,7 @@ inline V exponential(V x) {
     return p.scaled(n).where_at_least(x, -87.0f);
 }
 
-// Return cap · tanh(x · scale), to about cap / 10^7; `scale` includes 1 / cap. For x that is not finite,
-// return NaN.
+// Return cap · tanh(x · scale), to about cap / 10^7; `scale` includes 1 / cap. For x that is not finite, return NaN.
 template <class V>
 inline V soft_cap(V x, V scale, V cap) {
     V one = V::set(1.0f), two = V::set(2.0f), inside = x * scale;
